@@ -1,0 +1,1 @@
+"""The broker: sessions, dispatch, handlers, registration, administration."""

@@ -1,0 +1,199 @@
+"""The one error tree; policy lives on the class, so no retry loop lists types.
+
+Every error names its subject and both numbers ("expected ... got ..."), with topic,
+partition, offset, file and position where they exist. `OSError` never leaves `fs`
+and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`,
+`UnicodeDecodeError` and `ValueError` from foreign bytes never leave `record` and
+`protocol`.
+"""
+
+from typing import ClassVar
+
+
+class MetaqError(Exception):
+    """Root of everything this package raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+    """The same call may succeed later without anybody changing anything."""
+    refresh_metadata: ClassVar[bool] = False
+    """What the caller knows about brokers and partitions is out of date."""
+    closes_connection: ClassVar[bool] = False
+    """The byte stream cannot be trusted any further."""
+
+
+# -- wire -----------------------------------------------------------------------------
+
+
+class ProtocolError(MetaqError):
+    """Bytes or calls that break the rules of the wire."""
+
+    closes_connection = True
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side tried to send what the rules forbid."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent what the rules forbid; MetaQ closes without an answer."""
+
+
+class WireError(MetaqError):
+    """A reply other than 200: a number everybody knows and a text.
+
+    The text is wire content: the broker sends `str(error)` as the body. Numbers never
+    change; see section 1.12 of the broker spec.
+    """
+
+    status: ClassVar[int] = 0
+    by_status: ClassVar[dict[int, type["WireError"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Register the class under its number; two classes never share one."""
+        taken = WireError.by_status.setdefault(cls.status, cls)
+        if taken is not cls:
+            raise TypeError(f"status {cls.status} belongs to {taken.__name__}")
+
+
+class MovedError(WireError):
+    """301: read on at the offset in the body."""
+
+    status = 301
+
+
+class BadRequestError(WireError):
+    """400: the request makes no sense (a get with maxSize 0, for example)."""
+
+    status = 400
+
+
+class UnauthorizedError(WireError):
+    """401: defined by MetaQ, sent by nobody."""
+
+    status = 401
+
+
+class ForbiddenError(WireError):
+    """403: the partition is administratively closed."""
+
+    status = 403
+    refresh_metadata = True
+
+
+class NotFoundError(WireError):
+    """404: no such partition on this broker, or no data at that offset."""
+
+    status = 404
+
+
+class ServerError(WireError):
+    """500: the broker could not do it; the body says why."""
+
+    status = 500
+
+
+class UnavailableError(WireError):
+    """503: no processor for this command, or the broker is shutting down."""
+
+    status = 503
+    retriable = True
+
+
+class GatewayTimeoutError(WireError):
+    """504: never on the wire; a client makes it for its own time-outs."""
+
+    status = 504
+    retriable = True
+
+
+# -- storage --------------------------------------------------------------------------
+
+
+class StorageError(MetaqError):
+    """The disk, or what lies on it, does not let us go on."""
+
+
+class CorruptRecordError(StorageError):
+    """Bytes contradict a checksum or an invariant where no crash can explain it."""
+
+
+class SegmentSealedError(StorageError):
+    """An append reached a segment that may no longer change: a bug on our side."""
+
+
+class LogDirLockedError(StorageError):
+    """Another process owns this data directory."""
+
+
+class LogDirOfflineError(StorageError):
+    """The data directory had a disk error; nothing of it is believed until restart."""
+
+
+class LogOfflineError(StorageError):
+    """One partition is stopped because of damage; the others go on."""
+
+
+class NoSpaceError(StorageError):
+    """The disk, or a configured size limit, has no room for this put."""
+
+    retriable = True
+
+
+class OffsetOutOfRangeError(StorageError):
+    """The offset lies before the log start or behind the high watermark."""
+
+
+# -- the rest -------------------------------------------------------------------------
+
+
+class TransactionError(MetaqError):
+    """A transaction cannot do what was asked of it in its state."""
+
+
+class CoordinationError(MetaqError):
+    """ZooKeeper did not let us do something."""
+
+    retriable = True
+
+
+class SessionSuspendedError(CoordinationError):
+    """The session may come back; assume nothing new until it does."""
+
+
+class SessionLostError(CoordinationError):
+    """The session is gone, and every ephemeral node with it."""
+
+
+class OwnershipLostError(CoordinationError):
+    """Another member owns the partition now."""
+
+    retriable = False
+
+
+class ClientError(MetaqError):
+    """Root of what only clients raise."""
+
+
+class RequestTimeoutError(ClientError):
+    """No answer in time; the outcome is unknown."""
+
+    retriable = True
+
+
+class NoBrokerError(ClientError):
+    """No broker serves the topic at the moment."""
+
+    retriable = True
+    refresh_metadata = True
+
+
+class ClosedError(ClientError):
+    """The object was closed by its owner."""
+
+
+class ConfigError(MetaqError):
+    """A setting is wrong; the message names the file, section, key and value."""
+
+
+class AdminError(MetaqError):
+    """An administrative request was refused; the message says why."""

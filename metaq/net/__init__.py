@@ -1,0 +1,1 @@
+"""Sockets and listeners; knows no topics and no partitions."""

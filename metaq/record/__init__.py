@@ -1,0 +1,1 @@
+"""The bytes of one message record, shared by broker, client and tools."""

@@ -1,0 +1,1 @@
+"""Fakes and builders for tests, ours and those of users."""

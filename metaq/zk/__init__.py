@@ -1,0 +1,1 @@
+"""ZooKeeper coordination; kazoo is seen in `_kazoo.py` only."""
