@@ -1,0 +1,273 @@
+"""The table of every key: spelling in `server.ini`, field, kind, unit, range, reload.
+
+One row serves parser, error messages, reload report and the check that the comments
+of `config/server.ini` are true. Source: broker spec 4.2 to 4.5.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, assert_never
+
+from metaq.config.arithmetic import INT64_MAX, evaluate_boolean, evaluate_integer
+from metaq.config.settings import (
+    HOUR_MS,
+    MINUTE_MS,
+    SECOND_MS,
+    DeleteKind,
+    DeletePolicy,
+)
+
+INT32_MIN: Final = -(2**31)
+INT32_MAX: Final = 2**31 - 1
+PORT_MAX: Final = 65_535
+BROKER_ID_MAX: Final = 1023
+PARTITION_COUNT_MAX: Final = 10_000
+"""Each partition holds open files; MetaQ's deployments had tens."""
+THREAD_COUNT_MAX: Final = 10_000
+CHECKPOINTS_MAX_MAX: Final = 1_000
+DELETE_AGE_MS_MAX: Final = 100 * 366 * 24 * HOUR_MS
+"""A century: more is a mistake, and would overflow somebody's date."""
+SUGGESTION_CHARS_MAX: Final = 80
+"""A longer unknown key is cut before it is compared and quoted."""
+
+GROUP_PREFIX: Final = "group."
+"""Starts the keys of a topic section that install a filter for a consumer group."""
+
+SYSTEM_KEYS_WITHOUT_EFFECT: Final = frozenset(
+    {"topics", "slaveConfig", "path", "log", "lastModified", "configFileChecksum"}
+)
+TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset({"topic", "filterClassNames"})
+
+
+class Kind(enum.Enum):
+    """How the text of a value is read."""
+
+    INTEGER = "integer"
+    """An arithmetic expression within `low`..`high`."""
+    BOOLEAN = "boolean"
+    """`true` or `false`."""
+    LENIENT_BOOLEAN = "lenient boolean"
+    """`true` in any case is true, everything else is false (`stat` of a topic)."""
+    TEXT = "text"
+    """As it stands."""
+    ZNODE = "znode path"
+    """A path from the root; a trailing slash goes."""
+    POLICY = "delete policy"
+    """`delete,<age>` or `archive,<age>[,<compress>]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """One key of one kind of section."""
+
+    name: str
+    """Spelling in `server.ini`."""
+    field: str
+    """Field of the settings class."""
+    kind: Kind = Kind.INTEGER
+    """How its text is read."""
+    unit: str = ""
+    """What an integer counts; "" for names, ports and switches."""
+    low: int = 1
+    """Smallest legal integer."""
+    high: int = INT32_MAX
+    """Largest legal integer."""
+    is_required: bool = False
+    """Blank or absent is an error."""
+    is_reloadable: bool = False
+    """A reload puts a change into effect; otherwise it takes a restart."""
+
+    def read(self, text: str) -> object:
+        """Turn the text of a value, trimmed and not blank, into the field's value.
+
+        Raises:
+            ValueError: the text is no value of this key; the message says what was
+                expected.
+        """
+        match self.kind:
+            case Kind.INTEGER:
+                number = evaluate_integer(text)
+                if not self.low <= number <= self.high:
+                    raise ValueError(f"expected {self.low}..{self.high}, got {number}")
+                return number
+            case Kind.BOOLEAN:
+                return evaluate_boolean(text)
+            case Kind.LENIENT_BOOLEAN:
+                return text.lower() == "true"
+            case Kind.TEXT:
+                return text
+            case Kind.ZNODE:
+                if not text.startswith("/"):
+                    raise ValueError("expected a path that starts with '/'")
+                return text.rstrip("/") or "/"
+            case Kind.POLICY:
+                return read_delete_policy(text)
+            case _:
+                assert_never(self.kind)
+
+
+SYSTEM_KEYS: Final = (
+    Key(name="brokerId", field="broker_id", low=0, high=BROKER_ID_MAX,
+        is_required=True),
+    Key(name="hostName", field="host_name", kind=Kind.TEXT),
+    Key(name="serverPort", field="server_port", low=0, high=PORT_MAX),
+    Key(name="dashboardHttpPort", field="dashboard_http_port", low=0, high=PORT_MAX),
+    Key(name="numPartitions", field="partition_count", unit="partitions",
+        high=PARTITION_COUNT_MAX, is_required=True),
+    Key(name="dataPath", field="data_path", kind=Kind.TEXT),
+    Key(name="dataLogPath", field="data_log_path", kind=Kind.TEXT),
+    Key(name="appClassPath", field="app_class_path", kind=Kind.TEXT),
+    Key(name="unflushThreshold", field="unflush_threshold", unit="records",
+        low=INT32_MIN, is_required=True),
+    Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
+        low=INT32_MIN, is_required=True),
+    Key(name="maxSegmentSize", field="segment_bytes_max", unit="bytes",
+        is_required=True),
+    Key(name="maxTransferSize", field="transfer_bytes_max", unit="bytes",
+        is_required=True),
+    Key(name="getProcessThreadCount", field="get_thread_count", unit="threads",
+        low=0, high=THREAD_COUNT_MAX),
+    Key(name="putProcessThreadCount", field="put_thread_count", unit="threads",
+        low=0, high=THREAD_COUNT_MAX),
+    Key(name="deletePolicy", field="delete_policy", kind=Kind.POLICY),
+    Key(name="deleteWhen", field="delete_when", kind=Kind.TEXT),
+    Key(name="quartzThreadCount", field="quartz_thread_count", unit="threads",
+        high=THREAD_COUNT_MAX),
+    Key(name="maxCheckpoints", field="checkpoints_max", unit="checkpoints",
+        high=CHECKPOINTS_MAX_MAX),
+    Key(name="checkpointInterval", field="checkpoint_interval_ms", unit="ms",
+        high=INT64_MAX),
+    Key(name="maxTxTimeoutTimerCapacity", field="tx_timer_capacity",
+        unit="transactions"),
+    Key(name="maxTxTimeoutInSeconds", field="tx_timeout_s_max", unit="s"),
+    Key(name="flushTxLogAtCommit", field="flush_tx_log_at_commit", low=0, high=2),
+    Key(name="acceptPublish", field="accept_publish", kind=Kind.BOOLEAN),
+    Key(name="acceptSubscribe", field="accept_subscribe", kind=Kind.BOOLEAN),
+    Key(name="stat", field="stat", kind=Kind.BOOLEAN),
+    Key(name="updateConsumerOffsets", field="update_consumer_offsets",
+        kind=Kind.BOOLEAN),
+    Key(name="loadMessageStoresInParallel", field="load_stores_in_parallel",
+        kind=Kind.BOOLEAN),
+)  # fmt: skip
+
+ZOOKEEPER_KEYS: Final = (
+    Key(name="zk.zkConnect", field="connect", kind=Kind.TEXT),
+    Key(name="zk.zkSessionTimeoutMs", field="session_timeout_ms", unit="ms"),
+    Key(name="zk.zkConnectionTimeoutMs", field="connection_timeout_ms", unit="ms"),
+    Key(name="zk.zkSyncTimeMs", field="sync_time_ms", unit="ms", low=0),
+    Key(name="zk.zkEnable", field="is_enabled", kind=Kind.BOOLEAN),
+    Key(name="zk.zkRoot", field="root", kind=Kind.ZNODE),
+)
+
+LIMITS_KEYS: Final = (
+    # The longest line that MetaQ's own clients send has some 300 bytes.
+    Key(name="lineBytesMax", field="line_bytes_max", unit="bytes", low=512),
+    Key(name="payloadBytesMax", field="payload_bytes_max", unit="bytes"),
+    Key(name="batchBytesMax", field="batch_bytes_max", unit="bytes"),
+    Key(name="batchRecordsMax", field="batch_records_max", unit="records"),
+    Key(name="connectionCountMax", field="connection_count_max", unit="connections"),
+    Key(name="connectionCountPerHostMax", field="connection_count_per_host_max",
+        unit="connections", low=0),
+    Key(name="connectionBufferBytesMax", field="connection_buffer_bytes_max",
+        unit="bytes"),
+    Key(name="connectionInFlightBytesMax", field="connection_in_flight_bytes_max",
+        unit="bytes"),
+    Key(name="inFlightBytesMax", field="in_flight_bytes_max", unit="bytes",
+        high=INT64_MAX),
+    Key(name="idleTimeoutMs", field="idle_timeout_ms", unit="ms", low=0),
+    Key(name="waitMsMax", field="wait_ms_max", unit="ms", low=0),
+    Key(name="waitersMax", field="waiters_max", unit="long polls", low=0),
+    Key(name="logBytesMax", field="log_bytes_max", unit="bytes", low=0,
+        high=INT64_MAX),
+    Key(name="dataDirBytesMax", field="data_dir_bytes_max", unit="bytes", low=0,
+        high=INT64_MAX),
+    Key(name="freeBytesMin", field="free_bytes_min", unit="bytes", low=0,
+        high=INT64_MAX),
+    Key(name="spanBytesMin", field="span_bytes_min", unit="bytes"),
+    Key(name="scrubBytesPerS", field="scrub_bytes_per_s", unit="bytes/s", low=0),
+    Key(name="shutdownTimeoutMs", field="shutdown_timeout_ms", unit="ms"),
+    Key(name="httpPort", field="http_port", low=0, high=PORT_MAX),
+    Key(name="httpHost", field="http_host", kind=Kind.TEXT),
+    Key(name="slowSyncMs", field="slow_sync_ms", unit="ms"),
+)  # fmt: skip
+
+TOPIC_KEYS: Final = (
+    Key(name="numPartitions", field="partition_count", unit="partitions",
+        high=PARTITION_COUNT_MAX, is_reloadable=True),
+    Key(name="stat", field="stat", kind=Kind.LENIENT_BOOLEAN, is_reloadable=True),
+    Key(name="deletePolicy", field="delete_policy", kind=Kind.POLICY,
+        is_reloadable=True),
+    Key(name="deleteWhen", field="delete_when", kind=Kind.TEXT, is_reloadable=True),
+    # Logs that are open stay where they are.
+    Key(name="dataPath", field="data_path", kind=Kind.TEXT),
+    Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
+        low=INT32_MIN, is_reloadable=True),
+    Key(name="unflushThreshold", field="unflush_threshold", unit="records",
+        low=INT32_MIN, is_reloadable=True),
+    Key(name="acceptPublish", field="accept_publish", kind=Kind.BOOLEAN,
+        is_reloadable=True),
+    Key(name="acceptSubscribe", field="accept_subscribe", kind=Kind.BOOLEAN,
+        is_reloadable=True),
+)  # fmt: skip
+
+
+def read_delete_policy(text: str) -> DeletePolicy:
+    """Read `delete,<age>` or `archive,<age>[,<compress>]` (broker spec 2.9).
+
+    Args:
+        text: the policy; an age is a whole number with the suffix `s`, `m` or `h`,
+            hours without one.
+
+    Raises:
+        ValueError: it is no such policy; the message says what was expected.
+    """
+    name, *arguments = (part.strip() for part in text.split(","))
+    if name not in {kind.value for kind in DeleteKind}:
+        raise ValueError(f"expected delete or archive, got '{name}'")
+    kind = DeleteKind(name)
+    most = 2 if kind is DeleteKind.ARCHIVE else 1
+    if not arguments or not arguments[0]:
+        raise ValueError(f"expected an age after '{name},'")
+    if len(arguments) > most:
+        raise ValueError(f"expected at most {most} values after '{name},'")
+    compress = arguments[1].lower() if len(arguments) > 1 else "false"
+    if compress not in {"true", "false"}:
+        raise ValueError(f"expected true or false for compress, got '{arguments[1]}'")
+    return DeletePolicy(
+        kind=kind, age_ms=_read_age(arguments[0]), is_compressed=compress == "true"
+    )
+
+
+def _read_age(text: str) -> int:
+    units = {"s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS}
+    digits = text[:-1] if text[-1] in units else text
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        raise ValueError(f"expected an age such as 168, 12h, 90m or 30s, got '{text}'")
+    age_ms = int(digits) * units.get(text[-1], HOUR_MS)
+    if age_ms > DELETE_AGE_MS_MAX:
+        raise ValueError(f"expected an age of at most a century, got '{text}'")
+    return age_ms
+
+
+def nearest_key(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate with the smallest edit distance; the first of equals.
+
+    Args:
+        name: what somebody wrote; cut to `SUGGESTION_CHARS_MAX` characters.
+        candidates: valid names, at least one.
+    """
+    cut = name[:SUGGESTION_CHARS_MAX]
+    return min(candidates, key=lambda candidate: _edit_distance(cut, candidate))
+
+
+def _edit_distance(left: str, right: str) -> int:
+    """Count the insertions, deletions and replacements that make left right."""
+    row = list(range(len(right) + 1))
+    for i, char in enumerate(left, 1):
+        diagonal, row[0] = row[0], i
+        for j, other in enumerate(right, 1):
+            changed = diagonal + (char != other)
+            diagonal = row[j]
+            row[j] = min(changed, row[j] + 1, row[j - 1] + 1)
+    return row[-1]

@@ -1,0 +1,330 @@
+"""From the bytes of a file to validated settings, at start and on reload.
+
+Overrides come from the command line and win over the file. A bare key goes to the
+section that knows it, in the order `[system]`, `[zookeeper]`, `[metaq]`; `NAME:key`
+goes to `[topic=NAME]`, which is added when the file has none. So `NAME:numPartitions`
+with a blank value adds a topic with all defaults.
+
+On reload only `[topic=...]` sections take effect (broker spec 4.5): the topics of the
+new file are read against the `[system]` defaults that the broker runs with, and what
+else differs is reported. A file with any error changes nothing.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from metaq.config.keys import (
+    GROUP_PREFIX,
+    LIMITS_KEYS,
+    SUGGESTION_CHARS_MAX,
+    SYSTEM_KEYS,
+    SYSTEM_KEYS_WITHOUT_EFFECT,
+    TOPIC_KEYS,
+    TOPIC_KEYS_WITHOUT_EFFECT,
+    ZOOKEEPER_KEYS,
+    Key,
+    nearest_key,
+    read_delete_policy,
+)
+from metaq.config.settings import (
+    BrokerConfig,
+    DeletePolicy,
+    LimitsConfig,
+    SystemConfig,
+    TopicConfig,
+    ZooKeeperConfig,
+    default_topic,
+)
+from metaq.config.text import parse_sections
+from metaq.config.topic_rules import compile_topic_pattern, is_safe_topic
+from metaq.errors import ConfigError
+
+Sections = dict[str, dict[str, str]]
+"""Section name → key → text of the value."""
+
+SYSTEM: Final = "system"
+ZOOKEEPER: Final = "zookeeper"
+LIMITS: Final = "metaq"
+TOPIC_PREFIX: Final = "topic="
+VALUE_CHARS_MAX: Final = 4096
+"""Paths and ZooKeeper ensembles are shorter; a longer value is a mistake."""
+NO_OVERRIDES: Final[Mapping[str, str]] = MappingProxyType({})
+
+_KEYS_BY_SECTION: Final = {
+    SYSTEM: SYSTEM_KEYS,
+    ZOOKEEPER: ZOOKEEPER_KEYS,
+    LIMITS: LIMITS_KEYS,
+}
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+Settings = TypeVar("Settings", SystemConfig, ZooKeeperConfig, LimitsConfig, TopicConfig)
+
+
+def load_config(
+    path: str,
+    read: Callable[[str], bytes],
+    overrides: Mapping[str, str] = NO_OVERRIDES,
+) -> BrokerConfig:
+    """Read and validate a configuration file.
+
+    Args:
+        path: the file.
+        read: returns the bytes of a file; whatever it raises passes through.
+        overrides: key → value, see the head of this file.
+
+    Raises:
+        ConfigError: the file or an override is wrong; the message names file,
+            section, key and value.
+    """
+    return parse_config(read(path), path, overrides)
+
+
+def parse_config(
+    data: bytes, path: str, overrides: Mapping[str, str] = NO_OVERRIDES
+) -> BrokerConfig:
+    """Validate the bytes of a configuration file.
+
+    Args:
+        data: the file, kept in the result for `stats config`.
+        path: its name; for messages, and `<its directory>/../provided` is where
+            filter classes are when `appClassPath` is not set.
+        overrides: key → value, see the head of this file.
+
+    Raises:
+        ConfigError: as `load_config`; any other exception is a bug.
+    """
+    sections = parse_sections(data, path)
+    _apply_overrides(sections, overrides, path)
+    return _build(sections, data, path, system=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicsDiff:
+    """What a reload did to the configured topics; names in sorted order."""
+
+    added: tuple[str, ...]
+    """Only in the new settings."""
+    removed: tuple[str, ...]
+    """Only in the old settings; they stay accepted and registered until restart."""
+    changed: tuple[str, ...]
+    """In both, with different settings."""
+
+
+def diff_topics(old: BrokerConfig, new: BrokerConfig) -> TopicsDiff:
+    """Compare the configured topics of two settings."""
+    both = old.topics.keys() & new.topics.keys()
+    return TopicsDiff(
+        added=tuple(sorted(new.topics.keys() - both)),
+        removed=tuple(sorted(old.topics.keys() - both)),
+        changed=tuple(sorted(n for n in both if old.topics[n] != new.topics[n])),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reload:
+    """The outcome of a reload."""
+
+    config: BrokerConfig
+    """What the broker runs with from now on: new topics and file, the rest as was."""
+    topics: TopicsDiff
+    """What changed."""
+    needs_restart: tuple[str, ...]
+    """Differences without effect for now: `[section] key: old -> new`."""
+
+
+def reload_config(
+    running: BrokerConfig, data: bytes, overrides: Mapping[str, str] = NO_OVERRIDES
+) -> Reload:
+    """Merge a changed file into the settings of a running broker.
+
+    Args:
+        running: the settings in effect; not changed.
+        data: the new bytes of the same file.
+        overrides: those that the broker was started with.
+
+    Raises:
+        ConfigError: as `parse_config`; the caller keeps `running`.
+    """
+    sections = parse_sections(data, running.path)
+    _apply_overrides(sections, overrides, running.path)
+    wanted = _build(sections, data, running.path, system=None)
+    merged = replace(
+        _build(sections, data, running.path, system=running.system),
+        zookeeper=running.zookeeper,
+        limits=running.limits,
+    )
+    return Reload(
+        config=merged,
+        topics=diff_topics(running, merged),
+        needs_restart=_differences(running, wanted),
+    )
+
+
+def parse_delete_policy(text: str) -> DeletePolicy:
+    """Read `delete,<age>` or `archive,<age>[,<compress>]` (broker spec 2.9).
+
+    Args:
+        text: the policy; an age is a whole number with the suffix `s`, `m` or `h`,
+            hours without one.
+
+    Raises:
+        ConfigError: it is no such policy.
+    """
+    try:
+        return read_delete_policy(text)
+    except ValueError as error:
+        raise ConfigError(f"deletePolicy={text}: {error}") from error
+
+
+def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]:
+    pairs = (
+        (SYSTEM, running.system, wanted.system),
+        (ZOOKEEPER, running.zookeeper, wanted.zookeeper),
+        (LIMITS, running.limits, wanted.limits),
+    )
+    return tuple(
+        f"[{section}] {key.name}: {old} -> {new}"
+        for section, before, after in pairs
+        for key in _KEYS_BY_SECTION[section]
+        if (old := getattr(before, key.field)) != (new := getattr(after, key.field))
+    )
+
+
+def _apply_overrides(
+    sections: Sections, overrides: Mapping[str, str], path: str
+) -> None:
+    for name, value in overrides.items():
+        topic, colon, key = name.rpartition(":")
+        section = TOPIC_PREFIX + topic if colon else _section_of(key, path)
+        sections.setdefault(section, {})[key] = value.strip()
+
+
+def _section_of(key: str, path: str) -> str:
+    for section, keys in _KEYS_BY_SECTION.items():
+        if any(known.name == key for known in keys):
+            return section
+    everything = (known for keys in _KEYS_BY_SECTION.values() for known in keys)
+    raise _unknown_key(key, everything, f"{path}: override")
+
+
+def _build(
+    sections: Sections, data: bytes, path: str, *, system: SystemConfig | None
+) -> BrokerConfig:
+    """Validate everything; topics inherit from `system`, or from the file's own."""
+    own_system = _build_system(sections, path)
+    zookeeper = _build_zookeeper(sections, path)
+    limits = _fill(
+        LimitsConfig(), LIMITS_KEYS, sections.get(LIMITS, {}), f"{path}: [{LIMITS}]"
+    )
+    topics = {}
+    ignored = []
+    for section, raw in sections.items():
+        if section.startswith(TOPIC_PREFIX):
+            name = section.removeprefix(TOPIC_PREFIX).strip()
+            where = f"{path}: [{section}]"
+            if name in topics:
+                raise ConfigError(f"{where}: topic '{name}' occurs twice")
+            topics[name] = _build_topic(name, raw, system or own_system, where)
+        elif section not in _KEYS_BY_SECTION:
+            ignored.append(section)
+    if not topics:
+        raise ConfigError(f"{path}: Empty topics list, expected a section [topic=NAME]")
+    return BrokerConfig(
+        path=path,
+        data=data,
+        checksum=zlib.crc32(data),
+        system=system or own_system,
+        zookeeper=zookeeper,
+        limits=limits,
+        topics=MappingProxyType(topics),
+        ignored_sections=tuple(ignored),
+    )
+
+
+def _build_system(sections: Sections, path: str) -> SystemConfig:
+    if SYSTEM not in sections:
+        raise ConfigError(f"{path}: section [{SYSTEM}] is missing")
+    where = f"{path}: [{SYSTEM}]"
+    # Filter classes lie beside the directory of the file unless it says otherwise.
+    directory, slash, _name = path.rpartition("/")
+    base = SystemConfig(app_class_path=f"{directory}{slash}../provided")
+    raw = sections[SYSTEM]
+    config = _fill(base, SYSTEM_KEYS, raw, where, SYSTEM_KEYS_WITHOUT_EFFECT)
+    if raw.get("dataLogPath"):
+        return config
+    return replace(config, data_log_path=config.data_path)
+
+
+def _build_zookeeper(sections: Sections, path: str) -> ZooKeeperConfig:
+    raw = sections.get(ZOOKEEPER, {})
+    where = f"{path}: [{ZOOKEEPER}]"
+    tolerated = {key.name for key in SYSTEM_KEYS} | SYSTEM_KEYS_WITHOUT_EFFECT
+    config = _fill(ZooKeeperConfig(), ZOOKEEPER_KEYS, raw, where, tolerated)
+    if not any(key.name in raw for key in ZOOKEEPER_KEYS):
+        raise ConfigError(
+            f"{where}: Null zookeeper config, expected zk.zkConnect, "
+            "or zk.zkEnable=false"
+        )
+    if config.is_enabled and not raw.get("zk.zkConnect", config.connect):
+        raise ConfigError(f"{where}: Empty zookeeper servers, zk.zkConnect is blank")
+    return config
+
+
+def _build_topic(
+    name: str, raw: dict[str, str], system: SystemConfig, where: str
+) -> TopicConfig:
+    if not is_safe_topic(name):
+        raise ConfigError(f"{where}: '{name}' cannot be a topic name")
+    try:
+        compile_topic_pattern(name)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    groups = {
+        key.removeprefix(GROUP_PREFIX): value
+        for key, value in raw.items()
+        if key.startswith(GROUP_PREFIX) and key != GROUP_PREFIX
+    }
+    filters = {group: value for group, value in groups.items() if value}
+    tolerated = {GROUP_PREFIX + group for group in groups} | TOPIC_KEYS_WITHOUT_EFFECT
+    config = _fill(default_topic(name, system), TOPIC_KEYS, raw, where, tolerated)
+    return replace(config, filters=MappingProxyType(filters))
+
+
+def _fill(
+    base: Settings,
+    keys: tuple[Key, ...],
+    raw: Mapping[str, str],
+    where: str,
+    tolerated: frozenset[str] | set[str] = frozenset(),
+) -> Settings:
+    """Return `base` with what a section says; a blank value leaves the default."""
+    known = {key.name for key in keys}
+    for name, text in raw.items():
+        if name not in known and name not in tolerated:
+            raise _unknown_key(name, keys, where)
+        if len(text) > VALUE_CHARS_MAX or _CONTROL.search(text):
+            raise ConfigError(
+                f"{where} {name}: expected at most {VALUE_CHARS_MAX} printable "
+                f"characters, got {len(text)} characters"
+            )
+    values: dict[str, object] = {}
+    for key in keys:
+        text = raw.get(key.name, "")
+        if text:
+            try:
+                values[key.field] = key.read(text)
+            except ValueError as error:
+                raise ConfigError(f"{where} {key.name}={text}: {error}") from error
+        elif key.is_required:
+            raise ConfigError(f"{where}: Blank value for {key.name}")
+    return replace(base, **values)  # type: ignore[arg-type]  # each row reads its field
+
+
+def _unknown_key(name: str, keys: Iterable[Key], where: str) -> ConfigError:
+    nearest = nearest_key(name, (key.name for key in keys))
+    shown = name[:SUGGESTION_CHARS_MAX]
+    return ConfigError(f"{where}: Invalid config key:{shown},do you mean '{nearest}'?")

@@ -1,0 +1,86 @@
+"""Which topic names a broker takes (broker spec 2.2).
+
+Every configured name is a pattern: `*` stands for any characters, the other marks of
+regular expressions stay active, and the whole name must match. The set of patterns
+only grows while a broker runs. Whatever the patterns say, a name must also be safe as
+part of a directory name and of a ZooKeeper path, because it comes from strangers.
+"""
+
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.errors import ConfigError
+
+TOPIC_BYTES_MAX: Final = 255 - len("-2147483647")
+"""A partition's directory is `<topic>-<partition>`; a name on disk has 255 bytes."""
+
+_UNSAFE_CATEGORIES: Final = {"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"}
+"""Control, invisible, private and blank characters; a blank ends a token of a line."""
+_REGEX_MARKS: Final = frozenset("\\^$|?+()[]{}")
+
+
+def is_safe_topic(name: str) -> bool:
+    """Tell whether a topic name may become part of a path and a token of a line."""
+    if name in {"", ".", ".."} or "/" in name:
+        return False
+    if any(
+        unicodedata.category(char) in _UNSAFE_CATEGORIES or "\ufff0" <= char <= "\uffff"
+        for char in name
+    ):
+        return False
+    return len(name.encode()) <= TOPIC_BYTES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """An immutable set of patterns."""
+
+    names: tuple[str, ...] = ()
+    """The configured names behind the patterns, in order of arrival."""
+    _patterns: tuple[re.Pattern[str], ...] = ()
+
+    def accepts(self, topic: str) -> bool:
+        """Tell whether a topic is safe and matches a pattern as a whole."""
+        return is_safe_topic(topic) and any(
+            pattern.fullmatch(topic) for pattern in self._patterns
+        )
+
+    def extended(self, names: Iterable[str]) -> "TopicRules":
+        """Return rules that accept what these accept, and the given names as well.
+
+        Args:
+            names: section names; those already present change nothing.
+
+        Raises:
+            ConfigError: a name is not a valid pattern.
+        """
+        fresh = tuple(name for name in dict.fromkeys(names) if name not in self.names)
+        patterns = tuple(compile_topic_pattern(name) for name in fresh)
+        return TopicRules(self.names + fresh, self._patterns + patterns)
+
+
+def compile_topic_pattern(name: str) -> re.Pattern[str]:
+    """Compile a configured topic name.
+
+    Raises:
+        ConfigError: it is not a valid pattern.
+    """
+    first, *rest = name.split("*")
+    if rest and not _REGEX_MARKS.intersection(name):
+        # Between two stars stands text of fixed length, so its first occurrence is as
+        # good as any later one: forbidding a second try makes matching linear, where
+        # a stranger's topic could otherwise cost length ** stars steps.
+        *middle, last = rest
+        text = first + "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
+    else:
+        text = name.replace("*", ".*")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            return re.compile(text)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise ConfigError(f"'{name}' is no topic pattern: {error}") from error

@@ -1,0 +1,69 @@
+"""The text of a retention policy."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.config import DeleteKind, DeletePolicy, parse_delete_policy
+from metaq.errors import ConfigError
+
+HOUR_MS = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "age_ms", "is_compressed"),
+    [
+        ("delete,168", DeleteKind.DELETE, 168 * HOUR_MS, False),
+        ("delete,12h", DeleteKind.DELETE, 12 * HOUR_MS, False),
+        ("delete, 90m", DeleteKind.DELETE, 90 * 60_000, False),
+        ("delete,30s", DeleteKind.DELETE, 30_000, False),
+        ("delete,0", DeleteKind.DELETE, 0, False),
+        ("archive,3", DeleteKind.ARCHIVE, 3 * HOUR_MS, False),
+        ("archive,3,true", DeleteKind.ARCHIVE, 3 * HOUR_MS, True),
+        ("archive,12h,TRUE", DeleteKind.ARCHIVE, 12 * HOUR_MS, True),
+        ("archive,12h,false", DeleteKind.ARCHIVE, 12 * HOUR_MS, False),
+    ],
+)
+def test_a_policy_has_a_kind_an_age_and_a_compression(
+    text: str, kind: DeleteKind, age_ms: int, is_compressed: bool
+) -> None:
+    """Ages are hours unless a suffix says seconds or minutes."""
+    assert parse_delete_policy(text) == DeletePolicy(kind, age_ms, is_compressed)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected delete or archive, got ''"),
+        ("Delete,1", "expected delete or archive, got 'Delete'"),
+        ("delete", "expected an age after 'delete,'"),
+        ("delete,", "expected an age after 'delete,'"),
+        ("delete,h", "got 'h'"),
+        ("delete,-1", "got '-1'"),
+        ("delete,1d", "got '1d'"),
+        ("delete,1.5h", "got '1.5h'"),
+        ("delete,٣", "got '٣'"),
+        ("delete,878401h", "at most a century"),
+        ("delete,999999h", "at most a century"),
+        ("delete," + "9" * 5000, "expected an age"),
+        ("delete,1,true", "expected at most 1 values after 'delete,'"),
+        ("archive,1,true,x", "expected at most 2 values after 'archive,'"),
+        ("archive,1,yes", "expected true or false for compress, got 'yes'"),
+        ("archive,1,", "expected true or false for compress, got ''"),
+    ],
+)
+def test_any_other_policy_is_refused(text: str, message: str) -> None:
+    """The message says what was expected there."""
+    with pytest.raises(ConfigError, match=message):
+        parse_delete_policy(text)
+
+
+@given(
+    st.sampled_from(DeleteKind),
+    st.integers(0, 10**9).map(lambda seconds: seconds * 1000),
+    st.booleans(),
+)
+def test_the_text_form_reads_back(kind: DeleteKind, age_ms: int, zipped: bool) -> None:
+    """What is shown to an operator can be pasted into the file."""
+    policy = DeletePolicy(kind, age_ms, zipped and kind is DeleteKind.ARCHIVE)
+    assert parse_delete_policy(str(policy)) == policy

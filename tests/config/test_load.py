@@ -1,0 +1,480 @@
+"""Settings from files: the sample, every error, overrides, any bytes."""
+
+import contextlib
+import dataclasses
+import typing
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.config import (
+    BrokerConfig,
+    DeleteKind,
+    DeletePolicy,
+    LimitsConfig,
+    SystemConfig,
+    TopicConfig,
+    ZooKeeperConfig,
+    load_config,
+    parse_config,
+)
+from metaq.config.keys import (
+    LIMITS_KEYS,
+    SYSTEM_KEYS,
+    TOPIC_KEYS,
+    ZOOKEEPER_KEYS,
+    Kind,
+    nearest_key,
+)
+from metaq.errors import ConfigError
+
+# In the manner of a file that has been edited on Windows for years: GBK comments,
+# both comment marks, both separators, blanks, arithmetic, legacy sections.
+PATH = "/etc/metaq/server.ini"
+
+SAMPLE = """\
+; 消息服务器配置文件
+#   单位 字节
+[system]
+brokerId : 7
+hostName=
+serverPort=8000+123
+dashboardHttpPort: 8120
+numPartitions = 2
+dataPath=/data/meta store
+unflushThreshold=0
+unflushInterval=10*1000
+;一个文件最大 1G
+maxSegmentSize=1024*1024*1024
+maxTransferSize=1024*1024
+deletePolicy=archive, 12h , true
+deleteWhen=0 0 6,18 ? * MON-FRI
+flushTxLogAtCommit=2
+stat=true
+updateConsumerOffsets=true
+acceptSubscribe=false
+topics=nonsense
+configFileChecksum=1
+
+[zookeeper]
+zk.zkEnable=true
+zk.zkConnect=h1:2181,h2:2181/chroot
+zk.zkSessionTimeoutMs=30*1000
+zk.zkRoot=/metaq/
+brokerId=99
+
+[slave]
+slaveId=0
+anything goes=here
+
+;主题
+[topic=test]
+stat=no
+numPartitions=10
+group.A=com.example.FilterA
+group.B-1 : com.example.FilterB
+group.C=
+filterClassNames=x
+
+[topic=wild-*]
+deletePolicy=delete,90m
+dataPath=/data/wild
+unflushThreshold=-1
+acceptSubscribe=true
+"""
+
+SMALLEST = """\
+[system]
+brokerId=0
+numPartitions=1
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize=1024
+maxTransferSize=1024
+[zookeeper]
+zk.zkConnect=localhost:2181
+[topic=test]
+"""
+
+
+def parse(text: str, **overrides: str) -> BrokerConfig:
+    return parse_config(text.encode(), "conf/server.ini", overrides)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "gbk"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_metaq_file_loads_as_it_is(encoding: str, line_end: str) -> None:
+    """Comments, separators, commas, arithmetic, legacy sections, useless keys."""
+    data = SAMPLE.replace("\n", line_end).encode(encoding)
+    config = load_config(PATH, {PATH: data}.__getitem__)
+    assert config.data == data
+    assert config.checksum == zlib.crc32(data)
+    assert config.path == PATH
+    assert config.ignored_sections == ("slave",)
+    policy = DeletePolicy(DeleteKind.ARCHIVE, 12 * 3_600_000, is_compressed=True)
+    assert config.system == SystemConfig(
+        broker_id=7,
+        server_port=8123,
+        partition_count=2,
+        data_path="/data/meta store",
+        data_log_path="/data/meta store",
+        app_class_path="/etc/metaq/../provided",
+        unflush_threshold=0,
+        delete_policy=policy,
+        delete_when="0 0 6,18 ? * MON-FRI",
+        flush_tx_log_at_commit=2,
+        stat=True,
+        update_consumer_offsets=True,
+        accept_subscribe=False,
+    )
+    assert config.zookeeper == ZooKeeperConfig(
+        connect="h1:2181,h2:2181/chroot", root="/metaq"
+    )
+    assert config.limits == LimitsConfig()
+    assert list(config.topics) == ["test", "wild-*"]
+    inherited = {
+        "delete_when": "0 0 6,18 ? * MON-FRI",
+        "unflush_interval_ms": 10_000,
+        "accept_publish": True,
+    }
+    assert config.topic("test") == TopicConfig(
+        name="test",
+        partition_count=10,
+        stat=False,
+        delete_policy=policy,
+        data_path="/data/meta store",
+        unflush_threshold=0,
+        accept_subscribe=False,
+        filters={"A": "com.example.FilterA", "B-1": "com.example.FilterB"},
+        **inherited,
+    )
+    assert config.topic("wild-*") == TopicConfig(
+        name="wild-*",
+        partition_count=2,
+        stat=True,
+        delete_policy=DeletePolicy(DeleteKind.DELETE, 90 * 60_000),
+        data_path="/data/wild",
+        unflush_threshold=-1,
+        accept_subscribe=True,
+        **inherited,
+    )
+
+
+def test_a_topic_without_a_section_gets_the_system_defaults() -> None:
+    """Also one that a pattern section matches: settings do not pass to it."""
+    config = parse(SAMPLE)
+    topic = config.topic("wild-1")
+    assert topic.name == "wild-1"
+    assert topic.data_path == config.system.data_path
+    assert topic.partition_count == config.system.partition_count
+    assert not topic.accept_subscribe
+    assert topic.filters == {}
+
+
+def test_the_smallest_file_has_all_defaults() -> None:
+    """Only six keys are required; the journal and the topics follow them."""
+    config = parse(SMALLEST)
+    assert config.system == SystemConfig(
+        segment_bytes_max=1024,
+        transfer_bytes_max=1024,
+        app_class_path="conf/../provided",
+    )
+    assert config.system.data_log_path == config.system.data_path
+    assert config.system.data_path.endswith("/meta")
+    assert config.zookeeper == ZooKeeperConfig()
+
+
+def test_a_bare_file_name_is_good_enough() -> None:
+    """MetaQ crashes on a path without a directory."""
+    config = parse_config(SMALLEST.encode(), "server.ini")
+    assert config.system.app_class_path == "../provided"
+
+
+def test_limits_have_their_own_section() -> None:
+    """A Java broker ignores unknown sections and refuses unknown keys."""
+    config = parse(
+        SMALLEST + "[metaq]\nlineBytesMax=4*1024\nhttpHost=::1\nlogBytesMax=2**40"
+    )
+    assert config.limits == LimitsConfig(
+        line_bytes_max=4096, http_host="::1", log_bytes_max=2**40
+    )
+    assert config.ignored_sections == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "brokerId=0",
+            "brokerID=0",
+            "[system]: Invalid config key:brokerID,do you mean 'brokerId'?",
+        ),
+        (
+            "brokerId=0",
+            "brokerId=0\nmaxSegmentsize=1",
+            "[system]: Invalid config key:maxSegmentsize,do you mean 'maxSegmentSize'?",
+        ),
+        (
+            "zk.zkConnect=",
+            "zk.connect=",
+            "[zookeeper]: Invalid config key:zk.connect,do you mean 'zk.zkConnect'?",
+        ),
+        (
+            "[topic=test]",
+            "[topic=test]\nnumPartitons=1",
+            (
+                "[topic=test]: Invalid config key:numPartitons,"
+                "do you mean 'numPartitions'?"
+            ),
+        ),
+        (
+            "[topic=test]",
+            "[topic=test]\ngroup.=x",
+            "[topic=test]: Invalid config key:group.,do you mean 'stat'?",
+        ),
+        (
+            "[topic=test]",
+            "[topic=test]\n[metaq]\nidleTimeout=1",
+            "[metaq]: Invalid config key:idleTimeout,do you mean 'idleTimeoutMs'?",
+        ),
+        ("brokerId=0", "", "[system]: Blank value for brokerId"),
+        ("brokerId=0", "brokerId=", "[system]: Blank value for brokerId"),
+        ("maxTransferSize=1024", "", "[system]: Blank value for maxTransferSize"),
+        (
+            "brokerId=0",
+            "brokerId=1024",
+            "[system] brokerId=1024: expected 0..1023, got 1024",
+        ),
+        ("brokerId=0", "brokerId=-1", "[system] brokerId=-1: expected 0..1023, got -1"),
+        (
+            "maxSegmentSize=1024",
+            "maxSegmentSize=2**31",
+            "[system] maxSegmentSize=2**31: expected 1..2147483647, got 2147483648",
+        ),
+        (
+            "brokerId=0",
+            "brokerId=0\nstat=yes",
+            "[system] stat=yes: expected true or false",
+        ),
+        (
+            "brokerId=0",
+            "brokerId=0\ndeletePolicy=keep,1",
+            "[system] deletePolicy=keep,1: expected delete or archive, got 'keep'",
+        ),
+        (
+            "[topic=test]",
+            "[topic=test]\ndeletePolicy=delete",
+            "[topic=test] deletePolicy=delete: expected an age after 'delete,'",
+        ),
+        ("[topic=test]", "[topic=a/b]", "[topic=a/b]: 'a/b' cannot be a topic name"),
+        ("[topic=test]", "[topic=]", "[topic=]: '' cannot be a topic name"),
+        ("[topic=test]", "[topic=a]\n[topic= a]", "[topic= a]: topic 'a' occurs twice"),
+        (
+            "[topic=test]",
+            "[topic=a(]",
+            (
+                "[topic=a(]: 'a(' is no topic pattern: missing ), "
+                "unterminated subpattern at position 1"
+            ),
+        ),
+        ("[topic=test]", "", "Empty topics list, expected a section [topic=NAME]"),
+        ("[system]", "[sytem]", "section [system] is missing"),
+        (
+            "zk.zkConnect=localhost:2181",
+            "",
+            (
+                "[zookeeper]: Null "
+                "zookeeper config, expected zk.zkConnect, or zk.zkEnable=false"
+            ),
+        ),
+        (
+            "[zookeeper]\nzk.zkConnect=localhost:2181",
+            "",
+            (
+                ""
+                "[zookeeper]: Null zookeeper config, expected zk.zkConnect, or "
+                "zk.zkEnable=false"
+            ),
+        ),
+        (
+            "zk.zkConnect=localhost:2181",
+            "zk.zkConnect=",
+            "[zookeeper]: Empty zookeeper servers, zk.zkConnect is blank",
+        ),
+        (
+            "[topic=test]",
+            "[topic=t]\n[zk]\nx=1\n[metaq]\nhttpHost=a\0b",
+            (
+                "[metaq] httpHost: expected at most 4096 printable "
+                "characters, got 3 characters"
+            ),
+        ),
+        (
+            "zk.zkConnect=localhost:2181",
+            "zk.zkConnect=a\nzk.zkRoot=meta",
+            "[zookeeper] zk.zkRoot=meta: expected a path that starts with '/'",
+        ),
+    ],
+)
+def test_every_mistake_has_its_sentence(old: str, new: str, message: str) -> None:
+    """File, section, key, value, and both numbers where there are two."""
+    assert old in SMALLEST
+    with pytest.raises(ConfigError) as caught:
+        parse(SMALLEST.replace(old, new))
+    assert str(caught.value) == f"conf/server.ini: {message}"
+
+
+def test_zookeeper_off_needs_no_servers() -> None:
+    """`zk.zkEnable=false` is enough, with a blank zkConnect or none."""
+    for text in ("zk.zkEnable=false", "zk.zkConnect=\nzk.zkEnable=false"):
+        config = parse(SMALLEST.replace("zk.zkConnect=localhost:2181", text))
+        assert not config.zookeeper.is_enabled
+
+
+def test_zookeeper_defaults_to_this_machine_once_anything_is_set() -> None:
+    """As in MetaQ, one key of the section brings the others' defaults."""
+    config = parse(SMALLEST.replace("zk.zkConnect=localhost:2181", "zk.zkSyncTimeMs=1"))
+    assert config.zookeeper == ZooKeeperConfig(sync_time_ms=1)
+    assert config.zookeeper.connect == "localhost:2181"
+    assert config.zookeeper.root == "/meta"
+
+
+def test_overrides_win_over_the_file() -> None:
+    """A bare key goes to the section that knows it, NAME:key to a topic."""
+    config = parse(
+        SMALLEST,
+        **{
+            "serverPort": "9000",
+            "numPartitions": "3",
+            "zk.zkEnable": "false",
+            "idleTimeoutMs": " 60*1000 ",
+            "test:numPartitions": "5",
+            "new:stat": "true",
+            "plain:numPartitions": "",
+            "a:b:acceptPublish": "false",
+        },
+    )
+    assert config.system.server_port == 9000
+    assert config.system.partition_count == 3
+    assert not config.zookeeper.is_enabled
+    assert config.limits.idle_timeout_ms == 60_000
+    assert config.topic("test").partition_count == 5
+    assert list(config.topics) == ["test", "new", "plain", "a:b"]
+    assert config.topic("new").stat
+    assert config.topic("plain").partition_count == 3
+    assert not config.topic("a:b").accept_publish
+    assert config.data == SMALLEST.encode()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "serverport",
+            "1",
+            "override: Invalid config key:serverport,do you mean 'serverPort'?",
+        ),
+        (
+            "test:partitions",
+            "1",
+            "[topic=test]: Invalid config key:partitions,do you mean 'numPartitions'?",
+        ),
+        (
+            "serverPort",
+            "99999",
+            "[system] serverPort=99999: expected 0..65535, got 99999",
+        ),
+        ("brokerId", "", "[system]: Blank value for brokerId"),
+        ("../x:stat", "true", "[topic=../x]: '../x' cannot be a topic name"),
+    ],
+)
+def test_a_wrong_override_is_refused_like_a_wrong_line(
+    key: str, value: str, message: str
+) -> None:
+    """The same rules, the same sentences."""
+    with pytest.raises(ConfigError) as caught:
+        parse(SMALLEST, **{key: value})
+    assert str(caught.value) == f"conf/server.ini: {message}"
+
+
+def test_the_nearest_key_is_the_one_with_the_fewest_changes() -> None:
+    """The first wins among equals; a huge name costs nothing."""
+    assert nearest_key("kitten", ["mitten", "sitting"]) == "mitten"
+    assert nearest_key("b", ["aa", "bb", "ab"]) == "bb"
+    assert nearest_key("x" * 10**6, ["a", "x" * 40]) == "x" * 40
+
+
+def test_a_huge_unknown_key_is_cut_in_the_message() -> None:
+    """An error message stays readable."""
+    with pytest.raises(ConfigError) as caught:
+        parse(SMALLEST.replace("brokerId=0", "k" * 100_000 + "=1"))
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("settings_class", "keys", "extra"),
+    [
+        (SystemConfig, SYSTEM_KEYS, set()),
+        (ZooKeeperConfig, ZOOKEEPER_KEYS, set()),
+        (LimitsConfig, LIMITS_KEYS, set()),
+        (TopicConfig, TOPIC_KEYS, {"name", "filters"}),
+    ],
+)
+def test_table_and_classes_agree(settings_class, keys, extra) -> None:
+    """Every field has one row, and a row reads values of its field's type."""
+    hints = typing.get_type_hints(settings_class)
+    fields = [field.name for field in dataclasses.fields(settings_class)]
+    assert sorted(key.field for key in keys) == sorted(set(fields) - extra)
+    assert len({key.name for key in keys}) == len(keys)
+    example = {
+        Kind.BOOLEAN: "true",
+        Kind.LENIENT_BOOLEAN: "true",
+        Kind.TEXT: "/x",
+        Kind.ZNODE: "/x",
+        Kind.POLICY: "delete,1",
+    }
+    for key in keys:
+        value = key.read(example.get(key.kind, str(key.low)))
+        assert type(value).__name__ in str(hints[key.field]).replace("BrokerId", "int")
+
+
+def test_our_own_keys_are_the_camel_case_of_their_fields() -> None:
+    """`line_bytes_max` is `lineBytesMax`: one spelling to remember."""
+    for key in LIMITS_KEYS:
+        head, *tail = key.field.split("_")
+        assert key.name == head + "".join(word.capitalize() for word in tail)
+
+
+@settings(max_examples=60)
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.lists(
+            st.sampled_from(
+                [*SAMPLE.splitlines(), "[metaq]", "=", "[topic=[[a]", "[topic=a**]",
+                 "brokerId=9**9**9", "[topic=a{9999999999}]", "deletePolicy=,",
+                 "deletePolicy=delete,٣", "httpHost=\x85"]
+            ),
+            max_size=40,
+        ).map(lambda lines: "\n".join(lines).encode()),
+    )
+)  # fmt: skip
+def test_any_bytes_are_settings_or_a_config_error(data: bytes) -> None:
+    """Nothing else comes out of a file, whatever is in it."""
+    with contextlib.suppress(ConfigError):
+        parse_config(data, "server.ini")
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from(
+        [key.name for key in (*SYSTEM_KEYS, *ZOOKEEPER_KEYS, *LIMITS_KEYS)]
+    ),
+    st.one_of(st.text(max_size=12), st.text("0123456789*,smh-/delt", max_size=12)),
+)
+def test_any_value_is_taken_or_a_config_error(key: str, value: str) -> None:
+    """No value of any key raises anything else."""
+    with contextlib.suppress(ConfigError):
+        parse(SMALLEST, **{key: value})
