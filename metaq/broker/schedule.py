@@ -1,0 +1,350 @@
+"""When deletion runs: quartz expressions, and the jobs that follow them.
+
+Theory of operation. A quartz expression has six or seven fields:
+
+    seconds minutes hours day-of-month month day-of-week [year]
+    0       0       6,18  *            *     ?
+
+Each field is read by quartz's rules into the set of its values, and APScheduler's
+`CronTrigger` is built from those sets, so that only its calendar is relied upon and
+none of its syntax, where Monday is 0 and quartz's Sunday is 1. What it has no words
+for (`W`, `LW`, `L-3`, and `L` or `#` inside a list) is refused when the setting is
+read. Fields may hold `*`, `?`, names, lists, ranges that may wrap (`FRI-MON`,
+`22-2`), steps, `L` (the last day of the month), `6L` (its last Friday) and `6#3` (its
+third Friday). Exactly one of the two day fields is `?`.
+
+`Schedules` keeps one job per distinct text. It sleeps until the next one is due, but
+never longer than `NAP_S_MAX`, because the wall clock may be set while it sleeps.
+
+Source: broker spec 2.9.
+"""
+
+import asyncio
+import datetime as dt
+import re
+import warnings
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from apscheduler.triggers.cron import CronTrigger
+
+from metaq.clock import Clock
+from metaq.errors import ConfigError
+from metaq.model import Millis
+
+SCHEDULE_CHARS_MAX: Final = 200
+"""Enough for long lists in every field; bounds the work of reading one."""
+NAP_S_MAX: Final = 60.0
+"""How late a job may be after the wall clock was set forward."""
+POSITIONS: Final = ("1st", "2nd", "3rd", "4th", "5th")
+WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+MONTHS: Final = (
+    "jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec",
+)  # fmt: skip
+MONTH_DAYS_MAX: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """One field of an expression."""
+
+    name: str
+    """What errors call it."""
+    low: int
+    """Smallest value."""
+    high: int
+    """Largest value; also the largest step."""
+    names: tuple[str, ...] = ()
+    """Names of the values, from `low` upwards, in lower case."""
+
+
+_SECONDS: Final = _Field("seconds", 0, 59)
+_MINUTES: Final = _Field("minutes", 0, 59)
+_HOURS: Final = _Field("hours", 0, 23)
+_DAY: Final = _Field("day-of-month", 1, 31)
+_MONTH: Final = _Field("month", 1, 12, MONTHS)
+_WEEKDAY: Final = _Field("day-of-week", 1, 7, WEEKDAYS)
+_YEAR: Final = _Field("year", 1970, 2099)
+
+_ITEM: Final = re.compile(
+    r"(?:\*|(?P<first>[a-z]{3}|[0-9]{1,4})(?:-(?P<last>[a-z]{3}|[0-9]{1,4}))?)?"
+    r"(?:/(?P<step>[0-9]{1,4}))?"
+)
+_WEEKDAY_OF_MONTH: Final = re.compile(
+    r"(?P<day>[a-z]{3}|[0-9])(?:(?P<last>l)|#(?P<position>[0-9]+))"
+)
+
+
+def parse_schedule(text: str, timezone: dt.tzinfo) -> CronTrigger:
+    """Turn a quartz expression into a trigger.
+
+    Args:
+        text: six or seven fields; letters in any case.
+        timezone: where its hours are counted.
+
+    Returns:
+        A trigger that fires at the whole seconds the expression names.
+
+    Raises:
+        ConfigError: it is no quartz expression, can never fire, or has no
+            counterpart in APScheduler; the message names the field and its text. Any
+            other exception is a bug.
+    """
+    if len(text) > SCHEDULE_CHARS_MAX:
+        raise ConfigError(
+            f"schedule: expected at most {SCHEDULE_CHARS_MAX} characters, "
+            f"got {len(text)}"
+        )
+    parts = text.lower().split()
+    if len(parts) not in {6, 7}:
+        raise ConfigError(
+            f"schedule '{text}': expected 6 or 7 fields, got {len(parts)}"
+        )
+    try:
+        return _build_trigger(parts, timezone)
+    except ConfigError as error:
+        raise ConfigError(f"schedule '{text}': {error}") from error
+
+
+def _build_trigger(parts: list[str], timezone: dt.tzinfo) -> CronTrigger:
+    seconds, minutes, hours, day, month, weekday, *year = parts
+    if (day == "?") == (weekday == "?"):
+        _refuse(_WEEKDAY, weekday, f"exactly one of it and {_DAY.name} must be '?'")
+    months = _read_values(_MONTH, month)
+    return CronTrigger(
+        second=_listed(_SECONDS, _read_values(_SECONDS, seconds)),
+        minute=_listed(_MINUTES, _read_values(_MINUTES, minutes)),
+        hour=_listed(_HOURS, _read_values(_HOURS, hours)),
+        month=_listed(_MONTH, months),
+        year=_listed(_YEAR, _read_values(_YEAR, year[0])) if year else "*",
+        timezone=timezone,
+        **(_read_weekday(weekday) if day == "?" else _read_day(day, months)),
+    )
+
+
+def _read_day(text: str, months: set[int]) -> dict[str, str]:
+    """Return the trigger's argument for a day-of-month field."""
+    if text == "l":
+        return {"day": "last"}
+    if "w" in text:
+        _refuse(_DAY, text, "the weekday nearest to a day (W) is not supported")
+    if "l" in text:
+        _refuse(_DAY, text, "L must stand alone; L-n is not supported")
+    days = _read_values(_DAY, text)
+    if min(days) > max(MONTH_DAYS_MAX[month - 1] for month in months):
+        _refuse(_DAY, text, "none of the months has such a day")
+    return {"day": _listed(_DAY, days)}
+
+
+def _read_weekday(text: str) -> dict[str, str]:
+    """Return the trigger's argument for a day-of-week field."""
+    if text == "l":  # quartz: the last day of the week, that is Saturday
+        return {"day_of_week": WEEKDAYS[6]}
+    special = _WEEKDAY_OF_MONTH.fullmatch(text)
+    if special is not None:
+        name = WEEKDAYS[_read_value(_WEEKDAY, text, special["day"]) - 1]
+        if special["last"]:
+            return {"day": f"last {name}"}
+        position = int(special["position"])
+        if not 1 <= position <= len(POSITIONS):
+            _refuse(_WEEKDAY, text, f"expected 1..5 after '#', got {position}")
+        return {"day": f"{POSITIONS[position - 1]} {name}"}
+    if "#" in text or re.search(r"(?:[0-9]|[a-z]{3})l\b", text):
+        _refuse(_WEEKDAY, text, "L and # must stand alone")
+    values = _read_values(_WEEKDAY, text)
+    if len(values) == len(WEEKDAYS):
+        return {"day_of_week": "*"}
+    return {"day_of_week": ",".join(WEEKDAYS[value - 1] for value in sorted(values))}
+
+
+def _read_values(field: _Field, text: str) -> set[int]:
+    """Return the values that a field's list names, at least one."""
+    values: set[int] = set()
+    for item in text.split(","):
+        match = _ITEM.fullmatch(item)
+        if not item or match is None:
+            _refuse(field, text, f"'{item}' is not understood")
+        values.update(_read_item(field, text, match))
+    return values
+
+
+def _read_item(field: _Field, text: str, match: re.Match[str]) -> list[int]:
+    step = 1
+    if match["step"] is not None:
+        step = int(match["step"])
+        if not 1 <= step <= field.high:
+            _refuse(field, text, f"expected a step of 1..{field.high}, got {step}")
+        if (
+            not (match["first"] or "0").isdigit()
+            or not (match["last"] or "0").isdigit()
+        ):
+            _refuse(field, text, "a step needs numbers, not names")
+    if match["first"] is None:
+        return list(range(field.low, field.high + 1, step))
+    first = _read_value(field, text, match["first"])
+    if match["last"] is not None:
+        last = _read_value(field, text, match["last"])
+    else:
+        last = field.high if match["step"] is not None else first
+    if first <= last:
+        return list(range(first, last + 1, step))
+    if field is _YEAR:
+        _refuse(field, text, "the first year must not be greater than the last")
+    # A range that wraps goes on counting its steps behind the largest value.
+    size = field.high - field.low + 1
+    return [
+        value if value <= field.high else value - size
+        for value in range(first, last + size + 1, step)
+    ]
+
+
+def _read_value(field: _Field, text: str, token: str) -> int:
+    if token in field.names:
+        return field.low + field.names.index(token)
+    if not token.isdigit():
+        _refuse(field, text, f"'{token}' is not understood")
+    value = int(token)
+    if not field.low <= value <= field.high:
+        _refuse(field, text, f"expected {field.low}..{field.high}, got {value}")
+    return value
+
+
+def _listed(field: _Field, values: set[int]) -> str:
+    if len(values) == field.high - field.low + 1:
+        return "*"
+    return ",".join(str(value) for value in sorted(values))
+
+
+def _refuse(field: _Field, text: str, reason: str) -> NoReturn:
+    raise ConfigError(f"{field.name} '{text}': {reason}")
+
+
+def local_timezone() -> dt.tzinfo:
+    """Return the machine's time zone; UTC where it has none.
+
+    Raises:
+        ConfigError: the machine's settings contradict each other.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # "defaulting to UTC"
+            zone: dt.tzinfo = CronTrigger().timezone
+    except (KeyError, ValueError, OSError) as error:
+        raise ConfigError(
+            f"the local time zone is unclear ({error}); set TZ, for example TZ=UTC"
+        ) from error
+    return zone
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One distinct expression, the topics that share it, and when it is due."""
+
+    trigger: CronTrigger
+    topics: frozenset[str]
+    due_ms: Millis | None
+    """Next firing, wall clock; None: never again."""
+
+
+class Schedules:
+    """The jobs of a broker: one per distinct expression, replaced as a whole.
+
+    Owned by the task that runs `run`; `replace_jobs` may be called from the same
+    event loop at any time. A job that was missed (the machine slept, the clock was
+    set forward) fires once, not once per missed time.
+    """
+
+    def __init__(self, clock: Clock, timezone: dt.tzinfo) -> None:
+        self._clock = clock
+        self._timezone = timezone
+        self._jobs: dict[str, _Job] = {}
+        self._seen_ms = clock.wall_ms()
+        self._changed = asyncio.Event()
+
+    def replace_jobs(self, schedules: Mapping[str, str]) -> None:
+        """Put new jobs in the place of the old ones.
+
+        A job whose text stays keeps its next firing, so a reload at the very second
+        loses nothing.
+
+        Args:
+            schedules: topic → expression.
+
+        Raises:
+            ConfigError: an expression is refused; the old jobs stay. The message
+                names the topic.
+        """
+        topics_by_text: dict[str, set[str]] = {}
+        for topic, text in schedules.items():
+            topics_by_text.setdefault(text, set()).add(topic)
+        now_ms = self._clock.wall_ms()
+        jobs = {}
+        for text, topics in topics_by_text.items():
+            old = self._jobs.get(text)
+            if old is not None:
+                jobs[text] = _Job(old.trigger, frozenset(topics), old.due_ms)
+                continue
+            try:
+                trigger = parse_schedule(text, self._timezone)
+            except ConfigError as error:
+                raise ConfigError(f"topic {min(topics)}: {error}") from error
+            due_ms = self._due_after(trigger, now_ms)
+            jobs[text] = _Job(trigger, frozenset(topics), due_ms)
+        self._jobs = jobs
+        self._changed.set()
+
+    def next_due_ms(self) -> Millis | None:
+        """Return when the next job is due (wall clock), None when none ever is."""
+        dues = [job.due_ms for job in self._jobs.values() if job.due_ms is not None]
+        return min(dues, default=None)
+
+    def take_due(self) -> frozenset[str]:
+        """Return the topics that are due now, and move their jobs on.
+
+        A wall clock that went back is noticed here: every job is then counted anew
+        from the new time, so that none waits for a time that lies far ahead.
+        """
+        now_ms = self._clock.wall_ms()
+        went_back = now_ms < self._seen_ms
+        self._seen_ms = now_ms
+        due: set[str] = set()
+        for text, job in self._jobs.items():
+            is_due = job.due_ms is not None and job.due_ms <= now_ms
+            if is_due:
+                due |= job.topics
+            if is_due or went_back:
+                due_ms = self._due_after(job.trigger, now_ms)
+                self._jobs[text] = _Job(job.trigger, job.topics, due_ms)
+        return frozenset(due)
+
+    async def run(self, on_due: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+        """Call `on_due` with the topics of every job that is due, for ever.
+
+        Args:
+            on_due: awaited before the next job is looked at; what it raises ends
+                this task.
+
+        Cancellation: ends it; a call of `on_due` under way is cancelled with it.
+        """
+        while True:
+            self._changed.clear()
+            topics = self.take_due()
+            if topics:
+                await on_due(topics)
+                continue
+            due_ms = self.next_due_ms()
+            nap_s = NAP_S_MAX
+            if due_ms is not None:
+                nap_s = min(nap_s, max(0.0, (due_ms - self._clock.wall_ms()) / 1000))
+            try:
+                async with asyncio.timeout(nap_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _due_after(self, trigger: CronTrigger, now_ms: Millis) -> Millis | None:
+        """Return the trigger's first firing strictly after a time."""
+        after = dt.datetime.fromtimestamp((now_ms + 1) / 1000, self._timezone)
+        due: dt.datetime | None = trigger.get_next_fire_time(None, after)
+        return None if due is None else Millis(round(due.timestamp() * 1000))
