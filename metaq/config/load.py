@@ -217,9 +217,7 @@ def _build(
     """Validate everything; topics inherit from `system`, or from the file's own."""
     own_system = _build_system(sections, path)
     zookeeper = _build_zookeeper(sections, path)
-    limits = _fill(
-        LimitsConfig(), LIMITS_KEYS, sections.get(LIMITS, {}), f"{path}: [{LIMITS}]"
-    )
+    limits = _build_limits(sections, path)
     topics = {}
     ignored = []
     for section, raw in sections.items():
@@ -272,6 +270,26 @@ def _build_zookeeper(sections: Sections, path: str) -> ZooKeeperConfig:
     if config.is_enabled and not raw.get("zk.zkConnect", config.connect):
         raise ConfigError(f"{where}: Empty zookeeper servers, zk.zkConnect is blank")
     return config
+
+
+def _build_limits(sections: Sections, path: str) -> LimitsConfig:
+    raw = sections.get(LIMITS, {})
+    where = f"{path}: [{LIMITS}]"
+    limits = _fill(LimitsConfig(), LIMITS_KEYS, raw, where)
+    # Reading pauses at these bounds: a command that is larger would wait for ever.
+    room = limits.connection_in_flight_bytes_max
+    largest = max(limits.payload_bytes_max, limits.batch_bytes_max)
+    if room < largest:
+        raise ConfigError(
+            f"{where} connectionInFlightBytesMax: expected at least {largest}, the "
+            f"larger of payloadBytesMax and batchBytesMax, got {room}"
+        )
+    if limits.in_flight_bytes_max < room:
+        raise ConfigError(
+            f"{where} inFlightBytesMax: expected at least {room}, as "
+            f"connectionInFlightBytesMax, got {limits.in_flight_bytes_max}"
+        )
+    return limits
 
 
 def _build_topic(

@@ -160,7 +160,7 @@ class SystemConfig:
     tx_timeout_s_max: int = TX_TIMEOUT_S_MAX
     """Upper bound on the timeout that a client may ask for, seconds."""
     flush_tx_log_at_commit: int = FLUSH_TX_LOG_AT_COMMIT
-    """0: sync by timer, 1: sync every commit, 2: write at commit, sync by timer."""
+    """1: sync every prepare, commit and rollback; 2: every second; 0: never."""
     accept_publish: bool = True
     """Topics take puts unless they say otherwise."""
     accept_subscribe: bool = True
@@ -219,9 +219,9 @@ class LimitsConfig:
     connection_buffer_bytes_max: int = CONNECTION_BUFFER_BYTES_MAX
     """Reply bytes queued for one connection before its commands wait."""
     connection_in_flight_bytes_max: int = CONNECTION_IN_FLIGHT_BYTES_MAX
-    """Bytes of puts read from one connection and not yet answered."""
+    """Bytes of puts read from one connection and not yet answered; room for one."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
-    """Bytes of puts read and not yet answered, whole broker."""
+    """Bytes of puts read and not yet answered, whole broker; room for a connection."""
     idle_timeout_ms: int = IDLE_TIMEOUT_MS
     """A connection silent for so long is closed; 0: never."""
     wait_ms_max: int = WAIT_MS_MAX

@@ -186,6 +186,51 @@ def test_the_smallest_file_has_all_defaults() -> None:
     assert config.zookeeper == ZooKeeperConfig()
 
 
+def test_the_journal_may_lie_elsewhere() -> None:
+    """`dataLogPath` wins over the data path that it follows otherwise."""
+    config = parse(SMALLEST, dataPath="/data", dataLogPath="/journal")
+    assert config.system.data_path == "/data"
+    assert config.system.data_log_path == "/journal"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (
+            "connectionInFlightBytesMax",
+            "1000",
+            (
+                "connectionInFlightBytesMax: expected at least 16777216, the larger of "
+                "payloadBytesMax and batchBytesMax, got 1000"
+            ),
+        ),
+        (
+            "payloadBytesMax",
+            "2**25",
+            (
+                "connectionInFlightBytesMax: expected at least 33554432, the larger of "
+                "payloadBytesMax and batchBytesMax, got 16777216"
+            ),
+        ),
+        (
+            "inFlightBytesMax",
+            "1000",
+            (
+                "inFlightBytesMax: expected at least 16777216, as "
+                "connectionInFlightBytesMax, got 1000"
+            ),
+        ),
+    ],
+)
+def test_bounds_leave_room_for_the_largest_command(
+    key: str, value: str, message: str
+) -> None:
+    """A command that no bound lets in would wait for ever."""
+    with pytest.raises(ConfigError) as caught:
+        parse(SMALLEST, **{key: value})
+    assert str(caught.value) == f"conf/server.ini: [metaq] {message}"
+
+
 def test_a_bare_file_name_is_good_enough() -> None:
     """MetaQ crashes on a path without a directory."""
     config = parse_config(SMALLEST.encode(), "server.ini")
