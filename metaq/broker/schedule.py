@@ -232,7 +232,7 @@ def local_timezone() -> dt.tzinfo:
             zone: dt.tzinfo = CronTrigger().timezone
     except (KeyError, ValueError, OSError) as error:
         raise ConfigError(
-            f"the local time zone is unclear ({error}); set TZ, for example TZ=UTC"
+            "the local time zone is unclear; set TZ to a name such as Europe/Berlin"
         ) from error
     return zone
 

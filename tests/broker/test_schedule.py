@@ -332,6 +332,19 @@ def test_the_machine_has_a_time_zone() -> None:
     assert now.utcoffset() is not None
 
 
+def test_an_unclear_time_zone_is_a_config_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The sentence says what to set."""
+
+    def refuse() -> None:
+        raise zoneinfo.ZoneInfoNotFoundError("no zone 'Mars'")
+
+    monkeypatch.setattr("metaq.broker.schedule.CronTrigger", refuse)
+    with pytest.raises(ConfigError, match="time zone is unclear; set TZ to a name"):
+        local_timezone()
+
+
 # -- jobs -----------------------------------------------------------------------------
 
 
@@ -423,8 +436,9 @@ def test_the_task_calls_back_and_hears_of_new_jobs() -> None:
             if len(calls) == 2:
                 done.set()
 
-        schedules.replace_jobs({"a": "0 0 6 * * ?"})
         task = asyncio.create_task(schedules.run(on_due))
+        await asyncio.sleep(0)
+        schedules.replace_jobs({"a": "0 0 6 * * ?"})
         await asyncio.sleep(0)
         clock.now = utc("2024-01-01 06:00")
         schedules.replace_jobs({"a": "0 0 6 * * ?", "b": "0 0 8 * * ?"})
