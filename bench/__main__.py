@@ -1,0 +1,42 @@
+"""Run the benchmarks: `scripts/bench [FIGURE ...] [--rounds N] [--json]`."""
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.figures import FIGURES, Figure
+from bench.report import machine_card, print_table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=", ".join(FIGURES))
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each side")
+    parser.add_argument("--json", action="store_true", help="one object per figure")
+    parser.add_argument("--directory", type=Path, help="on the disk to be measured")
+    options = parser.parse_args()
+    unknown = set(options.figures) - set(FIGURES)
+    if unknown:
+        parser.error(
+            f"no figure {', '.join(sorted(unknown))}; have {', '.join(FIGURES)}"
+        )
+    done: list[Figure] = []
+    for name in options.figures or FIGURES:
+        print(f"measuring {name} ...", file=sys.stderr, flush=True)
+        with tempfile.TemporaryDirectory(
+            prefix="metaq-bench-", dir=options.directory
+        ) as directory:
+            figure = FIGURES[name](Path(directory), options.rounds)
+        done.append(figure)
+        if options.json:
+            print(json.dumps({**asdict(figure), "ratio": figure.ratio}), flush=True)
+    if not options.json:
+        print(machine_card())
+        print_table(done)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Floor programs: the same system calls as the broker's, and nothing else."""

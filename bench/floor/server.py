@@ -1,0 +1,79 @@
+"""The floor of puts: receive, write, sync, reply. No parsing, no checks, no ids.
+
+    python -m bench.floor.server FRAME_BYTES REPLY_BYTES DATA_DIR
+
+Every FRAME_BYTES received count as one request. Like the broker it receives on one
+thread and writes and syncs on another while the next group fills; unlike the broker
+it knows nothing of what it writes. Prints its port.
+"""
+
+import os
+import queue
+import select
+import socket
+import sys
+import threading
+from pathlib import Path
+
+RECV_BYTES = 1 << 18
+
+
+def serve(frame_bytes: int, reply: bytes, path: Path) -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=16)
+    print(listener.getsockname()[1], flush=True)
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    while True:
+        sock, _ = listener.accept()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        serve_one(sock, fd, frame_bytes, reply)
+
+
+def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> None:
+    work: queue.SimpleQueue[list[bytes] | None] = queue.SimpleQueue()
+    wake_r, wake_w = os.pipe()
+
+    def write_and_sync() -> None:
+        while (chunks := work.get()) is not None:
+            os.writev(fd, chunks) if len(chunks) < 1000 else os.write(
+                fd, b"".join(chunks)
+            )
+            os.fdatasync(fd)
+            os.write(wake_w, b"x")
+
+    thread = threading.Thread(target=write_and_sync, daemon=True)
+    thread.start()
+    poller = select.epoll()
+    poller.register(sock.fileno(), select.EPOLLIN)
+    poller.register(wake_r, select.EPOLLIN)
+    filling: list[bytes] = []
+    received = replied = syncing = 0
+    is_busy = is_open = True
+    is_busy = False
+    while is_open:
+        for ready, _ in poller.poll():
+            if ready == wake_r:
+                os.read(wake_r, 1)
+                is_busy = False
+                done = syncing // frame_bytes - replied
+                replied += done
+                sock.sendall(reply * done)
+            else:
+                data = sock.recv(RECV_BYTES)
+                is_open = bool(data)
+                filling.append(data)
+                received += len(data)
+        if filling and not is_busy and is_open:
+            is_busy, syncing = True, received
+            work.put(filling)
+            filling = []
+    work.put(None)
+    thread.join()
+    poller.close()
+    os.close(wake_r)
+    os.close(wake_w)
+    sock.close()
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(0.0005)
+    serve(int(sys.argv[1]), b"r" * int(sys.argv[2]), Path(sys.argv[3]) / "floor.log")

@@ -1,0 +1,189 @@
+"""The load: plain sockets that do as little as possible on their side of the wire.
+
+The same loads run against the floor programs and the broker, so what they cost is in
+both numbers. Requests are made before the clock starts; replies are counted, and
+checked once at the end of the run (`Replies.statuses`).
+"""
+
+import os
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+RECV_BYTES = 1 << 20
+HEADER = struct.Struct(">iiqi")
+TIMEOUT_S = 60.0
+
+
+def connect(port: int) -> socket.socket:
+    sock = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
+
+
+def put_frame(topic: str, payload: bytes, opaque: int) -> bytes:
+    """Return one put; opaques of seven digits keep all frames of one length."""
+    checksum = zlib.crc32(payload) & 0x7FFFFFFF
+    line = f"put {topic} 0 {len(payload)} 0 {checksum} {1_000_000 + opaque}\r\n"
+    return line.encode() + payload
+
+
+def mput_frame(topic: str, payload: bytes, count: int, opaque: int) -> bytes:
+    """Return one batch of `count` equal records."""
+    checksum = zlib.crc32(payload) & 0x7FFFFFFF
+    records = (HEADER.pack(len(payload), checksum, 0, 0) + payload) * count
+    whole = zlib.crc32(records) & 0x7FFFFFFF
+    line = f"mput {topic} 0 {len(records)} {count} {whole} - -1 {1_000_000 + opaque}"
+    return line.encode() + b"\r\n" + records
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Requests made beforehand: `blocks` of `per_block` requests each."""
+
+    blocks: list[bytes]
+    per_block: int
+
+    @property
+    def count(self) -> int:
+        return len(self.blocks) * self.per_block
+
+
+def pipeline(
+    port: int, load: Blocks, in_flight: int, count_replies: Callable[[bytes], int]
+) -> float:
+    """Send all blocks with at most `in_flight` requests unanswered; return seconds.
+
+    Args:
+        port: where the server listens on loopback.
+        load: what to send.
+        in_flight: requests, a multiple of `load.per_block`.
+        count_replies: replies that end or begin in a piece of the stream; called
+            with each piece, keeps its own state.
+    """
+    sock = connect(port)
+    room = threading.Semaphore(in_flight // load.per_block)
+
+    def send() -> None:
+        for block in load.blocks:
+            room.acquire()
+            sock.sendall(block)
+
+    sender = threading.Thread(target=send, daemon=True)
+    start = time.perf_counter()
+    sender.start()
+    replied = released = 0
+    while replied < load.count:
+        data = sock.recv(RECV_BYTES)
+        if not data:
+            raise RuntimeError(f"connection closed after {replied} replies")
+        replied += count_replies(data)
+        while replied - released >= load.per_block:
+            room.release()
+            released += load.per_block
+    seconds = time.perf_counter() - start
+    sender.join()
+    sock.close()
+    return seconds
+
+
+def fixed_size_counter(reply_bytes: int) -> Callable[[bytes], int]:
+    """Count replies of one fixed size."""
+    received = 0
+
+    def count(data: bytes) -> int:
+        nonlocal received
+        before = received // reply_bytes
+        received += len(data)
+        return received // reply_bytes - before
+
+    return count
+
+
+def ok_counter() -> Callable[[bytes], int]:
+    """Count `result 200` replies; any other status ends the run with an error."""
+    mark, tail = b"result ", b""
+
+    def count(data: bytes) -> int:
+        nonlocal tail
+        data = tail + data
+        found = data.count(mark)
+        if data.count(b"result 200 ") + 1 < found:
+            raise RuntimeError(f"a put was refused: {data[:400]!r}")
+        # Keep what may be the beginning of a mark cut by the end of the piece.
+        tail = b""
+        for size in range(len(mark) - 1, 0, -1):
+            if data.endswith(mark[:size]):
+                tail = mark[:size]
+                break
+        return found
+
+    return count
+
+
+def one_at_a_time(port: int, frame: bytes, count: int) -> list[float]:
+    """Send one request, wait for its reply, `count` times; return seconds of each."""
+    sock = connect(port)
+    samples = []
+    for _ in range(count):
+        start = time.perf_counter()
+        sock.sendall(frame)
+        reply = sock.recv(4096)
+        samples.append(time.perf_counter() - start)
+        if not reply.startswith((b"result 200", b"r" * 8)):
+            raise RuntimeError(f"a put was refused: {reply!r}")
+    sock.close()
+    return samples
+
+
+def write_and_sync(path: Path, size_bytes: int, count: int) -> list[float]:
+    """Append `size_bytes` and sync, `count` times; return seconds of each."""
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    data = os.urandom(size_bytes)
+    samples = []
+    for _ in range(count):
+        start = time.perf_counter()
+        os.write(fd, data)
+        os.fdatasync(fd)
+        samples.append(time.perf_counter() - start)
+    os.close(fd)
+    return samples
+
+
+def read_slices(
+    port: int, request: Callable[[int], bytes], slice_bytes: int, count: int
+) -> float:
+    """Ask for `count` slices one after another, discard them; return seconds.
+
+    Each reply is a line that ends in CRLF (or 24 bytes of the floor's header) and
+    `slice_bytes` bytes.
+    """
+    sock = connect(port)
+    buffer = bytearray(slice_bytes + 256)
+    view = memoryview(buffer)
+    start = time.perf_counter()
+    for index in range(count):
+        sock.sendall(request(index))
+        got = sock.recv_into(view)
+        if buffer.startswith(b"value "):
+            size = int(buffer[6 : buffer.index(b" ", 6)])
+            if size != slice_bytes:
+                raise RuntimeError(f"slice of {size} bytes, expected {slice_bytes}")
+            whole = buffer.index(b"\r\n") + 2 + slice_bytes
+        elif buffer.startswith(b"h"):
+            whole = 24 + slice_bytes
+        else:
+            raise RuntimeError(f"a get was refused: {bytes(buffer[:200])!r}")
+        while got < whole:
+            n = sock.recv_into(view[got:])
+            if not n:
+                raise RuntimeError("connection closed in a slice")
+            got += n
+    seconds = time.perf_counter() - start
+    sock.close()
+    return seconds

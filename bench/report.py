@@ -1,0 +1,55 @@
+"""One table out: medians, the range beside them, and the ratio to the floor."""
+
+import os
+import platform
+import statistics
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.figures import Figure
+
+
+def machine_card() -> str:
+    """Describe the machine in one line: the numbers mean nothing without it."""
+    model = "unknown processor"
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return (
+        f"{os.cpu_count()} cores, {model}, {platform.system()} {platform.release()}, "
+        f"{platform.python_implementation()} {platform.python_version()}"
+    )
+
+
+def number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+
+
+def cell(samples: list[float]) -> str:
+    if not samples:
+        return "-"
+    low, high = number(min(samples)), number(max(samples))
+    return f"{number(statistics.median(samples))}  ({low} .. {high})"
+
+
+def print_table(figures: list[Figure]) -> None:
+    table = Table("figure", "unit", "floor", "broker", "ratio", "at least", "aim")
+    for column in table.columns[2:5]:
+        column.justify = "right"
+    for figure in figures:
+        ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
+        table.add_row(
+            figure.name,
+            figure.unit,
+            cell(figure.floor),
+            cell(figure.broker),
+            ratio,
+            figure.at_least,
+            figure.aim,
+        )
+    Console(width=150).print(table)
