@@ -1,0 +1,78 @@
+"""What every test may use: one printed seed, a data directory, no leaks."""
+
+import gc
+import os
+import random
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
+"""One number for every random choice of the run; METAQ_SEED repeats a run."""
+
+EXAMPLES_MAX = 50
+
+hypothesis.settings.register_profile(
+    "metaq",
+    derandomize=False,
+    deadline=None,
+    database=None,
+    max_examples=EXAMPLES_MAX,
+    print_blob=True,
+)
+hypothesis.settings.load_profile("metaq")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hand the seed to hypothesis too, unless the command line brought its own."""
+    if getattr(config.option, "hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    """Print the seed where every report begins."""
+    return f"seed: {SEED} (METAQ_SEED={SEED} repeats this run)"
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int
+) -> None:
+    """Print the seed at the end as well: quiet runs have no header."""
+    terminalreporter.write_line(f"seed: METAQ_SEED={SEED}")
+
+
+@pytest.fixture
+def seed() -> int:
+    """Return the seed of this run."""
+    return SEED
+
+
+@pytest.fixture
+def rng(seed: int) -> random.Random:
+    """Return a fresh random source, the same for each test of a run."""
+    return random.Random(seed)
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    """Return an empty directory for a broker's or a log's data."""
+    path = tmp_path / "data"
+    path.mkdir()
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _unclosed_resources_are_errors(
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """Make a leak fail the test that leaked, not whichever runs next.
+
+    CPython reports an unclosed file or socket when it is freed; only objects in
+    reference cycles need a collection, so only tests with an event loop pay for one.
+    """
+    yield
+    if "asyncio" in getattr(request.module, "__dict__", {}):
+        gc.collect()

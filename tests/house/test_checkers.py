@@ -1,0 +1,171 @@
+"""The laws themselves: each catches the violation planted for it, and only that."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.house import test_docs_in_step as docs
+from tests.house import test_layers as layers
+from tests.house import test_public_api as public
+from tests.house import test_tidy as tidy
+from tests.house.tree import Tree
+
+# (law, file, planted source, what the complaint names)
+PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
+    (layers.layer_faults, "storage/a.py", "import metaq.net.b", "net.b"),
+    (layers.layer_faults, "storage/a.py", "from metaq.net import b", "net.b"),
+    (layers.layer_faults, "storage/a.py", "from metaq import net", "net"),
+    (layers.layer_faults, "errors.py", "from metaq.config import x", "config"),
+    (layers.layer_faults, "zk/a.py", "from metaq import __version__", "root"),
+    (layers.layer_faults, "zk/a.py", "import metaq", "root"),
+    (layers.layer_faults, "zk/a.py", "from . import b", "relative"),
+    (layers.layer_faults, "attic.py", "X = 1", "no row"),
+    (layers.layer_faults, "attic/a.py", "X = 1", "no row"),
+    (layers.layer_faults, "__init__.py", "import os", "root imports os"),
+    (layers.layer_faults, "cli/a.py", "from metaq.testing import zk", "testing"),
+    (layers.layer_faults, "cli/a.py", "import metaq.spark.plan", "optional"),
+    (layers.layer_faults, "testing/a.py", "import metaq.cli.main", "cli.main"),
+    (layers.layer_faults, "net/a.py", "def f():\n import metaq.zk.b", "zk.b"),
+    (layers.foreign_faults, "broker/a.py", "import kazoo.client", "kazoo"),
+    (layers.foreign_faults, "broker/a.py", "def f():\n import yaml", "yaml"),
+    (layers.purity_faults, "record/a.py", "import asyncio.streams", "asyncio"),
+    (layers.purity_faults, "protocol/a.py", "from pathlib import Path", "pathlib"),
+    (layers.purity_faults, "zk/paths.py", "import time", "time"),
+    (layers.purity_faults, "zk/paths.py", "import metaq.zk.session", "session"),
+    (layers.network_faults, "storage/a.py", "import socket", "socket"),
+    (layers.lazy_faults, "broker/a.py", "def f():\n import json", "json"),
+    (layers.lazy_faults, "net/a.py", "X = __import__('metaq.zk')", "__import__"),
+    (
+        layers.lazy_faults,
+        "net/a.py",
+        "import importlib\nX = importlib.import_module('metaq.zk')",
+        "import_module",
+    ),
+    (layers.lazy_faults, "net/a.py", "from importlib import import_module", "import_m"),
+    (layers.cycle_faults, "zk/a.py", "import metaq.zk.a", "zk.a -> zk.a"),
+    (tidy.file_size_faults, "a.py", "X = 1\n" * 801, "801"),
+    (tidy.function_size_faults, "a.py", "def f():\n" + " x\n" * 70, "71"),
+    (tidy.door_faults, "zk/a.py", "import time as t", "time"),
+    (tidy.door_faults, "zk/a.py", "from random import choice", "random"),
+    (tidy.door_faults, "zk/a.py", "open('x')", "open"),
+    (tidy.door_faults, "zk/a.py", "import os\nos.fsync(1)", "os.fsync"),
+    (tidy.door_faults, "zk/a.py", "from os import replace", "os.replace"),
+    (tidy.door_faults, "zk/a.py", "p.read_bytes()", "read_bytes"),
+    (tidy.door_faults, "zk/a.py", "pathlib.Path('x').open()", "Path.open"),
+    (tidy.door_faults, "zk/a.py", "datetime.now()", "datetime.now"),
+    (tidy.door_faults, "zk/a.py", "def f():\n import shutil", "shutil"),
+    (tidy.leftover_faults, "a.py", "# TO" + "DO later", "without (issue)"),
+    (tidy.leftover_faults, "a.py", "# XX" + "X later", "without (issue)"),
+    (tidy.leftover_faults, "a.py", "x = [print('a')]", "print"),
+    (tidy.leftover_faults, "a.py", "breakpoint()", "breakpoint"),
+    (tidy.silencer_faults, "a.py", "x = 1  # type: " + "ignore", "no reason"),
+    (tidy.silencer_faults, "a.py", "x = 1  # no" + "qa", "no reason"),
+    (tidy.dead_file_faults, "zk/a.py", "X = 1", "zk/a.py"),
+    (public.documentation_faults, "a.py", "X = 1", "a.py has no docstring"),
+    (public.documentation_faults, "a.py", "'''D.'''\nclass A: ...", "A has no"),
+    (
+        public.documentation_faults,
+        "a.py",
+        "'''D.'''\nclass A:\n '''D.'''\n def f(self) -> None: ...",
+        "A.f has no",
+    ),
+    (public.annotation_faults, "a.py", "def f(): ...", "returns"),
+    (public.annotation_faults, "a.py", "def f(*, a) -> int: ...", "what a is"),
+    (public.annotation_faults, "a.py", "class A:\n def f(self, b) -> int: ...", "b is"),
+]
+
+INNOCENT = {
+    "__init__.py": '"""Root."""\n__version__ = "1"\n',
+    "zk/__init__.py": '"""Coordination."""\n',
+    "zk/session.py": (
+        '"""Sessions."""\n\nfrom metaq.errors import MetaqError\n\n\n'
+        'class Session:\n    """A session."""\n\n'
+        '    def wait(self, timeout_s: float) -> None:\n        """Wait."""\n'
+        "        raise MetaqError(timeout_s)\n"
+    ),
+    "errors.py": '"""Errors."""\n\n\nclass MetaqError(Exception):\n    """Root."""\n',
+    "cli/version.py": '"""Version."""\n\nfrom metaq import __version__\n\nprint(1)\n',
+}
+
+LAWS = list(dict.fromkeys(law for law, *_ in PLANTED))
+
+
+def plant(root: Path, files: dict[str, str]) -> Tree:
+    for name, text in files.items():
+        path = root / "metaq" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Tree(root)
+
+
+@pytest.mark.parametrize(("law", "file", "source", "named"), PLANTED)
+def test_a_planted_violation_is_caught(
+    tmp_path: Path,
+    law: Callable[[Tree], list[str]],
+    file: str,
+    source: str,
+    named: str,
+) -> None:
+    """The law complains about the planted line, and names it."""
+    targets = dict.fromkeys(("net/b.py", "net/__init__.py", "zk/session.py"), "")
+    faults = law(plant(tmp_path, {"zk/b.py": "", **targets, file: source}))
+    assert any(named in fault for fault in faults), faults
+
+
+def test_two_modules_that_need_each_other_are_a_cycle(tmp_path: Path) -> None:
+    """The chain is spelled out from one module back to itself."""
+    tree = plant(
+        tmp_path, {"zk/a.py": "import metaq.zk.b", "zk/b.py": "from metaq.zk import a"}
+    )
+    assert layers.cycle_faults(tree) == ["zk.a -> zk.b -> zk.a"]
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_innocent_code_passes(tmp_path: Path, law: Callable[[Tree], list[str]]) -> None:
+    """A small tree that keeps every law hears no complaint."""
+    tree = plant(tmp_path, INNOCENT)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_all.py").write_text(
+        "import metaq.cli.version\nimport metaq.zk.session\n"
+    )
+    assert law(tree) == []
+
+
+def test_a_dead_link_is_caught(tmp_path: Path) -> None:
+    """Relative links are followed; those of code blocks and of the web are not."""
+    (tmp_path / "README.md").write_text(
+        "[a](docs/a.md#b) [w](https://example.org/x)\n```\n[c](no.md)\n```\n"
+    )
+    assert docs.link_faults(tmp_path) == ["README.md links to docs/a.md#b"]
+
+
+def test_a_false_map_is_caught(tmp_path: Path) -> None:
+    """A file that is gone and a package without a place are both named."""
+    plant(tmp_path, INNOCENT)
+    page = tmp_path / "ARCHITECTURE.md"
+    page.write_text("## Map\n\n`metaq/errors.py` `net/gone.py`\n\n## Next\n`x.py`\n")
+    assert docs.map_faults(tmp_path) == [
+        "the map names net/gone.py, which does not exist",
+        "the map does not name zk/",
+    ]
+
+
+def test_a_dependency_without_reason_is_caught(tmp_path: Path) -> None:
+    """Undocumented dependencies and documented absentees are both named."""
+    (tmp_path / "docs" / "decisions").mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\ndependencies = ["left>=1,<2"]\n'
+    )
+    note = tmp_path / "docs" / "decisions" / "0001-dependencies.md"
+    note.write_text("| library | why |\n|---|---|\n| right | because |\n")
+    assert docs.dependency_faults(tmp_path) == [
+        "left has no line in 0001-dependencies.md",
+        "0001-dependencies.md names right, which nothing installs",
+    ]
+
+
+def test_a_package_without_its_page_is_caught(tmp_path: Path) -> None:
+    """More than `__init__` in a package of formats asks for a README."""
+    plant(tmp_path, {"zk/__init__.py": "", "zk/paths.py": "", "txn/__init__.py": ""})
+    assert docs.readme_faults(tmp_path) == ["metaq/zk/README.md is missing"]

@@ -1,0 +1,109 @@
+"""What the pages name exists, and what exists is named.
+
+ARCHITECTURE.md ends with a section `## Map`: every file or directory of `metaq/` that
+stands there in backquotes, written from `metaq/` on or from the checkout on, exists,
+and every package has its place in it.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+from tests.house.tree import ROOT
+
+WITH_README = ("record", "protocol", "storage", "txn", "zk")
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
+NAMED = re.compile(r"`([\w./]+(?:\.py|/))`")
+
+
+def pages(root: Path) -> list[Path]:
+    top = sorted(root.glob("*.md"))
+    rooms = ("docs", "metaq", "bench", "tests")
+    return top + [p for room in rooms for p in sorted((root / room).rglob("*.md"))]
+
+
+def link_faults(root: Path) -> list[str]:
+    faults = []
+    for page in pages(root):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for link in LINK.findall(text):
+            target = link.partition("#")[0]
+            is_ours = target and "://" not in link and not link.startswith("mailto:")
+            if is_ours and not (page.parent / target).exists():
+                faults.append(f"{page.relative_to(root)} links to {link}")
+    return faults
+
+
+def map_of(root: Path) -> str | None:
+    """Return the text of the map, None while there is none."""
+    page = root / "ARCHITECTURE.md"
+    if not page.exists():
+        return None
+    found = re.search(
+        r"^## .*\b[Mm]ap\b.*?(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL
+    )
+    return found[0] if found else None
+
+
+def map_faults(root: Path) -> list[str]:
+    text = map_of(root)
+    if text is None:
+        return []
+    named = {name.removeprefix("metaq/") for name in NAMED.findall(text)}
+    faults = [
+        f"the map names {name}, which does not exist"
+        for name in sorted(named)
+        if not (root / "metaq" / name).exists() and not (root / name).exists()
+    ]
+    words = {name.rstrip("/") for name in named}
+    for init in sorted((root / "metaq").rglob("__init__.py")):
+        package = init.parent.relative_to(root / "metaq").as_posix()
+        if package != "." and not any(
+            word == package or word.startswith(f"{package}/") for word in words
+        ):
+            faults.append(f"the map does not name {package}/")
+    return faults
+
+
+def dependency_faults(root: Path) -> list[str]:
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = project.get("optional-dependencies", {}).values()
+    listed = project.get("dependencies", []) + [d for extra in extras for d in extra]
+    names = {re.split(r"[\s<>=!~\[;]", text)[0] for text in listed}
+    note = root / "docs" / "decisions" / "0001-dependencies.md"
+    rows = set(re.findall(r"^\| `?([\w.-]+)`? \|", note.read_text(), re.MULTILINE))
+    heads = {"library", "tool"}
+    return [f"{name} has no line in {note.name}" for name in sorted(names - rows)] + [
+        f"{note.name} names {name}, which nothing installs"
+        for name in sorted(rows - names - heads)
+        if set(name) != {"-"}
+    ]
+
+
+def readme_faults(root: Path) -> list[str]:
+    rooms = [root / "metaq" / name for name in WITH_README]
+    return [
+        f"metaq/{room.name}/README.md is missing"
+        for room in rooms
+        if len(list(room.glob("*.py"))) > 1 and not (room / "README.md").exists()
+    ]
+
+
+def test_relative_links_lead_somewhere() -> None:
+    """Every relative link of a page of ours has its target."""
+    assert link_faults(ROOT) == []
+
+
+def test_the_map_of_the_architecture_is_true() -> None:
+    """The map names only what exists, and leaves out no package."""
+    assert map_faults(ROOT) == []
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """Each dependency has a row in the decision note, and each row a dependency."""
+    assert dependency_faults(ROOT) == []
+
+
+def test_packages_with_a_format_have_a_page() -> None:
+    """Packages that own bytes or states explain them in a README."""
+    assert readme_faults(ROOT) == []

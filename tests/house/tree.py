@@ -1,0 +1,99 @@
+"""The source tree as the laws see it: modules, syntax trees and imports, read once."""
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import: who is meant, by what name of our own, and where it stands."""
+
+    target: str
+    """Dotted name as written; a module where the name is one, else its container."""
+    own: str | None
+    """The target without `metaq.`, "" for the root, None for foreign code."""
+    is_lazy: bool
+    """It stands inside a function."""
+
+    @property
+    def head(self) -> str:
+        """The first word: the layer of our own code, the library of foreign code."""
+        return (self.target if self.own is None else self.own).split(".")[0]
+
+
+@dataclass
+class Tree:
+    """A checkout, or a planted one: `metaq/` and what stands beside it."""
+
+    root: Path
+    modules: dict[str, Path] = field(init=False)
+    """Dotted name without `metaq.` ("" is the root) to file."""
+    _nodes: dict[Path, list[ast.AST]] = field(init=False, default_factory=dict)
+    _imports: dict[str, list[Import]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.modules = {}
+        for path in sorted((self.root / "metaq").rglob("*.py")):
+            parts = path.relative_to(self.root / "metaq").with_suffix("").parts
+            self.modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = (
+                path
+            )
+
+    def rel(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    @property
+    def sources(self) -> list[Path]:
+        return list(self.modules.values())
+
+    @property
+    def others(self) -> list[Path]:
+        rooms = ("tests", "bench", "scripts")
+        return [p for room in rooms for p in sorted((self.root / room).rglob("*.py"))]
+
+    def nodes(self, path: Path) -> list[ast.AST]:
+        """Return every node of the file's syntax tree, the module itself first."""
+        if path not in self._nodes:
+            self._nodes[path] = list(ast.walk(ast.parse(path.read_bytes())))
+        return self._nodes[path]
+
+    def imports(self, name: str) -> list[Import]:
+        """Return the imports of one of our modules."""
+        if name not in self._imports:
+            self._imports[name] = self.imports_of_file(self.modules[name])
+        return self._imports[name]
+
+    def imports_of_file(self, path: Path) -> list[Import]:
+        nodes = self.nodes(path)
+        kinds = ast.Import | ast.ImportFrom
+        lazy = {
+            id(node)
+            for function in nodes
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+            for node in ast.walk(function)
+            if isinstance(node, kinds)
+        }
+        return [
+            Import(target, self._own(target), id(node) in lazy)
+            for node in nodes
+            if isinstance(node, kinds)
+            for target in self._targets(node)
+        ]
+
+    def _targets(self, node: ast.Import | ast.ImportFrom) -> list[str]:
+        if isinstance(node, ast.Import):
+            return [alias.name for alias in node.names]
+        base = "." * node.level + (node.module or "")
+        full = [f"{base}.{alias.name}" for alias in node.names]
+        return [f if f.removeprefix("metaq.") in self.modules else base for f in full]
+
+    def _own(self, target: str) -> str | None:
+        if target == "metaq":
+            return ""
+        return target.removeprefix("metaq.") if target.startswith("metaq.") else None
+
+
+PROJECT = Tree(ROOT)
