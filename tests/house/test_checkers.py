@@ -144,7 +144,11 @@ def test_a_false_map_is_caught(tmp_path: Path) -> None:
     """A file that is gone and a package without a place are both named."""
     plant(tmp_path, INNOCENT)
     page = tmp_path / "ARCHITECTURE.md"
-    page.write_text("## Map\n\n`metaq/errors.py` `net/gone.py`\n\n## Next\n`x.py`\n")
+    page.write_text(
+        "## First\n`y.py`\n"
+        "## Map\n\n`metaq/errors.py` `net/gone.py`\n\n"
+        "## Next\n`x.py`\n"
+    )
     assert docs.map_faults(tmp_path) == [
         "the map names net/gone.py, which does not exist",
         "the map does not name zk/",

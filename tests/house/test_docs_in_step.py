@@ -39,9 +39,8 @@ def map_of(root: Path) -> str | None:
     page = root / "ARCHITECTURE.md"
     if not page.exists():
         return None
-    found = re.search(
-        r"^## .*\b[Mm]ap\b.*?(?=^## |\Z)", page.read_text(), re.MULTILINE | re.DOTALL
-    )
+    pattern = r"^## [^\n]*\b[Mm]ap\b.*?(?=^## |\Z)"
+    found = re.search(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
     return found[0] if found else None
 
 

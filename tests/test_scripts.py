@@ -1,0 +1,221 @@
+"""scripts/install on machines that lack something: one sentence, nothing half done.
+
+The machine is a directory of links and small fakes that stands alone on PATH.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TOOLS = ("bash", "dirname", "id", "sha256sum", "flock", "cat", "rm", "mv", "sleep")
+MORE_TOOLS = ("env", "head", "tail", "cut", "mkdir", "chmod", "cp")
+
+JAVA = "echo 'openjdk version \"{version}\" 2024-01-01' >&2"
+# Answers what scripts/install asks; `-m venv` copies it into the environment.
+PYTHON = """case "$*" in
+*ensurepip*) exit {no_venv} ;;
+*python_version*) echo 3.11.9 ;;
+*version_info*:2*) echo 3.11 ;;
+*"-m venv"*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
+*"-m pip"*) echo "pip $*" >> "${{0%/bin/python}}/../calls"; exit {pip} ;;
+esac"""
+
+
+class Machine:
+    """A checkout with scripts/install, and a PATH with chosen programs."""
+
+    def __init__(self, root: Path) -> None:
+        self.bin = root / "bin"
+        self.checkout = root / "checkout"
+        (self.checkout / "scripts").mkdir(parents=True)
+        self.bin.mkdir()
+        shutil.copy(ROOT / "scripts" / "install", self.checkout / "scripts")
+        (self.checkout / "pyproject.toml").write_text("[project]\n")
+        for tool in TOOLS + MORE_TOOLS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
+
+    def fake(self, name: str, script: str, room: Path | None = None) -> None:
+        path = (room or self.bin) / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!{shutil.which('bash')}\n{script}\n")
+        path.chmod(0o755)
+
+    def python(self, *, no_venv: int = 0, pip: int = 0) -> None:
+        self.fake("python3", PYTHON.format(no_venv=no_venv, pip=pip))
+
+    def java(self, version: str) -> None:
+        self.fake("java", JAVA.format(version=version))
+
+    def install(self, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.checkout / "scripts" / "install"],
+            cwd="/",
+            env={"PATH": str(self.bin), **environment},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+
+    @property
+    def pip_calls(self) -> int:
+        calls = self.checkout / "calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """Return a machine without Python, Java and package manager."""
+    return Machine(tmp_path)
+
+
+@pytest.mark.parametrize("version", [None, "1.8.0_402", "11.0.2"])
+def test_a_machine_without_java_is_told_what_to_install(
+    machine: Machine, version: str | None
+) -> None:
+    """No Java, or one that is too old, ends in one sentence with a package name."""
+    machine.python()
+    if version:
+        machine.java(version)
+    done = machine.install()
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "openjdk-17-jre-headless" in done.stderr
+    assert not (machine.checkout / ".venv").exists()
+
+
+def test_a_machine_without_python_is_told_what_to_install(machine: Machine) -> None:
+    """No interpreter ends in one sentence."""
+    machine.java("17.0.9")
+    done = machine.install()
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "no Python 3.11 or newer found" in done.stderr
+
+
+def test_a_chosen_interpreter_that_is_too_old_is_refused(machine: Machine) -> None:
+    """PYTHON is taken at its word or not at all."""
+    machine.java("17.0.9")
+    machine.python()
+    machine.fake("python2", "exit 1")
+    done = machine.install(PYTHON="python2")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "PYTHON=python2" in done.stderr
+
+
+def test_an_interpreter_without_venv_is_told_its_package(machine: Machine) -> None:
+    """Debian cuts ensurepip off; the sentence names the package that brings it."""
+    machine.java("17.0.9")
+    machine.python(no_venv=1)
+    done = machine.install()
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "python3.11-venv" in done.stderr
+
+
+@pytest.mark.slow
+def test_missing_java_comes_from_the_package_manager(machine: Machine) -> None:
+    """Where apt-get may be used, the runtime is installed and the work goes on."""
+    machine.python()
+    (machine.bin / "id").unlink()
+    machine.fake("id", "echo 0")
+    made = JAVA.format(version="17.0.9").replace('"', '\\"').replace("'", "\\'")
+    machine.fake(
+        "apt-get",
+        f"[[ $* == *openjdk-17-jre-headless* ]] || exit 0\n"
+        f"echo $'#!{shutil.which('bash')}\\n{made}' > {machine.bin}/java\n"
+        f"chmod 755 {machine.bin}/java",
+    )
+    done = machine.install()
+    assert (done.returncode, done.stderr[-5:]) == (0, "done\n")
+
+
+@pytest.mark.slow
+def test_an_unfit_java_home_gives_way_to_the_path(machine: Machine) -> None:
+    """JAVA_HOME is looked at first and left when it is too old."""
+    machine.python()
+    machine.java("21")
+    machine.fake("java", JAVA.format(version="11.0.1"), machine.bin / "old" / "bin")
+    done = machine.install(JAVA_HOME=str(machine.bin / "old"))
+    assert done.returncode == 0
+    assert "JAVA_HOME has no Java 17 or newer" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_run_does_nothing_until_the_project_changes(
+    machine: Machine,
+) -> None:
+    """The stamp stands for pyproject.toml; pip is called only when it differs."""
+    machine.python()
+    machine.java("17.0.9")
+    assert machine.install().returncode == 0
+    first = machine.pip_calls
+    again = machine.install()
+    assert (again.returncode, again.stderr, machine.pip_calls) == (0, "", first)
+    (machine.checkout / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert machine.install().returncode == 0
+    assert machine.pip_calls > first > 0
+
+
+@pytest.mark.slow
+def test_a_failed_installation_leaves_no_stamp(machine: Machine) -> None:
+    """When pip fails the run fails, and the next one starts from an empty room."""
+    machine.java("17.0.9")
+    machine.python(pip=1)
+    done = machine.install()
+    assert done.returncode == 1
+    assert "could not install the dependencies" in done.stderr
+    assert not (machine.checkout / ".venv" / "installed").exists()
+    machine.python()
+    assert machine.install().returncode == 0
+
+
+@pytest.mark.slow
+def test_runs_at_once_install_once(machine: Machine) -> None:
+    """The second of two runs waits for the first and finds everything done."""
+    machine.python()
+    machine.java("17.0.9")
+    command = [machine.checkout / "scripts" / "install"]
+    environment = {"PATH": str(machine.bin)}
+    runs = [
+        subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        for _ in range(3)
+    ]
+    assert [run.wait(30) for run in runs] == [0, 0, 0]
+    alone = machine.pip_calls
+    shutil.rmtree(machine.checkout / ".venv")
+    assert machine.install().returncode == 0
+    assert machine.pip_calls == 2 * alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("leak", "outcome"),
+    [("sock = socket.socket()", 1), ("socket.socket().close()", 0)],
+)
+def test_an_unclosed_resource_fails_the_test_that_left_it(
+    tmp_path: Path, leak: str, outcome: int
+) -> None:
+    """Our pytest settings turn a leaked socket into a failure."""
+    test = tmp_path / "test_leak.py"
+    test.write_text(f"import socket\ndef test_leak():\n    {leak}\n")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"),
+            *("-p", "no:cacheprovider"),
+            *("-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, test),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "METAQ_SEED": "7"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == outcome, done.stdout
+    assert "METAQ_SEED=7" in done.stdout
