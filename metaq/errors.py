@@ -113,6 +113,23 @@ class StorageError(MetaqError):
     """The disk, or what lies on it, does not let us go on."""
 
 
+class DiskError(StorageError):
+    """The operating system refused a file operation.
+
+    The same call is never repeated in the hope of a better answer: what a failed sync
+    leaves in the page cache says nothing about the disk.
+    """
+
+    def __init__(self, operation: str, path: str, errno_name: str) -> None:
+        super().__init__(f"{operation} failed: path={path} error={errno_name}")
+        self.operation = operation
+        """What was tried, one word: "write", "sync", "rename" ..."""
+        self.path = path
+        """The file or directory."""
+        self.errno_name = errno_name
+        """The symbol of the error number: "EIO", "EROFS", "ENOENT" ..."""
+
+
 class CorruptRecordError(StorageError):
     """Bytes contradict a checksum or an invariant where no crash can explain it."""
 
