@@ -19,21 +19,25 @@ may pass by itself; everything else is `DiskError`. A failed *sync* is always a
 `DiskError`, whatever its number: room that comes back does not bring back the pages
 that a sync has dropped. EINTR and short writes are invisible to callers.
 
+The seam for tests is one step below: `SystemCalls`. The order of syncs, the loops over
+short writes and the translation of errors are the same lines of code on the real disk
+and on the faulty one in memory, so a power cut in a test judges what really runs.
+
 Files are not mapped into memory on purpose: a read error under a mapping, or a file
 that gets shorter, kills the whole process with SIGBUS instead of failing one read.
 Scans of large files reuse one buffer through `ReadFile.read_into`.
 
 All calls block and may take seconds on a bad disk; they belong on a storage thread.
-Files are not thread-safe, except `read_at`, `read_into` and `size` of a `ReadFile`.
+Objects are not thread-safe, except `ReadFile` until it is closed and `FileSystem`.
 
-Keep in step: `metaq/testing/fs.py` (the same protocol in memory, with faults) and
-`tests/fs_contract.py`, which both file systems pass.
+Keep in step: `metaq/testing/fs.py` implements `SystemCalls` in memory.
 """
 
 import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
@@ -52,27 +56,171 @@ DIRECTORY_MODE: Final = 0o755
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 _TEMPORARY_SUFFIX: Final = ".tmp"
+_PID_DIGITS_MAX: Final = 32
 
 Buffer = bytes | bytearray | memoryview
 """Bytes to write; a memoryview has items of one byte each."""
 
 
-class AppendFile(Protocol):
-    """A file that grows at its end; it has one writer, who owns and closes it."""
+# -- the seam: what we ask of the kernel ----------------------------------------------
+
+
+class FileStatus(Protocol):
+    """The part of `os.stat_result` that is used."""
 
     @property
-    def path(self) -> Path:
-        """Return the path the file was opened with."""
+    def st_mode(self) -> int:
+        """Return type and permissions."""
         ...
+
+    @property
+    def st_size(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    @property
+    def st_mtime_ns(self) -> int:
+        """Return the time of the last change in nanoseconds since 1970."""
+        ...
+
+
+class DiskStatus(Protocol):
+    """The part of `os.statvfs_result` that is used."""
+
+    @property
+    def f_bavail(self) -> int:
+        """Return the free blocks an unprivileged writer may take."""
+        ...
+
+    @property
+    def f_frsize(self) -> int:
+        """Return the bytes per block."""
+        ...
+
+
+class SystemCalls(Protocol):
+    """The calls of the kernel, as `os` has them: they raise `OSError`."""
+
+    def open(self, path: Path, flags: int, mode: int, /) -> int:
+        """Open or create a file; the descriptor is not inherited."""
+        ...
+
+    def close(self, fd: int, /) -> None:
+        """Give a descriptor back, and the lock it holds."""
+        ...
+
+    def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
+        """Write some of the bytes, in order; return how many, short when cut."""
+        ...
+
+    def pread(self, fd: int, size: int, position: int, /) -> bytes:
+        """Return up to `size` bytes from `position`; none at the end."""
+        ...
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
+        """Fill some of the buffers from `position`; return the count of bytes."""
+        ...
+
+    def fdatasync(self, fd: int, /) -> None:
+        """Wait until the bytes and the size of a file are on the device."""
+        ...
+
+    def fsync(self, fd: int, /) -> None:
+        """Wait until the names in a directory are on the device."""
+        ...
+
+    def ftruncate(self, fd: int, size: int, /) -> None:
+        """Set the size of a file; new bytes are zero."""
+        ...
+
+    def fstat(self, fd: int, /) -> FileStatus:
+        """Return the status of an open file."""
+        ...
+
+    def stat(self, path: Path, /) -> FileStatus:
+        """Return the status of what has this name."""
+        ...
+
+    def statvfs(self, path: Path, /) -> DiskStatus:
+        """Return the room on the disk of this path."""
+        ...
+
+    def listdir(self, path: Path, /) -> list[str]:
+        """Return the names in a directory, in no order."""
+        ...
+
+    def rename(self, source: Path, target: Path, /) -> None:
+        """Give a file another name, replacing what had it."""
+        ...
+
+    def unlink(self, path: Path, /) -> None:
+        """Remove a file's name."""
+        ...
+
+    def mkdir(self, path: Path, mode: int, /) -> None:
+        """Create a directory."""
+        ...
+
+    def flock(self, fd: int, operation: int, /) -> None:
+        """Lock an open file, or raise `BlockingIOError`."""
+        ...
+
+    def descriptor(self, fd: int, /) -> int:
+        """Return a descriptor that other calls of this process understand."""
+        ...
+
+
+class LinuxCalls:
+    """The kernel under this process."""
+
+    open = staticmethod(os.open)
+    close = staticmethod(os.close)
+    writev = staticmethod(os.writev)
+    pread = staticmethod(os.pread)
+    preadv = staticmethod(os.preadv)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    ftruncate = staticmethod(os.ftruncate)
+    fstat = staticmethod(os.fstat)
+    stat = staticmethod(os.stat)
+    statvfs = staticmethod(os.statvfs)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    flock = staticmethod(fcntl.flock)
+
+    @staticmethod
+    def listdir(path: Path) -> list[str]:
+        """Return the names in a directory, in no order."""
+        return os.listdir(path)
+
+    @staticmethod
+    def descriptor(fd: int) -> int:
+        """Return the descriptor itself: it is a real one."""
+        return fd
+
+
+# -- files ----------------------------------------------------------------------------
+
+
+class AppendFile:
+    """A file that grows at its end; it has one writer, who owns and closes it."""
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
+        self._failed_sync: str | None = None
 
     @property
     def fd(self) -> int:
         """Return the descriptor, open for reading too; owned by this file."""
-        ...
+        return self._calls.descriptor(self._fd)
 
     def write(self, data: Buffer) -> None:
         """Append all bytes of one buffer; see `write_all`."""
-        ...
+        self.write_all((data,))
 
     def write_all(self, buffers: Sequence[Buffer]) -> None:
         """Append all bytes of all buffers, in order, without joining them.
@@ -88,7 +236,9 @@ class AppendFile(Protocol):
         Durability: nothing is promised before `sync`. After an error *any prefix* of
         the bytes may be in the file; the caller truncates to the last size it knows.
         """
-        ...
+        self._refuse_after_failed_sync("write")
+        with _translated("write", self.path):
+            _write_fully(self._calls, self._fd, buffers)
 
     def sync(self) -> None:
         """Wait until every byte written so far, and the size, are on disk.
@@ -97,68 +247,129 @@ class AppendFile(Protocol):
             DiskError: The sync failed, now or earlier. It is final: unsynced bytes may
                 be lost although reads still show them. Never call it again to retry.
         """
-        ...
+        self._refuse_after_failed_sync("sync")
+        try:
+            with _translated("sync", self.path):
+                self._calls.fdatasync(self._fd)
+        except DiskError as error:
+            self._failed_sync = error.errno_name
+            raise
 
     def truncate(self, size: SizeBytes) -> None:
-        """Cut the file to `size` bytes (at most its size); durable after `sync`."""
-        ...
+        """Cut the file to `size` bytes, at most its size; durable after `sync`."""
+        self._refuse_after_failed_sync("truncate")
+        with _translated("truncate", self.path):
+            self._calls.ftruncate(self._fd, size)
 
     def size(self) -> SizeBytes:
         """Return the size in bytes, unsynced bytes included."""
-        ...
+        with _translated("stat", self.path):
+            return SizeBytes(self._calls.fstat(self._fd).st_size)
 
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
-        ...
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with _translated("close", self.path):
+                self._calls.close(fd)
+
+    def _refuse_after_failed_sync(self, operation: str) -> None:
+        if self._failed_sync is not None:
+            raise DiskError(operation, str(self.path), self._failed_sync)
 
 
-class ReadFile(Protocol):
+class ReadFile:
     """A file open for reading at any position; stays readable when it is removed."""
 
-    @property
-    def path(self) -> Path:
-        """Return the path the file was opened with."""
-        ...
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where the file ends."""
-        ...
+        with _translated("read", self.path):
+            data = self._calls.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size:
+                data = self._calls.pread(self._fd, size - got, position + got)
+                if not data:
+                    break
+                parts.append(data)
+                got += len(data)
+        return b"".join(parts)
 
     def read_into(self, position: Position, target: bytearray | memoryview) -> int:
         """Fill `target` from `position`; return the count, short only at the end."""
-        ...
+        view = memoryview(target)
+        got = 0
+        with _translated("read", self.path):
+            while got < len(view):
+                count = self._calls.preadv(self._fd, (view[got:],), position + got)
+                if not count:
+                    break
+                got += count
+        return got
 
     def size(self) -> SizeBytes:
         """Return the size in bytes at this moment."""
-        ...
+        with _translated("stat", self.path):
+            return SizeBytes(self._calls.fstat(self._fd).st_size)
 
     def mtime_ms(self) -> Millis:
         """Return the time of the last change, in milliseconds since 1970."""
-        ...
+        with _translated("stat", self.path):
+            return Millis(self._calls.fstat(self._fd).st_mtime_ns // 1_000_000)
 
     def fileno(self) -> int:
         """Return a descriptor for sendfile; valid until `close`."""
-        ...
+        return self._calls.descriptor(self._fd)
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        ...
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with _translated("close", self.path):
+                self._calls.close(fd)
 
 
-class DirLock(Protocol):
-    """Ownership of one data directory; the kernel ends it when the process dies."""
+class DirLock:
+    """Ownership of one data directory: flock on `.lock`, which holds the owner's pid.
+
+    The kernel ends the ownership when the process dies, however it dies. The file is
+    never removed: a process that opened it just before would lock a nameless file
+    while another one locks a new file of the same name.
+    """
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self._calls = calls
+        self._path = path
+        self._fd = fd
 
     def release(self) -> None:
         """Give the directory up; a second call does nothing."""
-        ...
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with _translated("unlock", self._path):
+                self._calls.close(fd)
 
 
-class FileSystem(Protocol):
+# -- the file system ------------------------------------------------------------------
+
+
+class FileSystem:
     """What the code may ask of a disk.
 
     Every method raises `NoSpaceError` when there is no room and `DiskError` for any
     other refusal (a missing file is "ENOENT"); any other exception is a bug.
     """
+
+    def __init__(self, calls: SystemCalls) -> None:
+        self._calls = calls
 
     def open_append(self, path: Path, *, create: bool) -> AppendFile:
         """Open a file for appending.
@@ -168,11 +379,30 @@ class FileSystem(Protocol):
             create: Create it, with its name durable, when it is missing. Without it
                 a missing file is an error. An existing file keeps its bytes.
         """
-        ...
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        with _translated("open", path):
+            try:
+                fd = self._calls.open(path, flags, FILE_MODE)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                fd = self._calls.open(path, flags | os.O_CREAT, FILE_MODE)
+        file = AppendFile(self._calls, path, fd)
+        if create:
+            # Also for an existing file: the process that created it may have been
+            # killed before it came to this line.
+            try:
+                self.sync_directory(path.parent)
+            except StorageError:
+                file.close()
+                raise
+        return file
 
     def open_read(self, path: Path) -> ReadFile:
         """Open an existing file for reading."""
-        ...
+        with _translated("open", path):
+            fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC, FILE_MODE)
+        return ReadFile(self._calls, path, fd)
 
     def read_file(self, path: Path, size_max: SizeBytes) -> bytes:
         """Return a whole small file.
@@ -180,7 +410,17 @@ class FileSystem(Protocol):
         Raises:
             StorageError: The file is larger than `size_max`; nothing is returned.
         """
-        ...
+        file = self.open_read(path)
+        try:
+            data = file.read_at(Position(0), SizeBytes(size_max + 1))
+        finally:
+            file.close()
+        if len(data) > size_max:
+            raise StorageError(
+                f"file is too large: path={path} expected at most {size_max} bytes,"
+                f" got at least {len(data)}"
+            )
+        return data
 
     def write_atomically(self, path: Path, data: Buffer) -> None:
         """Replace or create a small file: after a crash it is the old or the new one.
@@ -188,46 +428,88 @@ class FileSystem(Protocol):
         The new content is durable on return. One writer per path: a neighbour named
         `<name>.tmp` is used and, after a crash, may be left behind.
         """
-        ...
+        temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with _translated("open", temporary):
+            fd = self._calls.open(temporary, flags, FILE_MODE)
+        file = AppendFile(self._calls, temporary, fd)
+        try:
+            try:
+                file.write(data)
+                file.sync()
+            finally:
+                file.close()
+            self.rename(temporary, path)
+        except StorageError:
+            # The error that matters is on its way; a leftover harms nobody.
+            with suppress(OSError):
+                self._calls.unlink(temporary)
+            raise
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file, replacing `target`; durable on return.
 
-        Content is not synced: a file that must arrive whole is synced first.
+        Content is not synced: a file that must arrive whole is synced first. After an
+        error the file has one of the two names, or both after a crash.
         """
-        ...
+        with _translated("rename", source):
+            self._calls.rename(source, target)
+        self.sync_directory(target.parent)
+        if source.parent != target.parent:
+            self.sync_directory(source.parent)
 
     def unlink(self, path: Path) -> None:
         """Remove a file's name, durable on return; open readers go on."""
-        ...
+        with _translated("unlink", path):
+            self._calls.unlink(path)
+        self.sync_directory(path.parent)
 
     def make_directory(self, path: Path) -> None:
         """Create one directory level, durable on return; an existing one is kept."""
-        ...
+        with _translated("mkdir", path):
+            try:
+                self._calls.mkdir(path, DIRECTORY_MODE)
+            except FileExistsError:
+                if not self.is_directory(path):
+                    raise
+        # Also for an existing one, for the reason given in `open_append`.
+        self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
         """Wait until the names in a directory are on disk; errors are final."""
-        ...
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with _translated("open", path):
+            fd = self._calls.open(path, flags, 0)
+        with _translated("sync", path):
+            try:
+                self._calls.fsync(fd)
+            finally:
+                self._calls.close(fd)
 
     def list_directory(self, path: Path) -> tuple[str, ...]:
         """Return the names in a directory, sorted; empty for an empty one."""
-        ...
+        with _translated("list", path):
+            return tuple(sorted(self._calls.listdir(path)))
 
     def exists(self, path: Path) -> bool:
-        """Tell whether anything has this name."""
-        ...
+        """Tell whether a file or directory has this name."""
+        return self._status(path) is not None
 
     def is_directory(self, path: Path) -> bool:
-        """Tell whether the name is a directory."""
-        ...
+        """Tell whether the name is a directory; False when nothing has it."""
+        status = self._status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def size_of(self, path: Path) -> SizeBytes:
         """Return the size of a file in bytes, unsynced bytes included."""
-        ...
+        with _translated("stat", path):
+            return SizeBytes(self._calls.stat(path).st_size)
 
     def free_bytes(self, path: Path) -> SizeBytes:
         """Return the room an unprivileged writer has on the disk of this path."""
-        ...
+        with _translated("statvfs", path):
+            disk = self._calls.statvfs(path)
+        return SizeBytes(disk.f_bavail * disk.f_frsize)
 
     def lock_directory(self, path: Path) -> DirLock:
         """Become the only owner of a data directory, without waiting.
@@ -236,39 +518,66 @@ class FileSystem(Protocol):
             LogDirLockedError: Another owner has it; the message names the directory
                 and the owner's process id.
         """
-        ...
+        file = path / LOCK_FILE
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with _translated("lock", file):
+            fd = self._calls.open(file, flags, FILE_MODE)
+            try:
+                self._calls.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._calls.ftruncate(fd, 0)
+                _write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
+            except BlockingIOError as error:
+                text = self._calls.pread(fd, _PID_DIGITS_MAX, 0).strip()
+                self._calls.close(fd)
+                raise LogDirLockedError(
+                    f"data directory is in use: directory={path}"
+                    f" pid={text.decode('ascii', 'replace') or 'unknown'}"
+                ) from error
+            except OSError:
+                self._calls.close(fd)
+                raise
+        return DirLock(self._calls, file, fd)
+
+    def _status(self, path: Path) -> FileStatus | None:
+        with _translated("stat", path):
+            try:
+                return self._calls.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
 
 
-# -- what both file systems share -----------------------------------------------------
+class SystemFileSystem(FileSystem):
+    """The disk of this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(LinuxCalls())
 
 
-def storage_error(operation: str, path: Path, error: OSError) -> StorageError:
-    """Return the error of our tree for a refusal of the operating system."""
-    number = error.errno or 0
-    name = errno.errorcode.get(number, str(number))
-    if number in _NO_SPACE and operation != "sync":
-        return NoSpaceError(f"{operation} found no room: path={path} error={name}")
-    return DiskError(operation, str(path), name)
+# -- helpers --------------------------------------------------------------------------
 
 
-def write_fully(
-    write_some: Callable[[Sequence[Buffer]], int], buffers: Sequence[Buffer]
-) -> None:
-    """Write all bytes through a writev-like call that may write fewer.
+@contextmanager
+def _translated(operation: str, path: Path) -> Iterator[None]:
+    """Turn the kernel's refusal inside the block into an error of our tree."""
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        name = errno.errorcode.get(number, str(number))
+        if number in _NO_SPACE and operation != "sync":
+            raise NoSpaceError(
+                f"{operation} found no room: path={path} error={name}"
+            ) from error
+        raise DiskError(operation, str(path), name) from error
 
-    Args:
-        write_some: Takes 1..`BUFFERS_PER_CALL_MAX` buffers, at least one byte in all,
-            and returns how many bytes it took, in order.
-        buffers: What to write; not copied.
 
-    Raises:
-        OSError: From `write_some`, or EIO when it takes nothing.
-    """
+def _write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:
+    """Write all bytes, however few the kernel takes at a time."""
     for first in range(0, len(buffers), BUFFERS_PER_CALL_MAX):
         group = buffers[first : first + BUFFERS_PER_CALL_MAX]
         missing = sum(map(len, group))
         while missing:
-            taken = write_some(group)
+            taken = calls.writev(fd, group)
             if taken <= 0:
                 raise OSError(errno.EIO, "the device took no bytes")
             missing -= taken
@@ -283,284 +592,3 @@ def _without_prefix(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
             return [memoryview(buffer)[count:], *buffers[index + 1 :]]
         count -= len(buffer)
     return []
-
-
-@contextmanager
-def _translated(operation: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(operation, path, error) from error
-
-
-# -- the real disk --------------------------------------------------------------------
-
-
-class SystemFileSystem:
-    """The disk of this machine."""
-
-    def open_append(self, path: Path, *, create: bool) -> AppendFile:
-        """Open a file for appending; a created name is durable on return."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-        with _translated("open", path):
-            try:
-                return _SystemAppendFile(path, os.open(path, flags))
-            except FileNotFoundError:
-                if not create:
-                    raise
-            fd = os.open(path, flags | os.O_CREAT, FILE_MODE)
-        try:
-            self.sync_directory(path.parent)
-        except BaseException:
-            os.close(fd)
-            raise
-        return _SystemAppendFile(path, fd)
-
-    def open_read(self, path: Path) -> ReadFile:
-        """Open an existing file for reading."""
-        with _translated("open", path):
-            return _SystemReadFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-
-    def read_file(self, path: Path, size_max: SizeBytes) -> bytes:
-        """Return a whole small file; a larger one is an error."""
-        file = self.open_read(path)
-        try:
-            data = file.read_at(Position(0), SizeBytes(size_max + 1))
-        finally:
-            file.close()
-        if len(data) > size_max:
-            raise StorageError(
-                f"file is too large: path={path} expected at most {size_max} bytes,"
-                f" got at least {len(data)}"
-            )
-        return data
-
-    def write_atomically(self, path: Path, data: Buffer) -> None:
-        """Replace or create a small file; after a crash it is the old or new one."""
-        temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with _translated("open", temporary):
-            file = _SystemAppendFile(temporary, os.open(temporary, flags, FILE_MODE))
-        try:
-            try:
-                file.write(data)
-                file.sync()
-            finally:
-                file.close()
-            self.rename(temporary, path)
-        except StorageError:
-            # The error that matters is on its way; a leftover harms nobody.
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
-
-    def rename(self, source: Path, target: Path) -> None:
-        """Rename a file, replacing `target`; both directories are synced."""
-        with _translated("rename", source):
-            os.rename(source, target)
-        self.sync_directory(target.parent)
-        if source.parent != target.parent:
-            self.sync_directory(source.parent)
-
-    def unlink(self, path: Path) -> None:
-        """Remove a file's name and sync its directory."""
-        with _translated("unlink", path):
-            os.unlink(path)
-        self.sync_directory(path.parent)
-
-    def make_directory(self, path: Path) -> None:
-        """Create one directory level and sync its parent; an existing one is kept."""
-        with _translated("mkdir", path):
-            try:
-                os.mkdir(path, DIRECTORY_MODE)
-            except FileExistsError:
-                if not os.path.isdir(path):
-                    raise
-        # Also for an existing one: a crash may have come before the first sync.
-        self.sync_directory(path.parent)
-
-    def sync_directory(self, path: Path) -> None:
-        """Wait until the names in a directory are on disk; errors are final."""
-        with _translated("sync", path):
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-
-    def list_directory(self, path: Path) -> tuple[str, ...]:
-        """Return the names in a directory, sorted."""
-        with _translated("list", path):
-            return tuple(sorted(os.listdir(path)))
-
-    def exists(self, path: Path) -> bool:
-        """Tell whether anything has this name."""
-        with _translated("stat", path):
-            try:
-                os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return False
-            return True
-
-    def is_directory(self, path: Path) -> bool:
-        """Tell whether the name is a directory."""
-        return os.path.isdir(path)
-
-    def size_of(self, path: Path) -> SizeBytes:
-        """Return the size of a file in bytes."""
-        with _translated("stat", path):
-            return SizeBytes(os.stat(path).st_size)
-
-    def free_bytes(self, path: Path) -> SizeBytes:
-        """Return the room an unprivileged writer has on the disk of this path."""
-        with _translated("statvfs", path):
-            disk = os.statvfs(path)
-        return SizeBytes(disk.f_bavail * disk.f_frsize)
-
-    def lock_directory(self, path: Path) -> DirLock:
-        """Become the only owner of a data directory, without waiting."""
-        return _SystemDirLock(path)
-
-
-class _SystemAppendFile:
-    """An `AppendFile` over a descriptor."""
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-        self._sync_error: str | None = None
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    @property
-    def fd(self) -> int:
-        return self._fd
-
-    def write(self, data: Buffer) -> None:
-        self.write_all((data,))
-
-    def write_all(self, buffers: Sequence[Buffer]) -> None:
-        self._refuse_after_failed_sync("write")
-        with _translated("write", self._path):
-            write_fully(self._write_some, buffers)
-
-    def _write_some(self, buffers: Sequence[Buffer]) -> int:
-        return os.writev(self._fd, buffers)
-
-    def sync(self) -> None:
-        self._refuse_after_failed_sync("sync")
-        try:
-            os.fdatasync(self._fd)
-        except OSError as error:
-            failure = storage_error("sync", self._path, error)
-            self._sync_error = errno.errorcode.get(error.errno or 0, "unknown")
-            raise failure from error
-
-    def truncate(self, size: SizeBytes) -> None:
-        self._refuse_after_failed_sync("truncate")
-        with _translated("truncate", self._path):
-            os.ftruncate(self._fd, size)
-
-    def size(self) -> SizeBytes:
-        with _translated("stat", self._path):
-            return SizeBytes(os.fstat(self._fd).st_size)
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with _translated("close", self._path):
-                os.close(fd)
-
-    def _refuse_after_failed_sync(self, operation: str) -> None:
-        if self._sync_error is not None:
-            raise DiskError(operation, str(self._path), self._sync_error)
-
-
-class _SystemReadFile:
-    """A `ReadFile` over a descriptor."""
-
-    def __init__(self, path: Path, fd: int) -> None:
-        self._path = path
-        self._fd = fd
-
-    @property
-    def path(self) -> Path:
-        return self._path
-
-    def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        with _translated("read", self._path):
-            data = os.pread(self._fd, size, position)
-            if len(data) == size or not data:
-                return data
-            parts = [data]
-            got = len(data)
-            while got < size:
-                data = os.pread(self._fd, size - got, position + got)
-                if not data:
-                    break
-                parts.append(data)
-                got += len(data)
-        return b"".join(parts)
-
-    def read_into(self, position: Position, target: bytearray | memoryview) -> int:
-        view = memoryview(target)
-        got = 0
-        with _translated("read", self._path):
-            while got < len(view):
-                count = os.preadv(self._fd, (view[got:],), position + got)
-                if not count:
-                    break
-                got += count
-        return got
-
-    def size(self) -> SizeBytes:
-        with _translated("stat", self._path):
-            return SizeBytes(os.fstat(self._fd).st_size)
-
-    def mtime_ms(self) -> Millis:
-        with _translated("stat", self._path):
-            return Millis(os.fstat(self._fd).st_mtime_ns // 1_000_000)
-
-    def fileno(self) -> int:
-        return self._fd
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with _translated("close", self._path):
-                os.close(fd)
-
-
-class _SystemDirLock:
-    """flock on `.lock`; the file holds the owner's process id as decimal text.
-
-    The file is never removed: a process that opened it just before would hold the lock
-    of a nameless file while another one locks a new file of the same name.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        path = directory / LOCK_FILE
-        with _translated("lock", path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, b"%d\n" % os.getpid(), 0)
-            except BlockingIOError as error:
-                holder = os.pread(fd, 32, 0).strip().decode("ascii", "replace")
-                os.close(fd)
-                raise LogDirLockedError(
-                    f"data directory is in use: directory={directory}"
-                    f" pid={holder or 'unknown'}"
-                ) from error
-            except BaseException:
-                os.close(fd)
-                raise
-        self._fd = fd
-
-    def release(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)

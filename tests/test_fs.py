@@ -9,10 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from metaq import fs
 from metaq.errors import DiskError, LogDirLockedError, NoSpaceError, StorageError
-from metaq.fs import BUFFERS_PER_CALL_MAX, LOCK_FILE, SystemFileSystem, write_fully
-from metaq.model import SizeBytes
+from metaq.fs import (
+    BUFFERS_PER_CALL_MAX,
+    LOCK_FILE,
+    FileSystem,
+    LinuxCalls,
+    SystemFileSystem,
+)
+from metaq.model import Position, SizeBytes
 
 DISK = SystemFileSystem()
 
@@ -24,6 +29,14 @@ lock = SystemFileSystem().lock_directory(Path(sys.argv[1]))
 sys.stdout.write("locked\\n"); sys.stdout.flush()
 signal.pause()
 """
+
+
+def disk_with(**replaced) -> FileSystem:
+    """Return the real disk with some calls of the kernel replaced."""
+    calls = LinuxCalls()
+    for name, call in replaced.items():
+        setattr(calls, name, call)
+    return FileSystem(calls)
 
 
 def failing(number: int):
@@ -65,12 +78,9 @@ def test_the_lock_file_holds_our_process_id_and_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_write_without_room_is_no_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_write_without_room_is_no_space(tmp_path: Path, number: int) -> None:
     """Full disk and full quota are the error that may pass by itself."""
-    file = DISK.open_append(tmp_path / "a", create=True)
-    monkeypatch.setattr(fs.os, "writev", failing(number))
+    file = disk_with(writev=failing(number)).open_append(tmp_path / "a", create=True)
     with pytest.raises(NoSpaceError, match=errno.errorcode[number]) as refusal:
         file.write(b"x")
     assert refusal.value.retriable
@@ -78,17 +88,23 @@ def test_a_write_without_room_is_no_space(
     file.close()
 
 
-def test_a_failed_sync_is_final_and_never_no_space(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_is_final_and_never_no_space(tmp_path: Path) -> None:
     """Room that comes back does not bring back pages that the sync has dropped."""
-    file = DISK.open_append(tmp_path / "a", create=True)
+    answers = [errno.ENOSPC]
+
+    def fdatasync(fd: int) -> None:
+        if answers:
+            raise OSError(answers.pop(), "once")
+        os.fdatasync(fd)
+
+    file = disk_with(fdatasync=fdatasync).open_append(tmp_path / "a", create=True)
     file.write(b"x")
-    with monkeypatch.context() as patch:
-        patch.setattr(fs.os, "fdatasync", failing(errno.ENOSPC))
-        with pytest.raises(DiskError, match="ENOSPC"):
-            file.sync()
-    for call in (file.sync, lambda: file.write(b"y"), lambda: file.truncate(0)):
+    for call in (
+        file.sync,
+        file.sync,
+        lambda: file.write(b"y"),
+        lambda: file.truncate(SizeBytes(0)),
+    ):
         with pytest.raises(DiskError) as refusal:
             call()
         assert refusal.value.errno_name == "ENOSPC"
@@ -108,31 +124,25 @@ def test_a_refusal_names_operation_path_and_number(tmp_path: Path) -> None:
     )
 
 
-def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_atomic_write_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
     """When the sync fails, the target is untouched and the temporary is gone."""
     target = tmp_path / "checkpoint"
     DISK.write_atomically(target, b"old")
-    monkeypatch.setattr(fs.os, "fdatasync", failing(errno.EIO))
     with pytest.raises(DiskError):
-        DISK.write_atomically(target, b"new")
+        disk_with(fdatasync=failing(errno.EIO)).write_atomically(target, b"new")
     assert DISK.list_directory(tmp_path) == ("checkpoint",)
     assert target.read_bytes() == b"old"
 
 
-def test_names_are_synced_where_they_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_are_synced_where_they_change(tmp_path: Path) -> None:
     """Create, rename, remove and mkdir each sync the directories they changed."""
-    synced: list[Path] = []
-    real = os.fsync
+    synced: set[Path] = set()
 
     def fsync(fd: int) -> None:
-        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
-        real(fd)
+        synced.add(Path(f"/proc/self/fd/{fd}").readlink())
+        os.fsync(fd)
 
-    monkeypatch.setattr(fs.os, "fsync", fsync)
+    disk = disk_with(fsync=fsync)
     sub = tmp_path / "sub"
 
     def changed() -> set[Path]:
@@ -140,51 +150,92 @@ def test_names_are_synced_where_they_change(
         synced.clear()
         return seen
 
-    DISK.make_directory(sub)
+    disk.make_directory(sub)
     assert changed() == {tmp_path}
-    DISK.open_append(sub / "a", create=True).close()
+    disk.open_append(sub / "a", create=True).close()
     assert changed() == {sub}
-    DISK.open_append(sub / "a", create=True).close()
+    disk.open_append(sub / "a", create=False).close()
     assert changed() == set()
-    DISK.rename(sub / "a", tmp_path / "b")
+    disk.rename(sub / "a", tmp_path / "b")
     assert changed() == {sub, tmp_path}
-    DISK.unlink(tmp_path / "b")
+    disk.unlink(tmp_path / "b")
+    assert changed() == {tmp_path}
+    disk.write_atomically(tmp_path / "c", b"x")
     assert changed() == {tmp_path}
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 4096])
-def test_short_writes_lose_and_double_nothing(step: int) -> None:
-    """Whatever a call takes, all bytes of all buffers arrive once and in order."""
-    buffers = [b"", b"abc", memoryview(b"defgh"), b"", bytearray(b"i"), b"jk"]
-    taken = bytearray()
+def test_short_writes_and_reads_are_invisible(tmp_path: Path, step: int) -> None:
+    """However few bytes a call moves, all arrive once and in order."""
 
-    def write_some(group: object) -> int:
-        data = b"".join(group)[:step]  # type: ignore[call-overload]
-        taken.extend(data)
-        return len(data)
+    def writev(fd: int, buffers) -> int:
+        return os.write(fd, b"".join(buffers)[:step])
 
-    write_fully(write_some, buffers)
-    assert taken == b"abcdefghijk"
+    def preadv(fd: int, buffers, position: int) -> int:
+        return os.preadv(fd, [buffers[0][:step]], position)
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        return os.pread(fd, min(size, step), position)
+
+    disk = disk_with(writev=writev, pread=pread, preadv=preadv)
+    file = disk.open_append(tmp_path / "a", create=True)
+    file.write_all([b"", b"abc", memoryview(b"defgh"), b"", bytearray(b"i"), b"jk"])
+    file.close()
+    reader = disk.open_read(tmp_path / "a")
+    target = bytearray(6)
+    assert reader.read_at(Position(2), SizeBytes(100)) == b"cdefghijk"
+    assert reader.read_into(Position(1), target) == 6
+    assert target == b"bcdefg"
+    reader.close()
 
 
-def test_many_buffers_are_split_at_the_limit_of_the_kernel() -> None:
+def test_many_buffers_are_split_at_the_limit_of_the_kernel(tmp_path: Path) -> None:
     """No call gets more buffers than IOV_MAX, and a call without bytes is not made."""
     groups: list[int] = []
 
-    def write_some(group: object) -> int:
-        groups.append(len(group))  # type: ignore[arg-type]
-        return sum(map(len, group))  # type: ignore[call-overload]
+    def writev(fd: int, buffers) -> int:
+        groups.append(len(buffers))
+        return os.writev(fd, buffers)
 
-    write_fully(write_some, [b"x"] * (2 * BUFFERS_PER_CALL_MAX + 1))
-    write_fully(write_some, [b"", b""])
+    file = disk_with(writev=writev).open_append(tmp_path / "a", create=True)
+    file.write_all([b"x"] * (2 * BUFFERS_PER_CALL_MAX + 1))
+    file.write_all([b"", b""])
     assert groups == [BUFFERS_PER_CALL_MAX, BUFFERS_PER_CALL_MAX, 1]
     assert os.sysconf("SC_IOV_MAX") >= BUFFERS_PER_CALL_MAX
+    file.close()
 
 
-def test_a_device_that_takes_nothing_is_an_error() -> None:
+def test_a_device_that_takes_nothing_is_an_error(tmp_path: Path) -> None:
     """A write that returns 0 does not loop for ever."""
-    with pytest.raises(OSError, match="took no bytes"):
-        write_fully(lambda _group: 0, [b"x"])
+    disk = disk_with(writev=lambda _fd, _buffers: 0)
+    file = disk.open_append(tmp_path / "a", create=True)
+    with pytest.raises(DiskError, match="EIO"):
+        file.write(b"x")
+    file.close()
+
+
+def test_no_refusal_of_the_kernel_leaves_as_an_oserror(tmp_path: Path) -> None:
+    """Whichever call is refused, the error is one of ours."""
+    DISK.open_append(tmp_path / "a", create=True).close()
+    no = failing(errno.EACCES)
+    refused = [
+        lambda: disk_with(open=no).open_append(tmp_path / "a", create=True),
+        lambda: disk_with(open=no).open_read(tmp_path / "a"),
+        lambda: disk_with(pread=no).read_file(tmp_path / "a", SizeBytes(9)),
+        lambda: disk_with(rename=no).rename(tmp_path / "a", tmp_path / "b"),
+        lambda: disk_with(unlink=no).unlink(tmp_path / "a"),
+        lambda: disk_with(mkdir=no).make_directory(tmp_path / "d"),
+        lambda: disk_with(fsync=no).sync_directory(tmp_path),
+        lambda: disk_with(listdir=no).list_directory(tmp_path),
+        lambda: disk_with(stat=no).exists(tmp_path),
+        lambda: disk_with(stat=no).size_of(tmp_path),
+        lambda: disk_with(statvfs=no).free_bytes(tmp_path),
+        lambda: disk_with(flock=no).lock_directory(tmp_path),
+    ]
+    for call in refused:
+        with pytest.raises(DiskError) as refusal:
+            call()
+        assert refusal.value.errno_name == "EACCES"
 
 
 def test_a_file_over_its_limit_is_not_returned(tmp_path: Path) -> None:
