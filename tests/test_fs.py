@@ -46,7 +46,7 @@ def failing(number: int):
     return call
 
 
-@pytest.mark.slow
+@pytest.mark.crash
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
     """The refusal names directory and owner; kill -9 of the owner frees the lock."""
     holder = subprocess.Popen(

@@ -1,0 +1,345 @@
+"""What a disk in memory holds, and what a power cut leaves of it.
+
+Theory of operation. Two versions of
+everything are kept:
+
+    what reads see                   what a power cut leaves for certain
+    file content                     content at the last successful sync
+    names in a directory             names at the last successful directory sync
+
+and between them the things that *may* survive: dirty pages of 4 KiB, the size of a
+file, and changes of names (create, rename, unlink, mkdir). `crash` builds the disk
+that a machine finds after a power cut. For each of these things it asks a `Choose`
+function what became of it, so that one mechanism gives the worst case (`keep_none`),
+the lucky case (`keep_all`), a random case that a seed repeats (`keep_random`) and, in
+`crashes`, every case there is. What may happen:
+
+* a size is the old one, the new one, or any in between;
+* a page is lost (old bytes, or zeros where the file had none), stale (arbitrary bytes
+  where the file had none), torn at any byte, or kept, each page for itself;
+* a change of a name is kept or lost, each for itself; but a rename never loses the
+  file: the old name goes only when the new one has come.
+
+A sync that fails marks the pages clean without writing them, as Linux does: reads go
+on seeing the bytes, a later sync succeeds without them, and a crash loses them.
+
+Keep in step: `metaq/testing/fs.py`, which answers the calls of the kernel from here.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Final
+
+PAGE_BYTES: Final = 4096
+"""What the kernel writes back as one; kept or lost as one."""
+
+CAPACITY_BYTES: Final = 1 << 40
+"""Size of a new disk in bytes."""
+
+Choose = Callable[[int], int]
+"""Decides one thing in a crash: from `count` outcomes, 0 (lost) .. count-1 (kept)."""
+
+
+def keep_none(count: int) -> int:
+    """Lose everything that was not synced."""
+    del count
+    return 0
+
+
+def keep_all(count: int) -> int:
+    """Keep everything, as when the process is killed and the machine goes on."""
+    return count - 1
+
+
+def keep_random(seed: int) -> Choose:
+    """Return a chooser that the seed repeats; half of its choices are extremes."""
+    source = random.Random(seed)
+
+    def choose(count: int) -> int:
+        if source.random() < 0.5:
+            return source.choice((0, count - 1))
+        return source.randrange(count)
+
+    return choose
+
+
+# -- what lies on the disk ------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class DiskFile:
+    """One file, whatever its names are."""
+
+    content: bytearray = field(default_factory=bytearray)
+    """What reads see."""
+    durable: bytearray = field(default_factory=bytearray)
+    """What the last successful sync left."""
+    dirty: set[int] = field(default_factory=set)
+    """Pages written since the last sync, successful or not."""
+    size_low: int = 0
+    """Smallest size since the last successful sync."""
+    changed: int = 0
+    """Counts changes of the content."""
+    mtime_ns: int = 0
+    """Time of the last change."""
+    locked_by: int | None = None
+    """The descriptor that holds the lock."""
+
+    def write(self, position: int, data: bytes) -> None:
+        """Put bytes at a position; a gap before them is zero."""
+        end = position + len(data)
+        if position > len(self.content):
+            self.resize(position)
+        self.content[position:end] = data
+        self._touch(position, end)
+
+    def resize(self, size: int) -> None:
+        """Cut the content, or extend it with zeros."""
+        old = len(self.content)
+        if size < old:
+            del self.content[size:]
+            self.dirty = {page for page in self.dirty if page * PAGE_BYTES < size}
+            self.size_low = min(self.size_low, size)
+            # The kernel zeroes the rest of the last page.
+            self._touch(size, size + bool(size % PAGE_BYTES))
+        else:
+            self.content.extend(bytes(size - old))
+            self._touch(old, size)
+
+    def _touch(self, start: int, end: int) -> None:
+        self.changed += 1
+        self.dirty.update(range(start // PAGE_BYTES, -(-end // PAGE_BYTES)))
+
+    def sync(self) -> None:
+        """Bring size and dirty pages to the device; clean pages are believed."""
+        size = len(self.content)
+        del self.durable[size:]
+        self.durable.extend(bytes(size - len(self.durable)))
+        for page in self.dirty:
+            start = page * PAGE_BYTES
+            end = min(start + PAGE_BYTES, size)
+            self.durable[start:end] = self.content[start:end]
+        self.dirty.clear()
+        self.size_low = size
+
+    def copy(self) -> "DiskFile":
+        """Return the same file again, unsynced state included."""
+        twin = copy(self)
+        twin.content = bytearray(self.content)
+        twin.durable = bytearray(self.durable)
+        twin.dirty = set(self.dirty)
+        twin.locked_by = None
+        return twin
+
+    def crash(self, choose: Choose, *, torn: bool) -> "DiskFile":
+        """Return what a power cut leaves of this file."""
+        size = self._size_after(choose, torn=torn)
+        result = self.durable[:size]
+        result.extend(bytes(size - len(result)))
+        for page in sorted(self.dirty):
+            start = page * PAGE_BYTES
+            end = min(start + PAGE_BYTES, size)
+            if start >= end:
+                continue
+            new = self.content[start:end]
+            new.extend(bytes(end - start - len(new)))
+            fresh = max(start, min(end, len(self.durable))) - start
+            result[start:end] = _page_after(
+                result[start:end], new, fresh, page, choose, torn=torn
+            )
+        return DiskFile(
+            result, bytearray(result), size_low=size, mtime_ns=self.mtime_ns
+        )
+
+    def _size_after(self, choose: Choose, *, torn: bool) -> int:
+        old, new = len(self.durable), len(self.content)
+        low, high = min(old, self.size_low), max(old, new)
+        if low == high:
+            return old
+        first_boundary = (low // PAGE_BYTES + 1) * PAGE_BYTES
+        starts: list[int] = [low, *range(first_boundary, high, PAGE_BYTES)]
+        if not torn:
+            starts = [start for start in starts if start not in (old, new)]
+        outcome = choose(len(starts) + 2)
+        if outcome == 0:
+            return old
+        if outcome == len(starts) + 1:
+            return new
+        start = starts[outcome - 1]
+        end = min((start // PAGE_BYTES + 1) * PAGE_BYTES, high)
+        return start + choose(end - start) if torn and end - start > 1 else start
+
+
+def _page_after(
+    old: bytearray,
+    new: bytearray,
+    fresh: int,
+    page: int,
+    choose: Choose,
+    *,
+    torn: bool,
+) -> bytearray:
+    """Return one page after a power cut; `fresh` is where the file had no bytes."""
+    if old == new:
+        return old
+    outcomes = ["lost", "kept"]
+    if fresh < len(old):
+        outcomes.insert(1, "stale")
+    first = next(i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b)
+    if torn and first + 1 < len(new):
+        outcomes.insert(-1, "torn")
+    match outcomes[choose(len(outcomes))]:
+        case "lost":
+            return old
+        case "stale":
+            garbage = random.Random(page).randbytes(len(old) - fresh)
+            return old[:fresh] + garbage
+        case "torn":
+            cut = first + 1 + choose(len(new) - first - 1)
+            return new[:cut] + old[cut:]
+        case _:
+            return new
+
+
+@dataclass(slots=True, eq=False)
+class DiskDirectory:
+    """One directory: names as seen, and names as they are on the device."""
+
+    names: dict[str, "Node"] = field(default_factory=dict)
+    """What reads see."""
+    durable: dict[str, "Node"] = field(default_factory=dict)
+    """What the last successful sync of the directory left."""
+
+
+Node = DiskFile | DiskDirectory
+
+
+@dataclass(slots=True, eq=False)
+class NameChange:
+    """A change of names in one directory that is not on the device yet."""
+
+    directory: DiskDirectory
+    removed: str | None = None
+    added: str | None = None
+    node: Node | None = None
+    after: "NameChange | None" = None
+    """This change is on the device only when that one is."""
+
+    def apply(self, names: dict[str, Node]) -> None:
+        """Make the change in a table of names."""
+        if self.removed is not None:
+            names.pop(self.removed, None)
+        if self.added is not None and self.node is not None:
+            names[self.added] = self.node
+
+
+@dataclass(slots=True, eq=False)
+class Disk:
+    """Everything that a power cut can touch."""
+
+    root: DiskDirectory = field(default_factory=DiskDirectory)
+    changes: list[NameChange] = field(default_factory=list)
+    """Changes of names that are not synced, oldest first."""
+    capacity: int = CAPACITY_BYTES
+    """Bytes that fit on the disk, in all files together."""
+
+    def used(self) -> int:
+        """Return the bytes of all files that have a name."""
+        return sum(len(file.content) for file in files_below(self.root))
+
+    def change(self, change: NameChange) -> NameChange:
+        """Make a change that reads see at once and a crash may forget."""
+        change.apply(change.directory.names)
+        self.changes.append(change)
+        return change
+
+    def sync_names(self, directory: DiskDirectory) -> None:
+        """Bring the changes of one directory to the device, and what they need."""
+        wanted: set[int] = set()
+        for change in reversed(self.changes):
+            if change.directory is directory or id(change) in wanted:
+                wanted.add(id(change))
+                if change.after is not None:
+                    wanted.add(id(change.after))
+        for change in self.changes:
+            if id(change) in wanted:
+                change.apply(change.directory.durable)
+        self.changes = [c for c in self.changes if id(c) not in wanted]
+
+    def drop_changes(self, directory: DiskDirectory) -> None:
+        """Forget, as a failed sync does, that these changes are to be written."""
+        lost = {id(c) for c in self.changes if c.directory is directory}
+        self.changes = [
+            c for c in self.changes if id(c) not in lost and id(c.after) not in lost
+        ]
+
+    def copy(self) -> "Disk":
+        """Return the same disk again, unsynced state included."""
+        twins: dict[int, Node] = {}
+        changes: dict[int, NameChange] = {}
+
+        def twin(node: Node) -> Node:
+            if id(node) not in twins:
+                if isinstance(node, DiskFile):
+                    twins[id(node)] = node.copy()
+                else:
+                    twins[id(node)] = copied = DiskDirectory()
+                    copied.names = {k: twin(v) for k, v in node.names.items()}
+                    copied.durable = {k: twin(v) for k, v in node.durable.items()}
+            return twins[id(node)]
+
+        root = twin(self.root)
+        assert isinstance(root, DiskDirectory)
+        for change in self.changes:
+            directory = twin(change.directory)
+            assert isinstance(directory, DiskDirectory)
+            changes[id(change)] = NameChange(
+                directory,
+                change.removed,
+                change.added,
+                None if change.node is None else twin(change.node),
+                None if change.after is None else changes.get(id(change.after)),
+            )
+        return Disk(root, list(changes.values()), self.capacity)
+
+    def crash(self, choose: Choose, *, torn: bool) -> "Disk":
+        """Return the disk that the machine finds after a power cut."""
+        names: dict[int, dict[str, Node]] = {}
+        kept: set[int] = set()
+        unsynced = {id(change) for change in self.changes}
+        for change in self.changes:
+            after = change.after
+            if after is not None and id(after) in unsynced and id(after) not in kept:
+                continue
+            if choose(2):
+                kept.add(id(change))
+                directory = change.directory
+                mine = names.setdefault(id(directory), dict(directory.durable))
+                change.apply(mine)
+        twins: dict[int, Node] = {}
+
+        def left(node: Node) -> Node:
+            if id(node) not in twins:
+                if isinstance(node, DiskFile):
+                    twins[id(node)] = node.crash(choose, torn=torn)
+                else:
+                    twins[id(node)] = found = DiskDirectory()
+                    entries = names.get(id(node), node.durable)
+                    found.names = {k: left(entries[k]) for k in sorted(entries)}
+                    found.durable = dict(found.names)
+            return twins[id(node)]
+
+        root = left(self.root)
+        assert isinstance(root, DiskDirectory)
+        return Disk(root, [], self.capacity)
+
+
+def files_below(directory: DiskDirectory) -> Iterator[DiskFile]:
+    """Yield every file below a directory."""
+    for node in directory.names.values():
+        if isinstance(node, DiskFile):
+            yield node
+        else:
+            yield from files_below(node)
