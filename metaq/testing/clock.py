@@ -1,0 +1,88 @@
+"""A clock that stands still until it is told to move."""
+
+import asyncio
+import heapq
+from collections.abc import Coroutine
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from metaq.model import Millis
+
+WALL_MS: Final = Millis(1_700_000_000_000)
+"""What the wall clock shows at first: 2023-11-14 22:13:20 UTC."""
+
+_ROUNDS: Final = 20
+"""Turns of the event loop after which everybody who can go on has gone on."""
+
+T = TypeVar("T")
+
+
+class ManualClock:
+    """`metaq.clock.Clock` for tests: both clocks move only by `advance_s` and `drive`.
+
+    Sleepers are woken in the order of their times. For one event loop.
+    """
+
+    def __init__(self, wall_ms: Millis = WALL_MS, monotonic_s: float = 1000.0) -> None:
+        self._wall_ms = float(wall_ms)
+        self._monotonic_s = monotonic_s
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = count()
+
+    def wall_ms(self) -> Millis:
+        """Return the wall clock in milliseconds since 1970 (UTC)."""
+        return Millis(round(self._wall_ms))
+
+    def monotonic_s(self) -> float:
+        """Return the seconds of the clock that never goes back."""
+        return self._monotonic_s
+
+    def advance_s(self, seconds: float) -> None:
+        """Let `seconds` (0 or more) pass on both clocks and wake who slept so long."""
+        assert seconds >= 0, "time does not go back; see jump_wall_ms"
+        self._move_to(self._monotonic_s + seconds)
+
+    def jump_wall_ms(self, milliseconds: int) -> None:
+        """Set the wall clock forward or back, as an administrator or NTP does."""
+        self._wall_ms += milliseconds
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until the clock has moved `seconds`; `asyncio.sleep` for tests."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        wake_s = self._monotonic_s + seconds
+        heapq.heappush(self._sleepers, (wake_s, next(self._order), woken))
+        await woken
+
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` to its end, jumping to the next sleeper when everyone sleeps.
+
+        Raises:
+            AssertionError: The work waits, and not for this clock.
+        """
+        task = asyncio.get_running_loop().create_task(work)
+        try:
+            while True:
+                for _ in range(_ROUNDS):
+                    if task.done():
+                        return task.result()
+                    await asyncio.sleep(0)
+                self._drop_cancelled()
+                assert self._sleepers, "the work waits for something else than time"
+                self._move_to(self._sleepers[0][0])
+        finally:
+            task.cancel()
+
+    def _move_to(self, monotonic_s: float) -> None:
+        self._wall_ms += (monotonic_s - self._monotonic_s) * 1000
+        self._monotonic_s = monotonic_s
+        while self._sleepers and self._sleepers[0][0] <= monotonic_s:
+            _, _, woken = heapq.heappop(self._sleepers)
+            if not woken.done():
+                woken.set_result(None)
+
+    def _drop_cancelled(self) -> None:
+        self._sleepers = [entry for entry in self._sleepers if not entry[2].done()]
+        heapq.heapify(self._sleepers)
