@@ -1,0 +1,313 @@
+"""Services: things that start in order, own their tasks, and stop in reverse order.
+
+Theory of operation. A service keeps one stack of what it has brought up: services it
+owns, tasks it runs, and clean-ups. `stop`, a failed `start` and a failure all take the
+same way down that stack, so nothing is released twice, in another order, or not at all.
+
+    new ──start──▶ starting ──started──▶ running ──stop──▶ stopping ──stopped──▶ stopped
+                      │                     │                  │
+                      └────────fail─────────┴──────fail────────┴──▶ failed
+
+A task that ends with an exception fails its service; a service that fails fails its
+owner. The failure is logged once, with its traceback, where it happened; the topmost
+`on_failure` decides what to do, which is nearly always to stop everything. A failed
+service still holds what it had brought up until it is stopped. A start that fails is
+not logged: it is taken down and the error is raised to whoever started.
+
+Invariant: after `stop` has returned, no owned task is running, unless its time-out was
+logged; the stack is empty.
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from metaq.errors import ClosedError
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S: Final = 0.05
+"""What each part gets when the others have used up the time: enough to be cancelled."""
+
+
+class State(enum.Enum):
+    """Where a service is in its life."""
+
+    NEW = "new"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class Event(enum.Enum):
+    """What moves a service on."""
+
+    START = "start"
+    STARTED = "started"
+    STOP = "stop"
+    STOPPED = "stopped"
+    FAIL = "fail"
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+    (State.NEW, Event.START): State.STARTING,
+    (State.NEW, Event.STOP): State.STOPPING,
+    (State.STARTING, Event.STARTED): State.RUNNING,
+    (State.STARTING, Event.STOP): State.STOPPING,
+    (State.STARTING, Event.FAIL): State.FAILED,
+    (State.RUNNING, Event.STOP): State.STOPPING,
+    (State.RUNNING, Event.FAIL): State.FAILED,
+    (State.STOPPING, Event.STOPPED): State.STOPPED,
+    (State.STOPPING, Event.FAIL): State.FAILED,
+    # What a failed service holds is released, and it stays failed.
+    (State.FAILED, Event.STOP): State.FAILED,
+    (State.FAILED, Event.STOPPED): State.FAILED,
+    (State.FAILED, Event.FAIL): State.FAILED,
+    (State.STOPPED, Event.STOP): State.STOPPED,
+}
+"""Every step there is; any other is a bug of the caller."""
+
+
+def apply(state: State, event: Event) -> State:
+    """Return the state after `event`.
+
+    Raises:
+        RuntimeError: The event is not possible in this state.
+    """
+    after = TRANSITIONS.get((state, event))
+    if after is None:
+        raise RuntimeError(f"service cannot {event.value} while it is {state.value}")
+    return after
+
+
+@dataclass(slots=True, eq=False)
+class _Owned:
+    """One entry of the stack."""
+
+    name: str
+    release: Callable[[], Awaitable[None]]
+
+
+class Service:
+    """Base of everything that runs: override `on_start`, and `on_stop` when needed.
+
+    Lifecycle: `start` once, `stop` any number of times. Everything happens on one
+    event loop. Whoever starts a service owns it and stops it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        stop_timeout_s: float,
+        on_failure: Callable[["Service", BaseException], None] | None = None,
+    ) -> None:
+        """Name the service.
+
+        Args:
+            name: For logs and task names.
+            stop_timeout_s: How long `stop` may wait in all, in seconds; when it is
+                over, each remaining part still gets a moment (`_GRACE_S`).
+            on_failure: Called once when the running service fails, on the loop; it
+                must not wait. An owner set by `start_owned` takes its place.
+        """
+        self.name: Final = name
+        self._stop_timeout_s = stop_timeout_s
+        self._on_failure = on_failure
+        self._state = State.NEW
+        self._failure: BaseException | None = None
+        # In the order of bringing up; a dict, as tasks leave from the middle.
+        self._stack: dict[_Owned, None] = {}
+        self._starter: asyncio.Task[None] | None = None
+        self._stopper: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> State:
+        """Return the state at this moment."""
+        return self._state
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Return what made the service fail; None when nothing did."""
+        return self._failure
+
+    # -- for subclasses
+
+    async def on_start(self) -> None:
+        """Bring up what the service needs, in order, through the three calls below."""
+
+    async def on_stop(self) -> None:
+        """Say goodbye while everything is still up; runs before the way down.
+
+        Not called when `on_start` has not come to its end.
+        """
+
+    async def start_owned(self, child: "Service") -> None:
+        """Start another service; it is stopped with this one and fails this one."""
+        child._on_failure = self._on_child_failure  # noqa: SLF001  # same class
+        self._push(child.name, child.stop)
+        await child.start()
+
+    def spawn(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Run a task that belongs to this service.
+
+        Args:
+            work: The task's body. Its end is nothing special; an exception fails the
+                service; it is cancelled on the way down.
+            name: For logs, within this service.
+        """
+        if self._state not in (State.STARTING, State.RUNNING):
+            work.close()
+            raise ClosedError(f"service {self.name} is {self._state.value}")
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name=f"{self.name}.{name}")
+
+        async def cancel() -> None:
+            task.cancel()
+            await asyncio.wait([task])
+
+        owned = self._push(task.get_name(), cancel)
+
+        def on_done(done: asyncio.Task[None]) -> None:
+            self._stack.pop(owned, None)
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._fail(done.get_name(), error)
+
+        task.add_done_callback(on_done)
+
+    def on_way_down(self, name: str, release: Callable[[], Awaitable[None]]) -> None:
+        """Have `release` called when the way down reaches this point."""
+        self._push(name, release)
+
+    def _push(self, name: str, release: Callable[[], Awaitable[None]]) -> _Owned:
+        owned = _Owned(name, release)
+        self._stack[owned] = None
+        return owned
+
+    # -- for owners
+
+    async def start(self) -> None:
+        """Bring the service up; when that fails, everything is taken down again.
+
+        Raises:
+            ClosedError: `stop` was called meanwhile.
+            Exception: What `on_start` raised, or what a task of ours failed with.
+
+        Cancellation: as a failed start.
+        """
+        self._state = apply(self._state, Event.START)
+        loop = asyncio.get_running_loop()
+        starter = loop.create_task(self.on_start(), name=f"{self.name}.start")
+        self._starter = starter
+        try:
+            # wait, not await: a cancelled caller is then told from a cancelled start.
+            await asyncio.wait([starter])
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        error = None if starter.cancelled() else starter.exception()
+        if error is None and not starter.cancelled() and self._state is State.STARTING:
+            self._state = apply(self._state, Event.STARTED)
+            return
+        if self._state is State.STARTING:
+            self._state = apply(self._state, Event.FAIL)
+            self._failure = error
+        await self.stop()
+        if self._failure is not None:
+            raise self._failure
+        raise ClosedError(f"service {self.name} was stopped while it was starting")
+
+    async def stop(self) -> None:
+        """Take the service down, in reverse order, within its time-out.
+
+        Idempotent, also at the same time; safe in every state. What fails or takes too
+        long is logged and does not keep the rest from being released. A task of the
+        service must not wait for it: it would wait for itself.
+
+        Cancellation: the caller stops waiting, the way down goes on.
+        """
+        if self._stopper is None:
+            completed = self._state is State.RUNNING or (
+                self._state is State.FAILED and self._start_completed()
+            )
+            self._state = apply(self._state, Event.STOP)
+            loop = asyncio.get_running_loop()
+            way_down = self._run_way_down(completed=completed)
+            self._stopper = loop.create_task(way_down, name=f"{self.name}.stop")
+        await asyncio.shield(self._stopper)
+
+    def _start_completed(self) -> bool:
+        starter = self._starter
+        return (
+            starter is not None
+            and starter.done()
+            and not starter.cancelled()
+            and starter.exception() is None
+        )
+
+    async def _run_way_down(self, *, completed: bool) -> None:
+        deadline_s = asyncio.get_running_loop().time() + self._stop_timeout_s
+        starter = self._starter
+        if starter is not None and not starter.done():
+            starter.cancel()
+            await self._release("start", lambda: _ended(starter), deadline_s)
+        if completed:
+            await self._release("on_stop", self.on_stop, deadline_s)
+        while self._stack:
+            owned, _ = self._stack.popitem()
+            await self._release(owned.name, owned.release, deadline_s)
+        self._state = apply(self._state, Event.STOPPED)
+
+    async def _release(
+        self, name: str, release: Callable[[], Awaitable[None]], deadline_s: float
+    ) -> None:
+        grace_s = asyncio.get_running_loop().time() + _GRACE_S
+        try:
+            async with asyncio.timeout_at(max(deadline_s, grace_s)):
+                await release()
+        except TimeoutError as error:
+            _log.error(
+                "stop took too long: service=%s part=%s timeout_s=%s",
+                self.name,
+                name,
+                self._stop_timeout_s,
+            )
+            self._note_failure(error)
+        except Exception as error:  # noqa: BLE001  # one part must not keep the rest
+            _log.exception("stop failed: service=%s part=%s", self.name, name)
+            self._note_failure(error)
+
+    # -- failure
+
+    def _on_child_failure(self, child: "Service", error: BaseException) -> None:
+        self._fail(child.name, error, is_logged=True)
+
+    def _fail(
+        self, part: str, error: BaseException, *, is_logged: bool = False
+    ) -> None:
+        if not is_logged:
+            _log.error(
+                "service failed: service=%s part=%s", self.name, part, exc_info=error
+            )
+        was = self._state
+        self._note_failure(error)
+        if was is State.STARTING and self._starter is not None:
+            self._starter.cancel()
+        elif was is State.RUNNING and self._on_failure is not None:
+            self._on_failure(self, error)
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Remember the first failure; a service that has ended keeps its state."""
+        if self._state is not State.STOPPED:
+            self._state = apply(self._state, Event.FAIL)
+        if self._failure is None:
+            self._failure = error
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
