@@ -281,6 +281,18 @@ def test_a_rename_never_loses_the_file() -> None:
     assert outcomes == {(True, False), (True, True), (False, True)}
 
 
+def test_syncing_only_the_source_of_a_rename_brings_the_target_too() -> None:
+    """The old name is not gone from the device before the new one is there."""
+    disk, file = disk_with(b"x")
+    file.close()
+    disk.make_directory(Path("/d"))
+    stopped_before_sync(disk, lambda: disk.rename(A, Path("/d/a")))
+    disk.sync_directory(Path("/"))
+    left = disk.crash(keep_none)
+    assert content(left, Path("/d/a")) == b"x"
+    assert not left.exists(A)
+
+
 def test_a_rename_whose_target_sync_failed_keeps_the_old_name() -> None:
     """What a failed directory sync dropped, and what needs it, is never kept."""
     disk, file = disk_with(b"x")
