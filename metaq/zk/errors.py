@@ -1,0 +1,48 @@
+"""What ZooKeeper may answer, as errors of our own tree.
+
+kazoo's exceptions are mapped to these in `_kazoo.py` and nowhere else. All of them are
+`CoordinationError`s; `retriable` says whether the same call can succeed later without
+anybody changing anything.
+"""
+
+from metaq.errors import CoordinationError
+
+
+class CoordinationTimeoutError(CoordinationError):
+    """No answer before the deadline; whether the change happened is unknown."""
+
+
+class NoNodeError(CoordinationError):
+    """The node does not exist."""
+
+    retriable = False
+
+
+class NodeExistsError(CoordinationError):
+    """The node exists already."""
+
+    retriable = False
+
+
+class NodeNotEmptyError(CoordinationError):
+    """The node has children and cannot be deleted."""
+
+    retriable = False
+
+
+class NodeNameError(CoordinationError):
+    """ZooKeeper does not accept this text as a path, or as one step of it."""
+
+    retriable = False
+
+
+class PayloadError(CoordinationError):
+    """A node holds bytes that are not what its path promises."""
+
+    retriable = False
+
+
+class BrokerIdTakenError(CoordinationError):
+    """Another broker is registered under our id, at another address."""
+
+    retriable = False

@@ -1,0 +1,269 @@
+"""Every path of MetaQ's tree in ZooKeeper, both directions.
+
+Theory of operation: `TEMPLATES` is the only place where path text is written down.
+Builders fill a template in, `NodePaths.parse` matches a path against all of them, and
+the table in this package's README is checked against it. A `{name}` stands for exactly
+one step of the path; what it may hold is in `FIELD_PATTERNS`.
+
+Keep in step: `README.md` of this package, `znodes.py` (payloads).
+
+Source: broker spec 3.1, 3.2 and 3.6, client spec 4.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.errors import ConfigError
+from metaq.model import BrokerId, TopicPartition
+from metaq.zk.errors import NodeNameError
+
+DEFAULT_ROOT: Final = "/meta"
+"""`zk.zkRoot` when nobody sets it."""
+
+
+class NodeKind(enum.Enum):
+    """What a node of the tree is for."""
+
+    BROKER = "broker"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    CONFIG_CHECKSUM = "config checksum"
+    TOPIC = "topic"
+    TOPIC_PUB = "topic, puts"
+    TOPIC_SUB = "topic, gets"
+    MEMBER = "member"
+    OWNER = "owner"
+    GROUP_OFFSET = "group offset"
+
+
+# Below the root. MetaQ's own words stay in the paths ("master", "slave", "consumers");
+# everywhere else the vocabulary of this project rules (leader, follower, member).
+TEMPLATES: Final[Mapping[NodeKind, str]] = {
+    NodeKind.BROKER: "/brokers/ids/{broker}",
+    NodeKind.LEADER: "/brokers/ids/{broker}/master",
+    NodeKind.FOLLOWER: "/brokers/ids/{broker}/slave{follower}",
+    NodeKind.CONFIG_CHECKSUM: "/brokers/ids/{broker}/master_config_checksum",
+    NodeKind.TOPIC: "/brokers/topics/{topic}/{role}",
+    NodeKind.TOPIC_PUB: "/brokers/topics-pub/{topic}/{role}",
+    NodeKind.TOPIC_SUB: "/brokers/topics-sub/{topic}/{role}",
+    NodeKind.MEMBER: "/consumers/{group}/ids/{member}",
+    NodeKind.OWNER: "/consumers/{group}/owners/{topic}/{partition}",
+    NodeKind.GROUP_OFFSET: "/consumers/{group}/offsets/{topic}/{partition}",
+}
+
+FIELD_PATTERNS: Final[Mapping[str, str]] = {
+    "broker": r"\d+",
+    "follower": r"\d+",
+    "role": r"\d+-(?:m|s\d+)",
+    "partition": r"\d+-\d+",
+    "topic": r"[^/]+",
+    "group": r"[^/]+",
+    "member": r"[^/]+",
+}
+
+# What ZooKeeper refuses inside a path (PathUtils.validatePath): NUL and the other
+# control characters, surrogates, the private use area and the specials at the end of
+# the basic plane. A topic may legally hold some of these, so this is checked as data.
+_REFUSED_CHARACTERS: Final = re.compile(
+    "[\u0000-\u001f\u007f-\u009f\ud800-\uf8ff\ufff0-\uffff]"
+)
+
+
+def is_legal_step(text: str) -> bool:
+    """Return whether ZooKeeper accepts `text` as one step of a path."""
+    return (
+        bool(text)
+        and text not in {".", ".."}
+        and "/" not in text
+        and not _REFUSED_CHARACTERS.search(text)
+    )
+
+
+def normalize_root(text: str) -> str:
+    """Return a root with a leading '/' and no trailing one; "" for the very top.
+
+    Raises:
+        ConfigError: a step of the path is one that ZooKeeper refuses.
+    """
+    root = "/" + text.strip().strip("/")
+    if root == "/":
+        return ""
+    for step in root[1:].split("/"):
+        if not is_legal_step(step):
+            raise ConfigError(
+                f"zk.zkRoot={text!r}: expected a path such as {DEFAULT_ROOT},"
+                f" got the step {step!r}"
+            )
+    return root
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerRole:
+    """Which copy of a broker's partitions somebody serves."""
+
+    broker_id: BrokerId
+    """The number all copies share."""
+    follower_id: int | None = None
+    """None for the leader, which takes puts; K for the follower `slaveK`."""
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this copy takes puts."""
+        return self.follower_id is None
+
+    def __str__(self) -> str:
+        """Return the name of this role's topic nodes: `0-m` or `0-s1`."""
+        copy = "m" if self.follower_id is None else f"s{self.follower_id}"
+        return f"{self.broker_id}-{copy}"
+
+
+def parse_role(text: str) -> BrokerRole | None:
+    """Return the role that `0-m` or `0-s1` names, or None for anything else."""
+    match = re.fullmatch(r"(\d+)-(?:m|s(\d+))", text, re.ASCII)
+    if match is None:
+        return None
+    follower = match[2]
+    return BrokerRole(BrokerId(int(match[1])), int(follower) if follower else None)
+
+
+def parse_follower(text: str) -> int | None:
+    """Return K of the child name `slaveK`, or None for anything else."""
+    match = re.fullmatch(r"slave(\d+)", text, re.ASCII)
+    return int(match[1]) if match else None
+
+
+def parse_partition(text: str) -> tuple[BrokerId, int] | None:
+    """Return (broker id, partition number) of `0-1`, or None for anything else."""
+    match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    return (BrokerId(int(match[1])), int(match[2])) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeName:
+    """What a path says: its kind and the text of each step that varies."""
+
+    kind: NodeKind
+    """Which template the path matches."""
+    fields: Mapping[str, str]
+    """The text of each `{name}` of that template, and nothing else."""
+
+
+def _compiled(template: str) -> re.Pattern[str]:
+    pattern = re.sub(
+        r"\{(\w+)\}", lambda m: f"(?P<{m[1]}>{FIELD_PATTERNS[m[1]]})", template
+    )
+    return re.compile(pattern, re.ASCII)
+
+
+_PATTERNS: Final = {kind: _compiled(text) for kind, text in TEMPLATES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """Builds and reads paths below one root.
+
+    Builders raise NodeNameError where a name holds what ZooKeeper refuses; numbers
+    never do.
+    """
+
+    root: str = DEFAULT_ROOT
+    """Already normalised (`normalize_root`)."""
+
+    def _fill(self, kind: NodeKind, /, **fields: object) -> str:
+        texts = {name: str(value) for name, value in fields.items()}
+        for name, text in texts.items():
+            if not is_legal_step(text):
+                raise NodeNameError(
+                    f"{kind.value} node: {name} {text!r} cannot be part of a path"
+                )
+        return self.root + TEMPLATES[kind].format_map(texts)
+
+    # -- brokers ----------------------------------------------------------------------
+
+    def broker_ids(self) -> str:
+        """Return the parent of all broker nodes."""
+        return f"{self.root}/brokers/ids"
+
+    def broker(self, broker_id: BrokerId) -> str:
+        """Return the persistent node of a broker, parent of its copies' nodes."""
+        return self._fill(NodeKind.BROKER, broker=broker_id)
+
+    def role(self, role: BrokerRole) -> str:
+        """Return the ephemeral node that says where a copy of a broker is."""
+        if role.follower_id is None:
+            return self._fill(NodeKind.LEADER, broker=role.broker_id)
+        return self._fill(
+            NodeKind.FOLLOWER, broker=role.broker_id, follower=role.follower_id
+        )
+
+    def config_checksum(self, broker_id: BrokerId) -> str:
+        """Return the node with the CRC-32 of the leader's configuration file."""
+        return self._fill(NodeKind.CONFIG_CHECKSUM, broker=broker_id)
+
+    # -- topics -----------------------------------------------------------------------
+
+    def topics(self, kind: NodeKind) -> str:
+        """Return the parent of all topics of one of the three topic kinds."""
+        return self.root + TEMPLATES[kind].removesuffix("/{topic}/{role}")
+
+    def topic(self, kind: NodeKind, topic: str, role: BrokerRole) -> str:
+        """Return the node with a topic's partition count on one broker copy.
+
+        Args:
+            kind: TOPIC, TOPIC_PUB or TOPIC_SUB.
+            topic: topic name.
+            role: whose count it is.
+        """
+        return self._fill(kind, topic=topic, role=role)
+
+    def topic_children(self, kind: NodeKind, topic: str) -> str:
+        """Return the parent of the `0-m`, `0-s1` ... nodes of one topic."""
+        return self._fill(kind, topic=topic, role="*").removesuffix("/*")
+
+    # -- consumer groups --------------------------------------------------------------
+
+    def members(self, group: str) -> str:
+        """Return the parent of a group's member nodes."""
+        return self._fill(NodeKind.MEMBER, group=group, member="*").removesuffix("/*")
+
+    def member(self, group: str, member: str) -> str:
+        """Return a member's node; `member` is `<group>_<consumerId>`."""
+        return self._fill(NodeKind.MEMBER, group=group, member=member)
+
+    def owner(self, group: str, partition: TopicPartition) -> str:
+        """Return the node that names the owner of a partition in a group."""
+        return self._partition(NodeKind.OWNER, group, partition)
+
+    def group_offset(self, group: str, partition: TopicPartition) -> str:
+        """Return the node with a group's next offset for a partition."""
+        return self._partition(NodeKind.GROUP_OFFSET, group, partition)
+
+    def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
+        name = f"{partition.broker_id}-{partition.partition}"
+        return self._fill(kind, group=group, topic=partition.topic, partition=name)
+
+    # -- back -------------------------------------------------------------------------
+
+    def parse(self, path: str) -> NodeName | None:
+        """Return what `path` names, or None when it is no node with a payload."""
+        if not path.startswith(f"{self.root}/"):
+            return None
+        below = path[len(self.root) :]
+        for kind, pattern in _PATTERNS.items():
+            match = pattern.fullmatch(below)
+            if match is not None:
+                return NodeName(kind=kind, fields=match.groupdict())
+        return None
+
+
+def require_legal_path(path: str) -> None:
+    """Refuse what ZooKeeper would refuse.
+
+    Raises:
+        NodeNameError: not an absolute path of legal steps.
+    """
+    if not path.startswith("/") or not all(map(is_legal_step, path[1:].split("/"))):
+        raise NodeNameError(f"{path!r} is not a path that zookeeper accepts")

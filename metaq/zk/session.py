@@ -1,0 +1,237 @@
+"""A ZooKeeper session as the rest of the package sees it.
+
+Theory of operation: ZooKeeper tells a client three different things that are easily
+mixed up, and the right reactions are opposites.
+
+    CONNECTED   the session is alive and this process talks to it
+    SUSPENDED   no connection; the session, with all its ephemeral nodes and owners,
+                may still be there. Assume nothing new, give nothing up.
+    LOST        there is no session. Every ephemeral node of the last one is gone, or
+                will be without our doing anything. A session that was suspended for
+                its whole time-out counts as lost, whoever is to blame.
+
+`SessionTracker` turns what the client library reports into these states. Each *new*
+session gets the next epoch; coming back to the same session keeps it. Whoever
+created ephemeral nodes remembers the epoch they belong to, and compares: epochs never
+repeat within a process, session ids might.
+
+          ESTABLISHED (epoch + 1)          DISCONNECTED
+    LOST -----------------------> CONNECTED ------------> SUSPENDED
+     ^                             |     ^   ESTABLISHED   |     |
+     +------------ EXPIRED --------+     +-----------------+     |
+     +------------------------------- EXPIRED -------------------+
+
+    Invariant: the epoch grows exactly when an ESTABLISHED event names a session other
+    than the last one, or follows LOST.
+
+`Coordinator` is all that anybody may ask of ZooKeeper. It is implemented by
+`_kazoo.KazooCoordinator` and, in memory, by `metaq.testing.zk`; one suite of contract
+tests runs on both.
+
+Keep in step: `_kazoo.py`, `metaq/testing/zk.py`.
+"""
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.errors import SessionLostError, SessionSuspendedError
+from metaq.zk.znodes import Node
+
+
+class SessionState(enum.Enum):
+    """What may be assumed about the session; see the top of this file."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+class SessionEvent(enum.Enum):
+    """What the client library reports."""
+
+    ESTABLISHED = "established"
+    DISCONNECTED = "disconnected"
+    EXPIRED = "expired"
+
+
+_S = SessionState
+_E = SessionEvent
+TRANSITIONS: Final[dict[tuple[SessionState, SessionEvent], SessionState]] = {
+    (_S.LOST, _E.ESTABLISHED): _S.CONNECTED,
+    (_S.LOST, _E.DISCONNECTED): _S.LOST,
+    (_S.LOST, _E.EXPIRED): _S.LOST,
+    (_S.CONNECTED, _E.ESTABLISHED): _S.CONNECTED,
+    (_S.CONNECTED, _E.DISCONNECTED): _S.SUSPENDED,
+    (_S.CONNECTED, _E.EXPIRED): _S.LOST,
+    (_S.SUSPENDED, _E.ESTABLISHED): _S.CONNECTED,
+    (_S.SUSPENDED, _E.DISCONNECTED): _S.SUSPENDED,
+    (_S.SUSPENDED, _E.EXPIRED): _S.LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """A snapshot of the session."""
+
+    state: SessionState
+    """What may be assumed."""
+    epoch: int
+    """Number of the current or last session; 0 before the first one."""
+    session_id: int
+    """ZooKeeper's number for that session, owner of our ephemeral nodes; 0 if none."""
+
+    def require_connected(self) -> None:
+        """Raise when nothing can be asked of ZooKeeper now.
+
+        Raises:
+            SessionSuspendedError: no connection at the moment.
+            SessionLostError: no session.
+        """
+        if self.state is SessionState.SUSPENDED:
+            raise SessionSuspendedError(
+                f"zookeeper session {self.session_id:#x} is suspended"
+            )
+        if self.state is SessionState.LOST:
+            raise SessionLostError("there is no zookeeper session")
+
+
+class SessionTracker:
+    """The session's state machine; pure, owned by one coordinator."""
+
+    def __init__(self) -> None:
+        self._status = SessionStatus(SessionState.LOST, epoch=0, session_id=0)
+
+    @property
+    def status(self) -> SessionStatus:
+        """The present snapshot."""
+        return self._status
+
+    def apply(self, event: SessionEvent, session_id: int = 0) -> SessionStatus | None:
+        """Take in what the client library reported.
+
+        Args:
+            event: what happened.
+            session_id: for ESTABLISHED, the session that is connected now.
+
+        Returns:
+            The new snapshot, or None when nothing changed.
+        """
+        old = self._status
+        state = TRANSITIONS[old.state, event]
+        epoch, number = old.epoch, old.session_id
+        if event is SessionEvent.ESTABLISHED:
+            is_new = old.state is SessionState.LOST or session_id != number
+            epoch, number = epoch + is_new, session_id
+        self._status = SessionStatus(state, epoch, number)
+        return self._status if self._status != old else None
+
+
+StatusCallback = Callable[[SessionStatus], None]
+ChildrenCallback = Callable[[tuple[str, ...] | None], None]
+DataCallback = Callable[[bytes | None], None]
+Cancel = Callable[[], None]
+
+
+class Coordinator(Protocol):
+    """What may be asked of ZooKeeper; all of it from one event loop.
+
+    Lifecycle: `start` once, then use, then `stop` once; the owner is whoever assembled
+    the process. `start` does not wait for a connection: a status callback tells.
+
+    Deadlines are absolute times of the clock the coordinator was made with. Unless a
+    method says otherwise it raises:
+
+        SessionSuspendedError, SessionLostError: not connected; nothing was done, or
+            the connection broke before the answer and the outcome is unknown.
+        CoordinationTimeoutError: the deadline passed; the outcome is unknown.
+        NodeNameError: ZooKeeper does not accept the path.
+        CoordinationError: ZooKeeper refused for another reason (rights, quota).
+
+    Cancellation: a cancelled call may still be carried out by ZooKeeper.
+    """
+
+    @property
+    def status(self) -> SessionStatus:
+        """The present snapshot of the session."""
+        ...
+
+    def add_listener(self, callback: StatusCallback) -> Cancel:
+        """Call `callback` on the loop with each new status, in order.
+
+        Returns:
+            A function that ends it; calling it twice is harmless.
+        """
+        ...
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying until `stop`."""
+        ...
+
+    async def stop(self, *, deadline_s: float) -> None:
+        """Close the session, which removes its ephemeral nodes; never raises.
+
+        Returns at the deadline at the latest; a session that could not be closed in
+        time ends by itself after its session time-out.
+        """
+        ...
+
+    async def get(self, path: str, *, deadline_s: float) -> Node | None:
+        """Return a node, or None when there is none."""
+        ...
+
+    async def exists(self, path: str, *, deadline_s: float) -> bool:
+        """Return whether a node exists."""
+        ...
+
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
+        """Return the sorted names of a node's children, or None without the node."""
+        ...
+
+    async def create_ephemeral(
+        self, path: str, data: bytes, *, deadline_s: float
+    ) -> None:
+        """Create a node that lives as long as this session; parents as needed.
+
+        Raises:
+            NodeExistsError: somebody has created it already.
+        """
+        ...
+
+    async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
+        """Write a persistent node, creating it and its parents as needed.
+
+        An existing node keeps its kind: an ephemeral one stays ephemeral.
+        """
+        ...
+
+    async def delete(self, path: str, *, deadline_s: float) -> bool:
+        """Delete a node.
+
+        Returns:
+            False when there was none.
+
+        Raises:
+            NodeNotEmptyError: it has children.
+        """
+        ...
+
+    def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
+        """Call `callback` on the loop with the node's children, now and on change.
+
+        Delivers whole snapshots: sorted names, or None while the node does not exist.
+        Changes in quick succession may come as one. Every reconnect and every new
+        session reads again, so nothing is missed; equal snapshots are not repeated.
+
+        Returns:
+            A function that ends it; nothing is delivered after it was called.
+        """
+        ...
+
+    def watch_data(self, path: str, callback: DataCallback) -> Cancel:
+        """Call `callback` on the loop with the node's payload, now and on change.
+
+        As `watch_children`, with the payload in place of the names.
+        """
+        ...

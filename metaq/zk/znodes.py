@@ -1,0 +1,273 @@
+"""The bytes of every node: exact when we write, tolerant when we read.
+
+    node                              bytes (UTF-8)
+    --------------------------------  ------------------------------------------
+    broker, leader, follower          meta://HOST:PORT        meta://[::1]:8123
+    config checksum                   DECIMAL                 463763767
+    topic                             DECIMAL                 2
+    topic-pub, topic-sub              JSON, no spaces    {"numParts":2,"broker":"0-m"}
+    member                            TOPIC,TOPIC,...         test,meta-test
+    owner                             MEMBER                  g1_192.0.2.1-12139-10f6...
+    group offset                      ID-OFFSET               -5468920727941939200-108
+                                      OFFSET (before 1.4)     108
+
+Java peers compare some of these as text and refuse unknown JSON properties, so the
+encoders write exactly what the Java broker writes. The decoders accept white space
+around values, any order of JSON properties and properties they do not know, because
+other writers exist; what they cannot make sense of is a PayloadError.
+
+Keep in step: `paths.py`, this package's README.
+
+Source: broker spec 3.2 and 3.6, client spec 4.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.model import MessageId, Offset
+from metaq.zk.errors import PayloadError
+from metaq.zk.paths import BrokerRole, parse_role
+
+SCHEME: Final = "meta://"
+PORT_MAX: Final = 65535
+CHECKSUM_MAX: Final = 2**32 - 1
+OFFSET_MAX: Final = 2**63 - 1
+# A Java int; no broker has more partitions of a topic than that.
+PARTITION_COUNT_MAX: Final = 2**31 - 1
+# Longer than any number above: int() is never fed a megabyte of digits.
+DIGITS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it was read."""
+
+    data: bytes
+    """Its payload; b"" for the null data of parents."""
+    owner_session_id: int
+    """The session it lives and dies with; 0 for a persistent node."""
+    version: int
+    """How often the payload was set since the node was created."""
+
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether it disappears with a session."""
+        return self.owner_session_id != 0
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode().strip()
+    except UnicodeDecodeError as error:
+        raise PayloadError(f"{what}: expected UTF-8, got {data[:80]!r}") from error
+
+
+def _number(text: str, what: str, maximum: int) -> int:
+    is_number = re.fullmatch(r"\d+", text, re.ASCII) and len(text) <= DIGITS_MAX
+    if not is_number or int(text) > maximum:
+        raise PayloadError(
+            f"{what}: expected a number from 0 to {maximum}, got {text[:80]!r}"
+        )
+    return int(text)
+
+
+# -- where a broker is ----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerAddress:
+    """Where clients reach a broker: what `meta://host:port` says."""
+
+    host: str
+    """Name or address; an IPv6 address stands here without brackets."""
+    port: int
+    """TCP port, 1..65535."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}{host}:{self.port}"
+
+
+def encode_address(address: BrokerAddress) -> bytes:
+    """Return `meta://host:port`, an IPv6 host in brackets."""
+    return str(address).encode()
+
+
+def decode_address(data: bytes) -> BrokerAddress:
+    """Read a broker's address; a `?slaveId=K` behind it is dropped.
+
+    Raises:
+        PayloadError: not `meta://host:port` with a port from 1 to 65535.
+    """
+    text = _text(data, "broker address")
+    match = re.fullmatch(
+        r"meta://(?:\[(?P<v6>[^\]/?]+)\]|(?P<host>[^\[\]/?]+)):(?P<port>\d{1,5})/?(?:\?.*)?",
+        text,
+        re.ASCII | re.DOTALL,
+    )
+    if match is None or not 0 < int(match["port"]) <= PORT_MAX:
+        raise PayloadError(
+            f"broker address: expected {SCHEME}host:port, got {text[:80]!r}"
+        )
+    return BrokerAddress(host=match["v6"] or match["host"], port=int(match["port"]))
+
+
+# -- numbers --------------------------------------------------------------------------
+
+
+def encode_checksum(checksum: int) -> bytes:
+    """Return an unsigned CRC-32 as decimal text."""
+    return b"%d" % checksum
+
+
+def decode_checksum(data: bytes) -> int:
+    """Read a configuration checksum, 0..2**32-1.
+
+    Raises:
+        PayloadError: not such a number.
+    """
+    return _number(_text(data, "config checksum"), "config checksum", CHECKSUM_MAX)
+
+
+def encode_partition_count(count: int) -> bytes:
+    """Return a topic's partition count as the clients before 1.4.3 read it."""
+    return b"%d" % count
+
+
+def decode_partition_count(data: bytes) -> int:
+    """Read a bare partition count.
+
+    Raises:
+        PayloadError: not a number of 0 or more.
+    """
+    text = _text(data, "partition count")
+    return _number(text, "partition count", PARTITION_COUNT_MAX)
+
+
+# -- topics ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRegistration:
+    """What a node below topics-pub or topics-sub says."""
+
+    partition_count: int
+    """Partitions 0..partition_count-1 exist on that broker."""
+    role: BrokerRole
+    """Whose they are; the same as in the node's name."""
+
+
+def encode_registration(registration: TopicRegistration) -> bytes:
+    """Return `{"numParts":2,"broker":"0-m"}`: this order, no spaces, nothing more."""
+    fields = {
+        "numParts": registration.partition_count,
+        "broker": str(registration.role),
+    }
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def decode_registration(data: bytes) -> TopicRegistration:
+    """Read a topic's registration; properties in any order, unknown ones ignored.
+
+    Raises:
+        PayloadError: not a JSON object, or without a usable numParts or broker.
+    """
+    what = "topic registration"
+    text = _text(data, what)
+    try:
+        fields = json.loads(text)
+    # Deep nesting ends in RecursionError, a huge number in ValueError.
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{what}: expected JSON, got {text[:80]!r}") from error
+    if not isinstance(fields, dict):
+        raise PayloadError(f"{what}: expected a JSON object, got {text[:80]!r}")
+    count = fields.get("numParts")
+    if isinstance(count, bool) or not isinstance(count, int | str):
+        raise PayloadError(f"{what}: expected a number numParts, got {text[:80]!r}")
+    if isinstance(count, int) and not 0 <= count <= PARTITION_COUNT_MAX:
+        raise PayloadError(
+            f"{what}: expected numParts from 0 to {PARTITION_COUNT_MAX},"
+            f" got {text[:80]!r}"
+        )
+    if isinstance(count, str):
+        count = _number(count.strip(), what, PARTITION_COUNT_MAX)
+    role = parse_role(str(fields.get("broker")))
+    if role is None:
+        raise PayloadError(f"{what}: expected a broker like '0-m', got {text[:80]!r}")
+    return TopicRegistration(partition_count=count, role=role)
+
+
+# -- consumer groups ------------------------------------------------------------------
+
+
+def encode_member_topics(topics: Iterable[str]) -> bytes:
+    """Return the topics a member subscribes to, comma-joined, order kept."""
+    return ",".join(topics).encode()
+
+
+def decode_member_topics(data: bytes) -> tuple[str, ...]:
+    """Read a member's topics, order kept; blanks are no topics.
+
+    Raises:
+        PayloadError: not UTF-8.
+    """
+    parts = (part.strip() for part in _text(data, "member topics").split(","))
+    return tuple(part for part in parts if part)
+
+
+def encode_owner(member: str) -> bytes:
+    """Return the name of the member that owns a partition."""
+    return member.encode()
+
+
+def decode_owner(data: bytes) -> str:
+    """Read the owner of a partition.
+
+    Raises:
+        PayloadError: not UTF-8, or blank.
+    """
+    text = _text(data, "owner")
+    if not text:
+        raise PayloadError("owner: expected a member's name, got nothing")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """How far a group has read a partition."""
+
+    offset: Offset
+    """The group's next offset."""
+    message_id: MessageId | None = None
+    """Id of the last message before it; None in nodes written before 1.4."""
+
+
+def encode_group_offset(group_offset: GroupOffset) -> bytes:
+    """Return `id-offset`, or the bare offset where there is no id."""
+    if group_offset.message_id is None:
+        return b"%d" % group_offset.offset
+    return b"%d-%d" % (group_offset.message_id, group_offset.offset)
+
+
+def decode_group_offset(data: bytes) -> GroupOffset:
+    """Read a group's offset; ids may be negative, so the *last* '-' parts the two.
+
+    Raises:
+        PayloadError: neither `id-offset` nor a bare offset.
+    """
+    what = "group offset"
+    text = _text(data, what)
+    cut = text.rfind("-")
+    if cut <= 0:
+        return GroupOffset(offset=Offset(_number(text, what, OFFSET_MAX)))
+    left, right = text[:cut], text[cut + 1 :]
+    is_negative = left.startswith("-")
+    # 2**63 itself is in range on the negative side only.
+    magnitude = _number(left.removeprefix("-"), what, OFFSET_MAX + is_negative)
+    return GroupOffset(
+        offset=Offset(_number(right, what, OFFSET_MAX)),
+        message_id=MessageId(-magnitude if is_negative else magnitude),
+    )

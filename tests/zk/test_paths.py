@@ -1,0 +1,175 @@
+"""Paths in both directions, over every template."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import ConfigError
+from metaq.model import BrokerId, TopicPartition
+from metaq.zk.errors import NodeNameError
+from metaq.zk.paths import (
+    FIELD_PATTERNS,
+    TEMPLATES,
+    BrokerRole,
+    NodeKind,
+    NodePaths,
+    is_legal_step,
+    normalize_root,
+    parse_follower,
+    parse_partition,
+    parse_role,
+)
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()
+)["zookeeper"]
+P = NodePaths()
+LEADER = BrokerRole(BrokerId(0))
+FOLLOWER = BrokerRole(BrokerId(0), follower_id=1)
+PARTITION = TopicPartition("t-1", BrokerId(0), 3)
+
+BUILT = {
+    P.broker_ids(): "/meta/brokers/ids",
+    P.broker(BrokerId(7)): "/meta/brokers/ids/7",
+    P.role(LEADER): "/meta/brokers/ids/0/master",
+    P.role(FOLLOWER): "/meta/brokers/ids/0/slave1",
+    P.config_checksum(BrokerId(0)): "/meta/brokers/ids/0/master_config_checksum",
+    P.topics(NodeKind.TOPIC): "/meta/brokers/topics",
+    P.topics(NodeKind.TOPIC_SUB): "/meta/brokers/topics-sub",
+    P.topic(NodeKind.TOPIC, "test", LEADER): "/meta/brokers/topics/test/0-m",
+    P.topic(NodeKind.TOPIC_PUB, "test", LEADER): "/meta/brokers/topics-pub/test/0-m",
+    P.topic(NodeKind.TOPIC_SUB, "a-b", FOLLOWER): "/meta/brokers/topics-sub/a-b/0-s1",
+    P.topic_children(NodeKind.TOPIC_PUB, "test"): "/meta/brokers/topics-pub/test",
+    P.members("g"): "/meta/consumers/g/ids",
+    P.member("g", "g_c1"): "/meta/consumers/g/ids/g_c1",
+    P.owner("g", PARTITION): "/meta/consumers/g/owners/t-1/0-3",
+    P.group_offset("g", PARTITION): "/meta/consumers/g/offsets/t-1/0-3",
+}
+
+
+@pytest.mark.parametrize(("built", "expected"), BUILT.items())
+def test_builders_write_the_paths_of_metaq(built: str, expected: str) -> None:
+    """Each builder gives the path that MetaQ uses."""
+    assert built == expected
+
+
+@pytest.mark.parametrize("tree", GOLDEN)
+def test_every_golden_node_with_a_payload_is_recognised(tree: str) -> None:
+    """No node that a real broker or client wrote data into is unknown to us."""
+    for node in GOLDEN[tree]:
+        if node["data"]:
+            assert P.parse(node["path"]) is not None, node["path"]
+
+
+steps = st.text(min_size=1, max_size=12).filter(is_legal_step)
+numbers = st.integers(0, 2**31).map(str)
+FIELDS = {
+    "broker": numbers,
+    "follower": numbers,
+    "role": st.builds("{}-m".format, numbers)
+    | st.builds("{}-s{}".format, numbers, numbers),
+    "partition": st.builds("{}-{}".format, numbers, numbers),
+    "topic": steps,
+    "group": steps,
+    "member": steps,
+}
+
+
+@pytest.mark.parametrize("kind", list(NodeKind))
+@given(data=st.data())
+def test_parse_is_the_inverse_of_the_templates(
+    kind: NodeKind, data: st.DataObject
+) -> None:
+    """A path filled in from a template parses back to its kind and fields."""
+    names = [name for name in FIELD_PATTERNS if f"{{{name}}}" in TEMPLATES[kind]]
+    fields = {name: data.draw(FIELDS[name]) for name in names}
+    root = data.draw(st.sampled_from(["", "/meta", "/a/b"]))
+    found = NodePaths(root).parse(root + TEMPLATES[kind].format_map(fields))
+    assert found is not None
+    assert (found.kind, dict(found.fields)) == (kind, fields)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/meta",
+        "/meta/brokers",
+        "/meta/brokers/ids/x",
+        "/meta/brokers/ids/0/slave",
+        "/meta/brokers/topics/t/0-x",
+        "/meta/brokers/topics/t/0-m/deeper",
+        "/metax/brokers/ids/0",
+        "/meta/consumers/g/offsets/t/0",
+        "/meta/brokers/ids/\u0661",
+    ],
+)
+def test_other_paths_are_nobodys(path: str) -> None:
+    """Parents, strangers and near misses parse to None."""
+    assert P.parse(path) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "root"),
+    [
+        ("/meta", "/meta"),
+        ("meta", "/meta"),
+        ("/meta/", "/meta"),
+        (" meta/x// ", "/meta/x"),
+        ("/", ""),
+        ("", ""),
+    ],
+)
+def test_roots_gain_a_leading_slash_and_lose_trailing_ones(
+    text: str, root: str
+) -> None:
+    """A root is normalised as MetaQ does it; '/' is the very top."""
+    assert normalize_root(text) == root
+
+
+@pytest.mark.parametrize("text", ["a//b", "a/../b", "/.", "a\0b", "/a\x1f/b"])
+def test_roots_that_zookeeper_refuses_are_config_errors(text: str) -> None:
+    """A bad root is found when the settings are read, not at the first node."""
+    with pytest.raises(ConfigError, match=r"zk\.zkRoot"):
+        normalize_root(text)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "a\0", "\x7f", "\x9f", "\ue000", "\ufff0"]
+)
+def test_names_that_zookeeper_refuses_are_no_part_of_a_path(name: str) -> None:
+    """A name cannot lead out of its place in the tree."""
+    with pytest.raises(NodeNameError, match="topic"):
+        P.topic(NodeKind.TOPIC, name, LEADER)
+
+
+@pytest.mark.parametrize("name", ["主题", "a b", "...", "\ufeef", "{x}", "😀"])
+def test_other_names_are_welcome(name: str) -> None:
+    """Spaces, braces and any script are legal topic names."""
+    assert P.topic_children(NodeKind.TOPIC, name) == f"/meta/brokers/topics/{name}"
+
+
+@pytest.mark.parametrize("role", [LEADER, FOLLOWER, BrokerRole(BrokerId(1023), 12)])
+def test_roles_round_trip(role: BrokerRole) -> None:
+    """The text of a role names that role."""
+    assert parse_role(str(role)) == role
+
+
+@pytest.mark.parametrize("text", ["", "0", "0-", "0-s", "m-0", "-1-m", "0-m ", "0-mm"])
+def test_child_names_that_are_no_roles_are_none(text: str) -> None:
+    """Readers skip children that other tools left beside the real ones."""
+    assert parse_role(text) is None
+
+
+def test_follower_and_partition_names_parse_or_are_none() -> None:
+    """`slaveK` and `N-p` are read strictly, anything else is None."""
+    assert parse_follower("slave12") == 12
+    assert parse_follower("slave-1") is None
+    assert parse_follower("master") is None
+    assert parse_partition("3-14") == (3, 14)
+    assert parse_partition("3") is None
+    assert parse_partition("0--1") is None

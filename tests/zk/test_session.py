@@ -1,0 +1,92 @@
+"""The session's state machine."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import SessionLostError, SessionSuspendedError
+from metaq.zk.session import (
+    TRANSITIONS,
+    SessionEvent,
+    SessionState,
+    SessionStatus,
+    SessionTracker,
+)
+
+E = SessionEvent
+
+
+def test_the_table_covers_every_state_and_event() -> None:
+    """No report of the client library finds the machine without an answer."""
+    assert set(TRANSITIONS) == {(s, e) for s in SessionState for e in SessionEvent}
+
+
+def test_a_new_session_starts_a_new_epoch_and_a_resumed_one_does_not() -> None:
+    """Suspended is not lost: the same session keeps its epoch."""
+    tracker = SessionTracker()
+    assert tracker.status == SessionStatus(SessionState.LOST, epoch=0, session_id=0)
+    epochs = [
+        (status.state.value, status.epoch)
+        for event, number in [
+            (E.ESTABLISHED, 5),
+            (E.DISCONNECTED, 0),
+            (E.ESTABLISHED, 5),
+            (E.DISCONNECTED, 0),
+            (E.EXPIRED, 0),
+            (E.ESTABLISHED, 6),
+        ]
+        if (status := tracker.apply(event, number))
+    ]
+    assert epochs == [
+        ("connected", 1),
+        ("suspended", 1),
+        ("connected", 1),
+        ("suspended", 1),
+        ("lost", 1),
+        ("connected", 2),
+    ]
+
+
+def test_another_session_without_a_report_of_loss_is_a_new_epoch() -> None:
+    """An expiry that was never reported is noticed by the session's number."""
+    tracker = SessionTracker()
+    tracker.apply(E.ESTABLISHED, 5)
+    status = tracker.apply(E.ESTABLISHED, 6)
+    assert status == SessionStatus(SessionState.CONNECTED, epoch=2, session_id=6)
+
+
+def test_the_same_number_after_a_loss_is_a_new_epoch() -> None:
+    """Epochs never repeat, even where session numbers do."""
+    tracker = SessionTracker()
+    tracker.apply(E.ESTABLISHED, 5)
+    tracker.apply(E.EXPIRED)
+    status = tracker.apply(E.ESTABLISHED, 5)
+    assert status == SessionStatus(SessionState.CONNECTED, epoch=2, session_id=5)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(SessionEvent), st.integers(1, 3)), max_size=20)
+)
+def test_epochs_grow_exactly_with_new_sessions(
+    reports: list[tuple[SessionEvent, int]],
+) -> None:
+    """Over any history the epoch grows only when ephemeral nodes may be gone."""
+    tracker = SessionTracker()
+    for event, number in reports:
+        before = tracker.status
+        changed = tracker.apply(event, number)
+        after = tracker.status
+        assert changed == (after if after != before else None)
+        is_new = event is E.ESTABLISHED and (
+            before.state is SessionState.LOST or before.session_id != number
+        )
+        assert after.epoch == before.epoch + is_new
+
+
+def test_require_connected_tells_suspended_from_lost() -> None:
+    """Callers learn which of the two it is by the error's class."""
+    SessionStatus(SessionState.CONNECTED, epoch=1, session_id=9).require_connected()
+    with pytest.raises(SessionSuspendedError, match="0x9"):
+        SessionStatus(SessionState.SUSPENDED, epoch=1, session_id=9).require_connected()
+    with pytest.raises(SessionLostError):
+        SessionStatus(SessionState.LOST, epoch=1, session_id=9).require_connected()
