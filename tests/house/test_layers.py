@@ -60,8 +60,8 @@ ROOT_READERS = {"cli.version", "cli.main", "protocol.version"}  # of metaq.__ver
 
 PURE_PACKAGES = {"record", "protocol", "assignment"}
 PURE_MODULES = {
-    "zk.paths", "zk.znodes", "storage.retention", "client.partitioner",
-    "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
+    "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
+    "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
     "broker.replication.progress",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}

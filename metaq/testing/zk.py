@@ -1,0 +1,358 @@
+"""An in-memory ZooKeeper: ephemerals, watches, suspension and expiry as calls.
+
+`MemoryZooKeeper` is the server, `MemoryCoordinator` a client of it that keeps the
+contract of `metaq.zk.session.Coordinator`; one suite of contract tests runs on it and
+on the real thing. Everything happens on one event loop. Nothing is ever slow here,
+except on demand: while `stall` is on, requests wait for their deadline. There are no
+session time-outs either: a session ends when a test says `expire`.
+
+    server = MemoryZooKeeper()
+    coordinator = server.coordinator(clock)
+    coordinator.start()
+    server.suspend(coordinator)      # connection lost, session alive
+    server.expire(coordinator)       # session gone; a new one comes by itself
+    server.stop(); server.start()    # unreachable, and back; sessions survive
+    server.stop(); server.start(is_wiped=True)
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from metaq.clock import Clock
+from metaq.errors import SessionSuspendedError
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeExistsError,
+    NodeNotEmptyError,
+)
+from metaq.zk.paths import require_legal_path
+from metaq.zk.session import (
+    Cancel,
+    ChildrenCallback,
+    DataCallback,
+    SessionEvent,
+    SessionState,
+    SessionStatus,
+    SessionTracker,
+    StatusCallback,
+)
+from metaq.zk.znodes import Node
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+class MemoryZooKeeper:
+    """The server: one tree, any number of sessions."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+        """Every request that was carried out, as (name, path), oldest first."""
+        self.stall = False
+        """While set, requests get no answer before their deadline."""
+        self.nodes: dict[str, Node] = {}
+        """All nodes by path."""
+        self.is_running = True
+        """Whether clients can reach it; see `stop` and `start`."""
+        self._coordinators: list[MemoryCoordinator] = []
+        self._sessions = 0
+
+    def coordinator(self, clock: Clock) -> "MemoryCoordinator":
+        """Return a new client of this server, not started."""
+        coordinator = MemoryCoordinator(self, clock)
+        self._coordinators.append(coordinator)
+        return coordinator
+
+    # -- what a test may do to it -----------------------------------------------------
+
+    def suspend(self, coordinator: "MemoryCoordinator") -> None:
+        """Cut a client off; its session and its nodes stay."""
+        coordinator.report(SessionEvent.DISCONNECTED)
+
+    def resume(self, coordinator: "MemoryCoordinator") -> None:
+        """Let a client come back: to its session if that lives, else to a new one."""
+        coordinator.connect()
+
+    def expire(self, coordinator: "MemoryCoordinator") -> None:
+        """End a client's session; it begins a new one if the server runs."""
+        self._end_session(coordinator)
+        if self.is_running:
+            asyncio.get_running_loop().call_soon(coordinator.connect)
+
+    def abandon(self, coordinator: "MemoryCoordinator") -> None:
+        """Forget a client as if it was killed; its nodes stay until `reap`."""
+        self._coordinators.remove(coordinator)
+        coordinator.is_stopped = True
+
+    def reap(self, session_id: int) -> None:
+        """Expire the session of an abandoned client."""
+        self._remove([p for p, n in self.nodes.items() if _is_of(n, session_id)])
+
+    def stop(self) -> None:
+        """Become unreachable for every client; sessions and nodes stay."""
+        self.is_running = False
+        for coordinator in self._coordinators:
+            coordinator.report(SessionEvent.DISCONNECTED)
+
+    def start(self, *, is_wiped: bool = False) -> None:
+        """Be reachable again; with `is_wiped`, without nodes and sessions."""
+        self.is_running = True
+        if is_wiped:
+            self.nodes.clear()
+        for coordinator in self._coordinators:
+            if is_wiped:
+                coordinator.report(SessionEvent.EXPIRED)
+            coordinator.connect()
+
+    def wipe(self) -> None:
+        """Delete all nodes; sessions live on."""
+        self._remove(list(self.nodes))
+
+    def put(self, path: str, data: bytes, *, session_id: int = 0) -> None:
+        """Write a node as somebody else would, parents included."""
+        self._ensure_parents(path)
+        self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
+        self._touch()
+
+    def remove(self, path: str) -> None:
+        """Delete a node as somebody else would."""
+        self._remove([path])
+
+    def tree(self) -> dict[str, Node]:
+        """Return a copy of all nodes by path."""
+        return dict(sorted(self.nodes.items()))
+
+    # -- what clients ask -------------------------------------------------------------
+
+    def begin_session(self) -> int:
+        """Return the number of a new session."""
+        self._sessions += 1
+        return self._sessions
+
+    def _end_session(self, coordinator: "MemoryCoordinator") -> None:
+        self.reap(coordinator.status.session_id)
+        coordinator.report(SessionEvent.EXPIRED)
+
+    def _ensure_parents(self, path: str) -> None:
+        parent = _parent(path)
+        if parent and parent not in self.nodes:
+            self._ensure_parents(parent)
+            self.nodes[parent] = Node(b"", owner_session_id=0, version=0)
+
+    def _remove(self, paths: list[str]) -> None:
+        for path in paths:
+            self.nodes.pop(path, None)
+        self._touch()
+
+    def names(self, path: str) -> tuple[str, ...] | None:
+        """Return the sorted names of a node's children, or None without the node."""
+        if path not in self.nodes:
+            return None
+        return tuple(
+            sorted(p[len(path) + 1 :] for p in self.nodes if _parent(p) == path)
+        )
+
+    def _touch(self) -> None:
+        for coordinator in self._coordinators:
+            coordinator.refresh_watches()
+
+
+def _is_of(node: Node, session_id: int) -> bool:
+    return session_id != 0 and node.owner_session_id == session_id
+
+
+@dataclass(eq=False, slots=True)
+class _Watch:
+    """One watched node of one client."""
+
+    read: Callable[[], Any]
+    callback: Callable[[Any], None]
+    last: Any = None
+    has_delivered: bool = False
+    is_cancelled: bool = False
+
+
+class MemoryCoordinator:
+    """A client of `MemoryZooKeeper`; keeps the contract of `Coordinator`."""
+
+    def __init__(self, server: MemoryZooKeeper, clock: Clock) -> None:
+        self._server = server
+        self._clock = clock
+        self._tracker = SessionTracker()
+        self._listeners: list[StatusCallback] = []
+        self._watches: list[_Watch] = []
+        self._is_started = False
+        self.is_stopped = False
+        """Whether it is stopped, or abandoned by its server."""
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def status(self) -> SessionStatus:
+        """The present snapshot of the session."""
+        return self._tracker.status
+
+    def add_listener(self, callback: StatusCallback) -> Cancel:
+        """Call `callback` on the loop with each new status, in order."""
+        self._listeners.append(callback)
+
+        def cancel() -> None:
+            if callback in self._listeners:
+                self._listeners.remove(callback)
+
+        return cancel
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._loop = asyncio.get_running_loop()
+        self._is_started = True
+        if self._server.is_running:
+            self._loop.call_soon(self.connect)
+
+    async def stop(self, *, deadline_s: float) -> None:
+        """Close the session; never raises."""
+        if self.is_stopped or not self._is_started:
+            self.is_stopped = True
+            return
+        self.is_stopped = True
+        self._watches.clear()
+        if self._server.stall:
+            await asyncio.sleep(max(0.0, deadline_s - self._clock.monotonic_s()))
+        elif self.status.state is SessionState.CONNECTED:
+            self._server.reap(self.status.session_id)
+        self._change(SessionEvent.EXPIRED)
+
+    # -- session ----------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Be connected: to the session if it lives, else to a new one."""
+        if not self._is_started:
+            return
+        number = self.status.session_id
+        if self.status.state is SessionState.LOST:
+            number = self._server.begin_session()
+        self.report(SessionEvent.ESTABLISHED, number)
+
+    def report(self, event: SessionEvent, session_id: int = 0) -> None:
+        """Take in what happened to the connection, unless stopped."""
+        if self._is_started and not self.is_stopped:
+            self._change(event, session_id)
+
+    def _change(self, event: SessionEvent, session_id: int = 0) -> None:
+        status = self._tracker.apply(event, session_id)
+        if status is None:
+            return
+        for callback in tuple(self._listeners):
+            self._loop.call_soon(callback, status)
+        if status.state is SessionState.CONNECTED:
+            self.refresh_watches()
+
+    # -- requests ---------------------------------------------------------------------
+
+    async def _ask(self, what: str, path: str, deadline_s: float) -> None:
+        """Let other tasks run, as a round trip would, and refuse what must fail."""
+        require_legal_path(path)
+        self.status.require_connected()
+        epoch = self.status.epoch
+        remaining_s = deadline_s - self._clock.monotonic_s()
+        if remaining_s <= 0:
+            raise CoordinationTimeoutError(f"{what} {path}: no time left, not asked")
+        if self._server.stall:
+            await asyncio.sleep(remaining_s)
+            raise CoordinationTimeoutError(f"{what} {path}: no answer in time")
+        await asyncio.sleep(0)
+        self.status.require_connected()
+        if self.status.epoch != epoch:
+            raise SessionSuspendedError(f"{what} {path}: connection lost")
+        self._server.calls.append((what, path))
+
+    async def get(self, path: str, *, deadline_s: float) -> Node | None:
+        """Return a node, or None when there is none."""
+        await self._ask("get", path, deadline_s)
+        return self._server.nodes.get(path)
+
+    async def exists(self, path: str, *, deadline_s: float) -> bool:
+        """Return whether a node exists."""
+        await self._ask("exists", path, deadline_s)
+        return path in self._server.nodes
+
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
+        """Return the sorted names of a node's children, or None without the node."""
+        await self._ask("children", path, deadline_s)
+        return self._server.names(path)
+
+    async def create_ephemeral(
+        self, path: str, data: bytes, *, deadline_s: float
+    ) -> None:
+        """Create a node that lives as long as this session; parents as needed."""
+        await self._ask("create", path, deadline_s)
+        if path in self._server.nodes:
+            raise NodeExistsError(f"create {path}")
+        self._server.put(path, data, session_id=self.status.session_id)
+
+    async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
+        """Write a persistent node, creating it and its parents as needed."""
+        await self._ask("set", path, deadline_s)
+        old = self._server.nodes.get(path)
+        self._server.put(path, data)
+        if old is not None:
+            self._server.nodes[path] = Node(
+                data, owner_session_id=old.owner_session_id, version=old.version + 1
+            )
+
+    async def delete(self, path: str, *, deadline_s: float) -> bool:
+        """Delete a node; False when there was none."""
+        await self._ask("delete", path, deadline_s)
+        if self._server.names(path):
+            raise NodeNotEmptyError(f"delete {path}")
+        is_there = path in self._server.nodes
+        self._server.remove(path)
+        return is_there
+
+    # -- watches ----------------------------------------------------------------------
+
+    def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
+        """Call `callback` on the loop with the node's children, now and on change."""
+        return self._watch(path, lambda: self._server.names(path), callback)
+
+    def watch_data(self, path: str, callback: DataCallback) -> Cancel:
+        """Call `callback` on the loop with the node's payload, now and on change."""
+
+        def read() -> bytes | None:
+            node = self._server.nodes.get(path)
+            return None if node is None else node.data
+
+        return self._watch(path, read, callback)
+
+    def _watch(
+        self, path: str, read: Callable[[], Any], callback: Callable[[Any], None]
+    ) -> Cancel:
+        require_legal_path(path)
+        watch = _Watch(read, callback)
+        self._watches.append(watch)
+
+        def cancel() -> None:
+            watch.is_cancelled = True
+            if watch in self._watches:
+                self._watches.remove(watch)
+
+        if self.status.state is SessionState.CONNECTED:
+            self.refresh_watches()
+        return cancel
+
+    def refresh_watches(self) -> None:
+        """Deliver what watched nodes are now, soon."""
+        if self._is_started and not self.is_stopped:
+            self._loop.call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        if self.status.state is not SessionState.CONNECTED:
+            return
+        for watch in tuple(self._watches):
+            snapshot = watch.read()
+            if watch.is_cancelled or (watch.has_delivered and snapshot == watch.last):
+                continue
+            watch.last, watch.has_delivered = snapshot, True
+            watch.callback(snapshot)

@@ -1,0 +1,270 @@
+"""What a broker wants to see in ZooKeeper, and the steps that get it there. Pure.
+
+Theory of operation: a `BrokerSnapshot` says who a broker is and which topics it has.
+`desired_groups` turns it into nodes, in groups: the broker's own nodes first, then one
+group per topic, in MetaQ's order of registration. For each group the shell
+(`registry.py`) reads what is there, asks `plan_group` for the steps, and takes them in
+order. Steps are only planned for what differs, so that the plan for a tree that is as
+it should be is empty, and doing everything again after any failure is always right.
+
+How a node is looked after (`Upkeep`) follows from how others watch it: readers of a
+topic watch the children of its parent, so a changed count must disappear and come
+back; followers watch the data of the checksum, so it is changed in place.
+
+An ephemeral node of another session is never left alone: it is a dead process's, about
+to vanish, or somebody took our id. Below `ids/N` the address tells which: our own
+address is a former life of ours and is replaced; another one raises
+BrokerIdTakenError, because two brokers with one id would mix two logs into one. Once
+that node is ours, so is every other node of role N, whatever it says.
+
+Keep in step: `paths.py`, `registry.py`.
+
+Source: broker spec 3.2 to 3.5 and rows 11 and 12 of its section 12.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from metaq.zk.errors import BrokerIdTakenError, NodeNameError, PayloadError
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
+from metaq.zk.znodes import (
+    BrokerAddress,
+    Node,
+    TopicRegistration,
+    decode_address,
+    encode_address,
+    encode_checksum,
+    encode_partition_count,
+    encode_registration,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvertisedTopic:
+    """A topic as the world shall see it."""
+
+    name: str
+    """Topic name."""
+    partition_count: int
+    """Partitions 0..partition_count-1."""
+    accepts_puts: bool = True
+    """Whether producers find it (`acceptPublish`)."""
+    accepts_gets: bool = True
+    """Whether consumers find it (`acceptSubscribe`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSnapshot:
+    """All that a broker tells the world at one moment."""
+
+    role: BrokerRole
+    """Which copy of which broker this is."""
+    address: BrokerAddress
+    """Where clients reach it."""
+    config_checksum: int
+    """Unsigned CRC-32 of the configuration file's bytes."""
+    topics: tuple[AdvertisedTopic, ...] = ()
+    """In the order of registration; each name once."""
+
+
+class Upkeep(enum.Enum):
+    """How a node is brought and kept in step."""
+
+    CLAIM = "ephemeral; says who we are, and refuses another address"
+    WRITTEN = "persistent; written in place"
+    VALUE = "ephemeral; written in place, its data is watched"
+    LISTED = "ephemeral; deleted and created again, its parent is watched"
+    ABSENT = "must not exist"
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredNode:
+    """One node as it should be."""
+
+    path: str
+    """Where."""
+    data: bytes
+    """Its exact payload; b"" when it must not exist."""
+    upkeep: Upkeep
+    """How to get there."""
+
+
+@dataclass(frozen=True, slots=True)
+class DesiredGroup:
+    """Nodes that change together."""
+
+    topic: str | None
+    """The topic they belong to; None for the broker's own nodes."""
+    nodes: tuple[DesiredNode, ...]
+    """In the order of registration."""
+
+
+class Verb(enum.Enum):
+    """What a step does to a node."""
+
+    CREATE_EPHEMERAL = "create ephemeral"
+    SET_OR_CREATE = "set or create"
+    DELETE = "delete"
+    DELETE_OR_EMPTY = "delete, or write empty text while it has children"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One change, to be taken in the order of the plan."""
+
+    verb: Verb
+    """What to do."""
+    path: str
+    """To which node."""
+    data: bytes = b""
+    """The payload to write, where there is one."""
+
+
+# -- what should be -------------------------------------------------------------------
+
+
+def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
+    """Return the broker's own nodes: role, and for a leader address and checksum."""
+    role, address = snapshot.role, encode_address(snapshot.address)
+    nodes = [DesiredNode(paths.role(role), address, Upkeep.CLAIM)]
+    if role.is_leader:
+        checksum = encode_checksum(snapshot.config_checksum)
+        nodes += [
+            DesiredNode(paths.broker(role.broker_id), address, Upkeep.WRITTEN),
+            DesiredNode(paths.config_checksum(role.broker_id), checksum, Upkeep.VALUE),
+        ]
+    return DesiredGroup(topic=None, nodes=tuple(nodes))
+
+
+def topic_group(
+    topic: AdvertisedTopic, role: BrokerRole, paths: NodePaths
+) -> DesiredGroup:
+    """Return the three nodes of a topic; the old one ignores the accept flags.
+
+    Raises:
+        NodeNameError: ZooKeeper cannot hold this topic's name.
+    """
+    json = encode_registration(TopicRegistration(topic.partition_count, role))
+    count = encode_partition_count(topic.partition_count)
+
+    def node(kind: NodeKind, data: bytes, is_wanted: bool) -> DesiredNode:
+        path = paths.topic(kind, topic.name, role)
+        if is_wanted:
+            return DesiredNode(path, data, Upkeep.LISTED)
+        return DesiredNode(path, b"", Upkeep.ABSENT)
+
+    return DesiredGroup(
+        topic=topic.name,
+        nodes=(
+            node(NodeKind.TOPIC, count, is_wanted=True),
+            node(NodeKind.TOPIC_PUB, json, is_wanted=topic.accepts_puts),
+            node(NodeKind.TOPIC_SUB, json, is_wanted=topic.accepts_gets),
+        ),
+    )
+
+
+def desired_groups(
+    snapshot: BrokerSnapshot, paths: NodePaths
+) -> tuple[tuple[DesiredGroup, ...], tuple[str, ...]]:
+    """Return all groups in order, and the topics whose names ZooKeeper refuses."""
+    groups, refused = [broker_group(snapshot, paths)], []
+    for topic in snapshot.topics:
+        try:
+            groups.append(topic_group(topic, snapshot.role, paths))
+        except NodeNameError:
+            refused.append(topic.name)
+    return tuple(groups), tuple(refused)
+
+
+# -- how to get there -----------------------------------------------------------------
+
+
+def _require_no_stranger(wanted: DesiredNode, found: Node) -> None:
+    try:
+        address = str(decode_address(found.data))
+    except PayloadError:
+        address = repr(found.data[:80])
+    ours = wanted.data.decode()
+    if address != ours:
+        raise BrokerIdTakenError(
+            f"broker id taken: {wanted.path} says {address}, this broker is {ours};"
+            " give each broker its own brokerId"
+        )
+
+
+def _is_as_wanted(wanted: DesiredNode, found: Node | None, session_id: int) -> bool:
+    if wanted.upkeep is Upkeep.ABSENT:
+        return found is None
+    if found is None or found.data != wanted.data:
+        return False
+    if wanted.upkeep is Upkeep.WRITTEN:
+        return True
+    return found.owner_session_id == session_id
+
+
+def plan_group(
+    group: DesiredGroup, found: Mapping[str, Node | None], session_id: int
+) -> tuple[Step, ...]:
+    """Return the steps that bring a group in step, deletions first.
+
+    Args:
+        group: what should be.
+        found: what is: for each path of the group the node, or None.
+        session_id: our session, owner of ephemeral nodes.
+
+    Returns:
+        Steps in order; none when everything is as it should be.
+
+    Raises:
+        BrokerIdTakenError: another broker is registered in our place.
+    """
+    deletes, writes = [], []
+    for wanted in group.nodes:
+        node = found[wanted.path]
+        if _is_as_wanted(wanted, node, session_id):
+            continue
+        is_ours = node is not None and node.owner_session_id == session_id
+        if wanted.upkeep is Upkeep.CLAIM and node is not None and not is_ours:
+            _require_no_stranger(wanted, node)
+        is_written_in_place = wanted.upkeep is Upkeep.WRITTEN or (
+            wanted.upkeep is Upkeep.VALUE and is_ours
+        )
+        if is_written_in_place:
+            writes.append(Step(Verb.SET_OR_CREATE, wanted.path, wanted.data))
+            continue
+        if node is not None:
+            deletes.append(Step(Verb.DELETE, wanted.path))
+        if wanted.upkeep is not Upkeep.ABSENT:
+            writes.append(Step(Verb.CREATE_EPHEMERAL, wanted.path, wanted.data))
+    return (*deletes, *writes)
+
+
+def plan_removal(group: DesiredGroup) -> tuple[Step, ...]:
+    """Return the steps that take a topic's nodes away."""
+    return tuple(
+        Step(Verb.DELETE, node.path)
+        for node in group.nodes
+        if node.upkeep is not Upkeep.ABSENT
+    )
+
+
+def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
+    """Return the steps of a graceful stop, in MetaQ's order.
+
+    The role's node goes first, so that nobody new comes; then the checksum; then the
+    broker's persistent node, which stays with empty text while it has followers; then
+    the topics.
+    """
+    steps: list[Step] = []
+    for group in groups:
+        if group.topic is not None:
+            steps += plan_removal(group)
+            continue
+        # Sorted stably: what is written in place goes last.
+        nodes = sorted(group.nodes, key=lambda node: node.upkeep is Upkeep.WRITTEN)
+        for node in nodes:
+            is_kept = node.upkeep is Upkeep.WRITTEN
+            verb = Verb.DELETE_OR_EMPTY if is_kept else Verb.DELETE
+            steps.append(Step(verb, node.path))
+    return tuple(steps)

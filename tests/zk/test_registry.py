@@ -1,0 +1,476 @@
+"""A broker's registration on an in-memory ZooKeeper, in virtual time."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from metaq.model import BrokerId
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.errors import BrokerIdTakenError
+from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.registry import (
+    CHECK_INTERVAL_S,
+    RETRY_DELAY_S_MAX,
+    BrokerRegistry,
+    RegistrationState,
+)
+from metaq.zk.znodes import BrokerAddress
+from tests.zk.virtual import VirtualClock, run_virtually
+
+GOLDEN = json.loads(
+    (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()
+)["zookeeper"]
+CLOCK = VirtualClock()
+MASTER = "/meta/brokers/ids/0/master"
+TEST_PUB = "/meta/brokers/topics-pub/test/0-m"
+TWO = (AdvertisedTopic("meta-test", 2), AdvertisedTopic("test", 2))
+
+
+def snapshot_of(*topics: AdvertisedTopic, port: int = 8123) -> BrokerSnapshot:
+    return BrokerSnapshot(
+        role=BrokerRole(BrokerId(0)),
+        address=BrokerAddress("127.0.0.1", port),
+        config_checksum=463763767,
+        topics=topics,
+    )
+
+
+SNAPSHOT = snapshot_of(*TWO)
+
+
+def in_s(seconds: float) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+@asynccontextmanager
+async def broker_on(
+    server: MemoryZooKeeper, *, takeover_wait_s: float = 0.0
+) -> AsyncIterator[tuple[BrokerRegistry, MemoryCoordinator]]:
+    coordinator = server.coordinator(CLOCK)
+    registry = BrokerRegistry(
+        coordinator, NodePaths(), clock=CLOCK, takeover_wait_s=takeover_wait_s
+    )
+    coordinator.start()
+    registry.start()
+    yield registry, coordinator
+    await registry.stop()
+    await coordinator.stop(deadline_s=in_s(1))
+
+
+def tree_of(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
+    return {p: (n.data.decode(), n.is_ephemeral) for p, n in server.tree().items()}
+
+
+def recorded(tree: str) -> dict[str, tuple[str, bool]]:
+    return {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+
+
+async def settle() -> None:
+    await asyncio.sleep(0.01)
+
+
+def test_registration_and_withdrawal_leave_the_recorded_trees() -> None:
+    """Start and stop give byte for byte what the Java broker leaves behind."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            assert await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            assert tree_of(server) == recorded("after_broker_start")
+            assert registry.statistics().state is RegistrationState.REGISTERED
+            assert registry.statistics().topic_count == 2
+            await registry.withdraw(deadline_s=in_s(5))
+            assert tree_of(server) == recorded("after_clean_stop")
+            assert registry.statistics().state is RegistrationState.WITHDRAWN
+
+    run_virtually(scenario())
+
+
+def test_withdrawal_empties_the_persistent_node_while_followers_exist() -> None:
+    """`ids/N` with a follower below it stays, with empty text."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.put("/meta/brokers/ids/0/slave1", b"meta://f:1", session_id=99)
+            await registry.withdraw(deadline_s=in_s(5))
+        tree = tree_of(server)
+        assert tree["/meta/brokers/ids/0"] == ("", False)
+        assert MASTER not in tree
+
+    run_virtually(scenario())
+
+
+def test_an_absent_zookeeper_does_not_hold_the_broker_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """register returns at its deadline, warns once, and the rest happens later."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        async with broker_on(server) as (registry, _):
+            begin = CLOCK.monotonic_s()
+            assert not await registry.register(SNAPSHOT, deadline_s=in_s(3))
+            assert CLOCK.monotonic_s() - begin == pytest.approx(3, abs=0.1)
+            await asyncio.sleep(600)
+            assert registry.statistics().state is RegistrationState.PENDING
+            server.start()
+            await settle()
+            assert tree_of(server) == recorded("after_broker_start")
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(scenario())
+    assert len([r for r in caplog.records if "registers later" in r.message]) == 1
+    assert len(caplog.records) < 5
+
+
+def test_a_new_session_registers_everything_again() -> None:
+    """After an expiry every node is back, owned by the new session, once."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.calls.clear()
+            server.expire(coordinator)
+            assert MASTER not in server.tree()
+            await settle()
+            assert tree_of(server) == recorded("after_broker_start")
+            owners = {n.owner_session_id for n in server.tree().values()}
+            assert owners == {0, coordinator.status.session_id}
+            creates = [path for name, path in server.calls if name == "create"]
+            assert len(creates) == len(set(creates)) == 8
+
+    run_virtually(scenario())
+
+
+def test_a_lost_session_is_not_reported_as_registered() -> None:
+    """Statistics tell the truth between the loss and the next registration."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.stop()
+            await settle()
+            assert registry.statistics().state is RegistrationState.REGISTERED
+            server.expire(coordinator)
+            await settle()
+            assert registry.statistics().state is RegistrationState.PENDING
+
+    run_virtually(scenario())
+
+
+def test_a_plain_disconnect_causes_no_request() -> None:
+    """The same session comes back to nodes that are still there."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.calls.clear()
+            server.suspend(coordinator)
+            await asyncio.sleep(5)
+            server.resume(coordinator)
+            await asyncio.sleep(5)
+            assert server.calls == []
+
+    run_virtually(scenario())
+
+
+def test_nodes_that_vanish_under_a_living_session_come_back() -> None:
+    """The periodic check puts back what somebody deleted, also after a disconnect."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.remove(TEST_PUB)
+            await asyncio.sleep(CHECK_INTERVAL_S + 1)
+            assert tree_of(server) == recorded("after_broker_start")
+            assert registry.statistics().repair_count == 1
+            server.suspend(coordinator)
+            await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            server.wipe()
+            server.resume(coordinator)
+            await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            assert tree_of(server) == recorded("after_broker_start")
+            assert registry.statistics().repair_count == 10
+
+    run_virtually(scenario())
+
+
+def test_a_check_that_failed_half_way_is_done_again() -> None:
+    """An error during the check does not make the rest of it forgotten."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.remove(TEST_PUB)
+            server.stall = True
+            await asyncio.sleep(CHECK_INTERVAL_S + 20)
+            assert registry.statistics().failure_count > 0
+            server.stall = False
+            await asyncio.sleep(2 * RETRY_DELAY_S_MAX)
+            assert TEST_PUB in server.tree()
+
+    run_virtually(scenario())
+
+
+def test_a_wiped_server_gets_everything_back() -> None:
+    """A server that returns without data and sessions is filled again at once."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.stop()
+            await asyncio.sleep(100)
+            server.start(is_wiped=True)
+            await settle()
+            assert tree_of(server) == recorded("after_broker_start")
+
+    run_virtually(scenario())
+
+
+def test_a_silent_server_is_asked_with_growing_delays_and_never_given_up() -> None:
+    """Attempts are bounded and rare; the first answer heals everything."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stall = True
+        async with broker_on(server) as (registry, _):
+            assert not await registry.register(SNAPSHOT, deadline_s=in_s(1))
+            await asyncio.sleep(3600)
+            # One attempt takes 5 s and waits at most 10 s.
+            assert 200 < registry.statistics().failure_count < 260
+            assert "no answer in time" in registry.statistics().last_error
+            server.stall = False
+            await asyncio.sleep(2 * RETRY_DELAY_S_MAX)
+            assert tree_of(server) == recorded("after_broker_start")
+            assert registry.statistics().last_error == ""
+
+    run_virtually(scenario())
+
+
+def test_nodes_of_a_killed_predecessor_are_taken_over_at_once() -> None:
+    """A fast restart does not wait for the old session to expire."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, old):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            dead = old.status.session_id
+            server.abandon(old)
+        assert MASTER in server.tree()
+        async with broker_on(server) as (registry, new):
+            begin = CLOCK.monotonic_s()
+            assert await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            assert CLOCK.monotonic_s() - begin < 0.1
+            server.reap(dead)
+            assert tree_of(server) == recorded("after_broker_start")
+            assert server.tree()[MASTER].owner_session_id == new.status.session_id
+
+    run_virtually(scenario())
+
+
+def test_a_second_broker_with_the_same_id_is_refused_and_changes_nothing() -> None:
+    """The second one gets an error at once; the first one never notices."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (first, _), broker_on(server) as (second, _):
+            await first.register(SNAPSHOT, deadline_s=in_s(5))
+            server.calls.clear()
+            with pytest.raises(BrokerIdTakenError, match=r"8123.*8124"):
+                await second.register(snapshot_of(*TWO, port=8124), deadline_s=in_s(60))
+            assert second.statistics().state is RegistrationState.REFUSED
+            await second.withdraw(deadline_s=in_s(5))
+            await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            assert {name for name, _ in server.calls} == {"get"}
+            assert tree_of(server) == recorded("after_broker_start")
+
+    run_virtually(scenario())
+
+
+def test_a_broker_that_moved_may_wait_for_its_old_session_to_expire() -> None:
+    """With takeover_wait_s a start on another port waits for the old node to go."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.put(MASTER, b"meta://127.0.0.1:1", session_id=99)
+        loop = asyncio.get_running_loop()
+        loop.call_later(8, server.reap, 99)
+        async with broker_on(server, takeover_wait_s=10) as (registry, _):
+            assert await registry.register(SNAPSHOT, deadline_s=in_s(30))
+            assert server.tree()[MASTER].data == b"meta://127.0.0.1:8123"
+        server.put(MASTER, b"meta://127.0.0.1:1", session_id=99)
+        async with broker_on(server, takeover_wait_s=10) as (registry, _):
+            begin = CLOCK.monotonic_s()
+            with pytest.raises(BrokerIdTakenError):
+                await registry.register(SNAPSHOT, deadline_s=in_s(30))
+            assert 10 <= CLOCK.monotonic_s() - begin < 12
+
+    run_virtually(scenario())
+
+
+def test_an_id_found_taken_while_running_is_tried_until_it_is_free() -> None:
+    """A broker that serves already cannot refuse to start: it says so and waits."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(1))
+            server.put(MASTER, b"meta://thief:1", session_id=99)
+            server.start()
+            await asyncio.sleep(5)
+            assert registry.statistics().state is RegistrationState.REFUSED
+            server.suspend(coordinator)
+            await asyncio.sleep(5)
+            server.reap(99)
+            server.resume(coordinator)
+            await asyncio.sleep(2)
+            assert tree_of(server) == recorded("after_broker_start")
+            assert registry.statistics().state is RegistrationState.REGISTERED
+
+    run_virtually(scenario())
+
+
+def test_an_update_touches_only_the_topics_that_changed() -> None:
+    """A reload makes no consumer of another topic rebalance."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.calls.clear()
+            registry.update(snapshot_of(TWO[0], AdvertisedTopic("test", 4)))
+            await settle()
+            assert {path for _, path in server.calls} == {
+                f"/meta/brokers/{parent}/test/0-m"
+                for parent in ("topics", "topics-pub", "topics-sub")
+            }
+            assert server.tree()[TEST_PUB].data == b'{"numParts":4,"broker":"0-m"}'
+            registry.update(snapshot_of(TWO[0]))
+            await settle()
+            assert not [path for path in server.tree() if path.endswith("/test/0-m")]
+
+    run_virtually(scenario())
+
+
+def test_many_new_topics_are_registered_in_the_background_in_few_passes() -> None:
+    """Updates coalesce: a hundred first puts cost a pass or two, and no waiting."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            passes = registry.statistics().pass_count
+            topics = [*TWO]
+            for number in range(100):
+                topics.append(AdvertisedTopic(f"t{number}", 1))
+                registry.update(snapshot_of(*topics))
+            await settle()
+            assert registry.statistics().topic_count == 102
+            assert registry.statistics().pass_count - passes <= 2
+
+    run_virtually(scenario())
+
+
+def test_an_update_during_a_pass_is_not_lost() -> None:
+    """What changes while it is being applied is applied next."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            registering = asyncio.create_task(
+                registry.register(SNAPSHOT, deadline_s=in_s(5))
+            )
+            while not server.calls:
+                await asyncio.sleep(0)
+            registry.update(snapshot_of(*TWO, AdvertisedTopic("late", 1)))
+            assert await registering
+            assert "/meta/brokers/topics/late/0-m" in server.tree()
+
+    run_virtually(scenario())
+
+
+def test_withdrawal_is_bounded_when_zookeeper_is_silent_or_gone() -> None:
+    """A stop takes no longer than its deadline."""
+
+    async def scenario() -> None:
+        for is_silent in (True, False):
+            server = MemoryZooKeeper()
+            async with broker_on(server) as (registry, _):
+                await registry.register(SNAPSHOT, deadline_s=in_s(5))
+                if is_silent:
+                    server.stall = True
+                else:
+                    server.stop()
+                begin = CLOCK.monotonic_s()
+                await registry.withdraw(deadline_s=in_s(2))
+                assert CLOCK.monotonic_s() - begin <= 2.1
+                server.stall = False
+
+    run_virtually(scenario())
+
+
+def test_a_withdrawn_broker_stays_withdrawn() -> None:
+    """Neither an update nor a new session brings nodes back after a withdrawal."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            await registry.withdraw(deadline_s=in_s(5))
+            registry.update(snapshot_of(*TWO, AdvertisedTopic("late", 1)))
+            server.expire(coordinator)
+            await asyncio.sleep(2 * CHECK_INTERVAL_S)
+            assert tree_of(server) == recorded("after_clean_stop")
+            await registry.withdraw(deadline_s=in_s(5))
+
+    run_virtually(scenario())
+
+
+def test_withdrawal_leaves_the_nodes_of_another_session_alone() -> None:
+    """A broker that was replaced does not take its successor out of ZooKeeper."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            server.put(MASTER, b"meta://127.0.0.1:8123", session_id=99)
+            await registry.withdraw(deadline_s=in_s(5))
+            assert tree_of(server) == recorded("after_broker_start")
+
+    run_virtually(scenario())
+
+
+def test_a_node_that_appears_between_reading_and_creating_is_read_again() -> None:
+    """Losing that race costs a retry, not the registration."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            registering = asyncio.create_task(
+                registry.register(SNAPSHOT, deadline_s=in_s(5))
+            )
+            while ("get", MASTER) not in server.calls:
+                await asyncio.sleep(0)
+            server.put(MASTER, b"meta://127.0.0.1:8123", session_id=99)
+            assert await registering
+            assert registry.statistics().failure_count == 1
+            server.reap(99)
+            assert tree_of(server) == recorded("after_broker_start")
+
+    run_virtually(scenario())
