@@ -1,0 +1,465 @@
+"""The only module that sees kazoo: threads in, loop callbacks out, errors mapped.
+
+Theory of operation: kazoo runs three threads of its own per client. Nothing of ours
+runs on them except the `_post...` functions, which hand *values* (never kazoo's
+objects) to the event loop through `call_soon_threadsafe`; all state of this module is
+touched on the loop alone. kazoo keeps a session alive, or begins a new one, for as
+long as its connection thread lives. That thread ends by itself in two cases (an
+answer that it cannot read, and refused credentials), and does not always say so.
+Because a broker never gives up on ZooKeeper, `_check_client` looks after it while
+there is no connection, and replaces a dead client. `_generation` tells late reports of
+a replaced client from those of the present one.
+
+A client that was cut off for a whole session time-out is replaced, too. Its session has
+expired unless ZooKeeper itself was away, and it cannot find that out where it matters
+most: a server that came back without its data refuses clients that have seen a later
+transaction than it has, for ever, without a word about their sessions. If the session
+does live on, it is one whose nodes the new session takes over.
+
+A request is only handed to kazoo while the session is connected. kazoo would queue it
+otherwise, and carry it out at some later time that nobody waits for any more.
+
+Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, TypeVar
+
+from kazoo import exceptions as kz
+from kazoo.client import KazooClient
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from metaq.clock import Clock
+from metaq.errors import (
+    ConfigError,
+    CoordinationError,
+    SessionLostError,
+    SessionSuspendedError,
+)
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeExistsError,
+    NodeNameError,
+    NodeNotEmptyError,
+    NoNodeError,
+)
+from metaq.zk.paths import require_legal_path
+from metaq.zk.session import (
+    Cancel,
+    ChildrenCallback,
+    DataCallback,
+    SessionEvent,
+    SessionState,
+    SessionStatus,
+    SessionTracker,
+    StatusCallback,
+)
+from metaq.zk.watch import Watch
+from metaq.zk.znodes import Node
+
+log = logging.getLogger(__name__)
+
+RECONNECT_DELAY_S_MIN: Final = 0.1
+RECONNECT_DELAY_S_MAX: Final = 5.0
+# A dead client is replaced slowly: what killed it is likely to be there still.
+REVIVE_DELAY_S: Final = 5.0
+DEAD_CLIENT_STATES: Final = frozenset({"CLOSED", "AUTH_FAILED"})
+# kazoo waits for a server's greeting for the session time-out divided by the number of
+# servers. A server that is starting may accept and never greet (ZooKeeper 3.9 does,
+# when a client comes before its data is loaded); with a single server named that wait
+# would cost the session, so that servers are named often enough for this many tries.
+GREETINGS_PER_SESSION_TIMEOUT: Final = 3
+WATCH_TIMEOUT_S: Final = 10.0
+# A set that finds no node and a create that finds one may alternate when somebody
+# else keeps creating and deleting it; this often is coincidence enough.
+SET_OR_CREATE_TRIES: Final = 3
+
+T = TypeVar("T")
+
+_MAPPED: Final[tuple[tuple[type[Exception], type[CoordinationError]], ...]] = (
+    (kz.NoNodeError, NoNodeError),
+    (kz.NodeExistsError, NodeExistsError),
+    (kz.NotEmptyError, NodeNotEmptyError),
+    (kz.BadArgumentsError, NodeNameError),
+    (kz.SessionExpiredError, SessionLostError),
+    (kz.AuthFailedError, SessionLostError),
+    (kz.ConnectionLoss, SessionSuspendedError),
+    (kz.ConnectionDropped, SessionSuspendedError),
+    (kz.SessionMovedError, SessionSuspendedError),
+    (kz.OperationTimeoutError, SessionSuspendedError),
+)
+
+
+def _map_error(error: BaseException, what: str) -> CoordinationError:
+    for theirs, ours in _MAPPED:
+        if isinstance(error, theirs):
+            return ours(f"{what}: {type(error).__name__}")
+    return CoordinationError(f"{what}: {type(error).__name__} {error}".rstrip())
+
+
+def _repeated(hosts: str) -> str:
+    """Return `hosts` with each server named often enough; the root is kept."""
+    servers, slash, root = hosts.partition("/")
+    count = servers.count(",") + 1
+    times = -(-GREETINGS_PER_SESSION_TIMEOUT // count)
+    return ",".join([servers] * times) + slash + root
+
+
+def _client_log() -> logging.Logger:
+    # kazoo reports every attempt to connect as a warning, several a minute while
+    # ZooKeeper is away; our own transitions say it once.
+    logger = logging.getLogger(f"{__name__}.client")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+    return logger
+
+
+def _node(value: Any) -> Node:
+    data, stat = value
+    return Node(
+        data=data or b"", owner_session_id=stat.ephemeralOwner, version=stat.version
+    )
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    return tuple(sorted(value))
+
+
+class KazooCoordinator:
+    """The `Coordinator` of real life; see there for lifecycle and errors.
+
+    Concurrency: made, used and stopped on one event loop. kazoo's threads are daemons;
+    a stop that could not finish in time leaves them to end with the process.
+    """
+
+    def __init__(self, hosts: str, *, session_timeout_ms: int, clock: Clock) -> None:
+        """Prepare a coordinator; nothing is connected before `start`.
+
+        Args:
+            hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
+            session_timeout_ms: what to ask for; the server may shorten it.
+            clock: gives meaning to deadlines.
+
+        Raises:
+            ConfigError: `hosts` is not of that form.
+        """
+        self._hosts = hosts
+        self._session_timeout_s = session_timeout_ms / 1000
+        self._clock = clock
+        self._tracker = SessionTracker()
+        self._listeners: list[StatusCallback] = []
+        self._watches: set[Watch[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._generation = 0
+        self._is_stopped = False
+        self._check: asyncio.TimerHandle | None = None
+        self._suspended_at_s = 0.0
+        self._client: Any = self._new_client()
+
+    def _new_client(self) -> Any:
+        try:
+            return KazooClient(
+                hosts=_repeated(self._hosts),
+                timeout=self._session_timeout_s,
+                connection_retry=KazooRetry(
+                    max_tries=-1,
+                    delay=RECONNECT_DELAY_S_MIN,
+                    backoff=2,
+                    max_delay=RECONNECT_DELAY_S_MAX,
+                ),
+                logger=_client_log(),
+            )
+        except (ValueError, kz.KazooException) as error:
+            raise ConfigError(
+                f"zk.zkConnect={self._hosts!r}: expected host:port,host:port/root,"
+                f" got {error}"
+            ) from error
+
+    # -- session ----------------------------------------------------------------------
+
+    @property
+    def status(self) -> SessionStatus:
+        """The present snapshot of the session."""
+        return self._tracker.status
+
+    def add_listener(self, callback: StatusCallback) -> Cancel:
+        """Call `callback` on the loop with each new status, in order."""
+        self._listeners.append(callback)
+
+        def cancel() -> None:
+            with suppress(ValueError):
+                self._listeners.remove(callback)
+
+        return cancel
+
+    def start(self) -> None:
+        """Begin to connect, and go on trying until `stop`."""
+        self._loop = asyncio.get_running_loop()
+        self._schedule_check()
+        self._begin()
+
+    def _begin(self) -> None:
+        client = self._client
+        client.add_listener(partial(self._post_report, client, self._generation))
+        client.start_async()
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        """Run `callback` on the loop; called on kazoo's threads."""
+        assert self._loop is not None
+        # A closed loop means that nobody listens any more.
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    def _post_report(self, client: Any, generation: int, state: KazooState) -> None:
+        """Hand a change of kazoo's state to the loop; called on kazoo's threads."""
+        if state == KazooState.CONNECTED:
+            identity = client.client_id
+            number = identity[0] if identity else 0
+            self._post(self._on_report, generation, SessionEvent.ESTABLISHED, number)
+        elif state == KazooState.SUSPENDED:
+            self._post(self._on_report, generation, SessionEvent.DISCONNECTED)
+        else:
+            self._post(self._on_report, generation, SessionEvent.EXPIRED)
+
+    def _on_report(
+        self, generation: int, event: SessionEvent, session_id: int = 0
+    ) -> None:
+        if generation == self._generation and not self._is_stopped:
+            self._apply(event, session_id)
+
+    def _schedule_check(self) -> None:
+        assert self._loop is not None
+        delay_s = REVIVE_DELAY_S
+        if self.status.state is SessionState.SUSPENDED:
+            delay_s = min(delay_s, self._suspension_left_s())
+        self._check = self._loop.call_later(max(0.0, delay_s), self._check_client)
+
+    def _suspension_left_s(self) -> float:
+        """Return for how long a suspended session may still be alive."""
+        return self._remaining_s(self._suspended_at_s + self._session_timeout_s)
+
+    def _apply(self, event: SessionEvent, session_id: int = 0) -> None:
+        status = self._tracker.apply(event, session_id)
+        if status is None:
+            return
+        assert self._loop is not None
+        for callback in tuple(self._listeners):
+            # One callback's failure is the loop's to report and nobody else's.
+            self._loop.call_soon(callback, status)
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
+        if status.state is SessionState.CONNECTED:
+            for watch in tuple(self._watches):
+                watch.refresh()
+            return
+        if status.state is SessionState.SUSPENDED:
+            self._suspended_at_s = self._clock.monotonic_s()
+        if not self._is_stopped:
+            self._schedule_check()
+
+    def _check_client(self) -> None:
+        """Replace a client beyond hope; runs as long as there is no connection."""
+        self._check = None
+        if self.status.state is SessionState.CONNECTED:
+            return
+        is_dead = self._client.client_state in DEAD_CLIENT_STATES
+        is_suspended = self.status.state is SessionState.SUSPENDED
+        if is_dead or (is_suspended and self._suspension_left_s() <= 0):
+            reason = "it died" if is_dead else "its session must have expired"
+            log.warning("zookeeper client replaced, %s hosts=%s", reason, self._hosts)
+            old, self._client = self._client, self._new_client()
+            self._generation += 1
+            self._apply(SessionEvent.EXPIRED)
+            _close_on_thread(old, lambda: None)
+            self._begin()
+        if self._check is None:
+            self._schedule_check()
+
+    async def stop(self, *, deadline_s: float) -> None:
+        """Close the session, which removes its ephemeral nodes; never raises."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._loop is None:
+            return
+        if self._check is not None:
+            self._check.cancel()
+        for watch in tuple(self._watches):
+            watch.cancel()
+        closed = asyncio.Event()
+        _close_on_thread(self._client, lambda: self._post(closed.set))
+        try:
+            async with asyncio.timeout(self._remaining_s(deadline_s)):
+                await closed.wait()
+        except TimeoutError:
+            log.warning("zookeeper session not closed in time, it will expire")
+        self._apply(SessionEvent.EXPIRED)
+
+    # -- requests ---------------------------------------------------------------------
+
+    def _remaining_s(self, deadline_s: float) -> float:
+        return deadline_s - self._clock.monotonic_s()
+
+    async def _ask(
+        self,
+        what: str,
+        path: str,
+        request: Callable[[], Any],
+        convert: Callable[[Any], T],
+        deadline_s: float,
+    ) -> T:
+        """Send one request and wait for its answer as a value of ours."""
+        require_legal_path(path)
+        self.status.require_connected()
+        assert self._loop is not None
+        what = f"{what} {path}"
+        remaining_s = self._remaining_s(deadline_s)
+        if remaining_s <= 0:
+            raise CoordinationTimeoutError(f"{what}: no time left, not asked")
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def resolve(value: T | None, error: CoordinationError | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(value)  # type: ignore[arg-type]  # set iff no error
+
+        def post_answer(result: Any) -> None:
+            if result.exception is not None:
+                self._post(resolve, None, _map_error(result.exception, what))
+            else:
+                self._post(resolve, convert(result.value), None)
+
+        try:
+            async with asyncio.timeout(remaining_s):
+                request().rawlink(post_answer)
+                return await answer
+        except TimeoutError:
+            raise CoordinationTimeoutError(f"{what}: no answer in time") from None
+        except kz.KazooException as error:
+            raise _map_error(error, what) from error
+
+    async def get(self, path: str, *, deadline_s: float) -> Node | None:
+        """Return a node, or None when there is none."""
+        request = partial(self._client.get_async, path)
+        try:
+            return await self._ask("get", path, request, _node, deadline_s)
+        except NoNodeError:
+            return None
+
+    async def exists(self, path: str, *, deadline_s: float) -> bool:
+        """Return whether a node exists."""
+        request = partial(self._client.exists_async, path)
+        return await self._ask("exists", path, request, bool, deadline_s)
+
+    async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
+        """Return the sorted names of a node's children, or None without the node."""
+        request = partial(self._client.get_children_async, path)
+        try:
+            return await self._ask("children", path, request, _names, deadline_s)
+        except NoNodeError:
+            return None
+
+    async def create_ephemeral(
+        self, path: str, data: bytes, *, deadline_s: float
+    ) -> None:
+        """Create a node that lives as long as this session; parents as needed."""
+        request = partial(
+            self._client.create_async, path, data, ephemeral=True, makepath=True
+        )
+        await self._ask("create", path, request, bool, deadline_s)
+
+    async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
+        """Write a persistent node, creating it and its parents as needed."""
+        set_it = partial(self._client.set_async, path, data)
+        create_it = partial(self._client.create_async, path, data, makepath=True)
+        for _ in range(SET_OR_CREATE_TRIES):
+            with suppress(NoNodeError):
+                await self._ask("set", path, set_it, bool, deadline_s)
+                return
+            with suppress(NodeExistsError):
+                await self._ask("create", path, create_it, bool, deadline_s)
+                return
+        raise CoordinationError(
+            f"set {path}: created and deleted by others, {SET_OR_CREATE_TRIES} times"
+        )
+
+    async def delete(self, path: str, *, deadline_s: float) -> bool:
+        """Delete a node; False when there was none."""
+        request = partial(self._client.delete_async, path)
+        try:
+            await self._ask("delete", path, request, bool, deadline_s)
+        except NoNodeError:
+            return False
+        return True
+
+    # -- watches ----------------------------------------------------------------------
+
+    def watch_children(self, path: str, callback: ChildrenCallback) -> Cancel:
+        """Call `callback` on the loop with the node's children, now and on change."""
+        return self._watch("get_children_async", path, _names, callback)
+
+    def watch_data(self, path: str, callback: DataCallback) -> Cancel:
+        """Call `callback` on the loop with the node's payload, now and on change."""
+        return self._watch("get_async", path, lambda v: _node(v).data, callback)
+
+    def _watch(
+        self,
+        method: str,
+        path: str,
+        convert: Callable[[Any], T],
+        callback: Callable[[T | None], None],
+    ) -> Cancel:
+        require_legal_path(path)
+
+        def post_fired(_event: object) -> None:
+            self._post(watch.refresh)
+
+        async def read() -> T | None:
+            deadline_s = self._clock.monotonic_s() + WATCH_TIMEOUT_S
+            # Reading a missing node sets no watch, asking for its existence does; it
+            # may come to life between the two, hence the loop.
+            while True:
+                reading = getattr(self._client, method)
+                request = partial(reading, path, watch=post_fired)
+                with suppress(NoNodeError):
+                    return await self._ask("watch", path, request, convert, deadline_s)
+                request = partial(self._client.exists_async, path, watch=post_fired)
+                if not await self._ask("watch", path, request, bool, deadline_s):
+                    return None
+
+        def cancel() -> None:
+            self._watches.discard(watch)
+            watch.cancel()
+
+        watch = Watch(path, read, callback)
+        self._watches.add(watch)
+        watch.refresh()
+        return cancel
+
+
+def _close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
+    """Stop a client and free its sockets, then call `post_closed` on that thread.
+
+    kazoo's stop blocks until its threads are gone, which an unreachable server can
+    delay by ten seconds and more. A daemon thread cannot hold our exit up.
+    """
+
+    def close() -> None:
+        try:
+            client.stop()
+            client.close()
+        except Exception:  # top of a thread, and kazoo raises plain Exception
+            log.warning("zookeeper client did not close cleanly", exc_info=True)
+        post_closed()
+
+    threading.Thread(target=close, name="zk-close", daemon=True).start()

@@ -1,0 +1,427 @@
+"""A real ZooKeeper server as a child process, for one machine and for tests.
+
+Theory of operation: the server is Apache ZooKeeper itself, taken from a class path
+that somebody else installed (PySpark's wheel carries all its jars). It runs in
+`<data_dir>` with one listening socket on loopback. Three promises:
+
+* It answers when `start` returns; if it cannot, the error carries the end of its log.
+* It dies with its parent, also when the parent is killed with SIGKILL: the kernel
+  sends it SIGKILL then (PR_SET_PDEATHSIG). The kernel means the parent *thread*, so
+  `start` is called on the main thread. A small Python program sets this up and then
+  becomes Java by exec; doing it between fork and exec in our own process would be
+  unsafe beside threads.
+* It grows only so far: its log rolls, old snapshots are purged.
+
+It runs with `<data_dir>` as its working directory, so that no path, whatever
+characters it has, needs to be written into Java's property files. Files there:
+`zoo.cfg` and the two logging configurations, written at each start; `zookeeper.log`,
+what the server says; `zookeeper.out`, what Java says; `data/`, what it stores.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from functools import lru_cache
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from metaq.errors import CoordinationError
+
+CLASSPATH_VARIABLE: Final = "METAQ_ZOOKEEPER_CLASSPATH"
+JAVA_MAJOR_MIN: Final = 11
+HEAP_MIB: Final = 128
+START_TIMEOUT_S: Final = 30.0
+STOP_TIMEOUT_S: Final = 5.0
+POLL_INTERVAL_S: Final = 0.05
+COMMAND_TIMEOUT_S: Final = 1.0
+# A port found free may be taken by the time the server binds it.
+START_TRIES: Final = 3
+# Java's words for it, in the log of the server.
+PORT_TAKEN: Final = "Address already in use"
+LOG_TAIL_LINES: Final = 15
+LOOPBACK: Final = "127.0.0.1"
+
+# Sessions are counted in ticks, and live between the two bounds; a broker asks for
+# 30 s, tests for a second or two.
+TICK_MS: Final = 500
+SESSION_TIMEOUT_MS_MIN: Final = 1_000
+SESSION_TIMEOUT_MS_MAX: Final = 60_000
+
+ZOO_CFG: Final = """\
+tickTime={tick_ms}
+minSessionTimeout={session_ms_min}
+maxSessionTimeout={session_ms_max}
+dataDir=./data
+clientPort={port}
+clientPortAddress={host}
+maxClientCnxns=1000
+admin.enableServer=false
+4lw.commands.whitelist=srvr,ruok
+# One transaction log file of 1 MiB (in KiB) instead of 64 MiB, to begin with.
+preAllocSize=1024
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+"""
+
+# PySpark's class path logs through log4j 2, ZooKeeper's own distribution through
+# logback; each ignores the other's file.
+LOG4J2_PROPERTIES: Final = """\
+status = error
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = zookeeper.log
+appender.file.filePattern = zookeeper.log.%i
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{ISO8601} %-5p [%t] %c{1} - %m%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 16MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 2
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+LOGBACK_XML: Final = """\
+<configuration>
+  <appender name="file" class="ch.qos.logback.core.rolling.RollingFileAppender">
+    <file>zookeeper.log</file>
+    <rollingPolicy class="ch.qos.logback.core.rolling.FixedWindowRollingPolicy">
+      <fileNamePattern>zookeeper.log.%i</fileNamePattern>
+      <minIndex>1</minIndex>
+      <maxIndex>2</maxIndex>
+    </rollingPolicy>
+    <triggeringPolicy
+        class="ch.qos.logback.core.rolling.SizeBasedTriggeringPolicy">
+      <maxFileSize>16MB</maxFileSize>
+    </triggeringPolicy>
+    <encoder>
+      <pattern>%d{ISO8601} %-5p [%t] %c{1} - %m%n</pattern>
+    </encoder>
+  </appender>
+  <logger name="ROOT" level="INFO"><appender-ref ref="file"/></logger>
+</configuration>
+"""
+
+# Run with -I -S by our own interpreter: argv is [-c, parent's pid, java, ...].
+_DIE_WITH_PARENT: Final = """\
+import ctypes, os, signal, sys
+parent, java = int(sys.argv[1]), sys.argv[2:]
+PR_SET_PDEATHSIG = 1
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    sys.exit("prctl: " + os.strerror(ctypes.get_errno()))
+# The parent may have died before the line above.
+if os.getppid() != parent:
+    sys.exit(1)
+os.execv(java[0], java)
+"""
+
+
+class EmbeddedZooKeeperError(CoordinationError):
+    """The server cannot be run; the message says what is missing or what it said."""
+
+    retriable = False
+
+
+def find_classpath() -> str:
+    """Return the class path of a ZooKeeper server.
+
+    METAQ_ZOOKEEPER_CLASSPATH if set, else the jars inside the `pyspark` package
+    (which is looked up, not imported).
+
+    Raises:
+        EmbeddedZooKeeperError: neither is there.
+    """
+    given = os.environ.get(CLASSPATH_VARIABLE)
+    if given:
+        return given
+    spec = importlib.util.find_spec("pyspark")
+    for location in (spec and spec.submodule_search_locations) or ():
+        jars = Path(location) / "jars"
+        if any(jars.glob("zookeeper-*.jar")):
+            return f"{jars}{os.sep}*"
+    raise EmbeddedZooKeeperError(
+        "no ZooKeeper server found: install metaq[spark], whose pyspark brings its"
+        f" jars, or set {CLASSPATH_VARIABLE} to the class path of one"
+    )
+
+
+@lru_cache(maxsize=8)
+def _java_major(java: str) -> int | None:
+    """Return the major version of a `java` program, None if it does not run."""
+    try:
+        done = subprocess.run(  # noqa: S603  # found on PATH or named by JAVA_HOME
+            [java, "-version"], capture_output=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # "1.8.0_402" is Java 8; "17.0.15", "21-ea" and "9" are what they seem.
+    match = re.search(rb'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return int(match[1]) if match and done.returncode == 0 else None
+
+
+def find_java() -> str:
+    """Return a `java` program of version 11 or later, from JAVA_HOME or PATH.
+
+    Raises:
+        EmbeddedZooKeeperError: there is none, or it is too old.
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidates = [str(Path(home) / "bin" / "java")] if home else []
+    on_path = shutil.which("java")
+    if on_path:
+        candidates.append(on_path)
+    found = []
+    for java in candidates:
+        major = _java_major(java)
+        if major is not None and major >= JAVA_MAJOR_MIN:
+            return java
+        found.append(f"{java} is {f'version {major}' if major else 'not runnable'}")
+    raise EmbeddedZooKeeperError(
+        f"no Java runtime of version {JAVA_MAJOR_MIN} or later found"
+        f" ({', '.join(found) or 'neither JAVA_HOME nor PATH has one'});"
+        " on Debian and Ubuntu: apt-get install openjdk-17-jre-headless"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class EmbeddedZooKeeper:
+    """One server process and its data directory.
+
+    Lifecycle: `start` and `stop` any number of times, the data stays; as a context
+    manager it starts and stops once. Blocking; called on the main thread.
+    """
+
+    def __init__(self, data_dir: str | os.PathLike[str], *, port: int = 0) -> None:
+        """Prepare a server.
+
+        Args:
+            data_dir: where it keeps everything; created as needed, stays ours alone
+                while the server runs.
+            port: TCP port on loopback; 0 picks a free one at the first start, and
+                a new one later only when that is taken.
+        """
+        self.data_dir = Path(data_dir).resolve()
+        self._port_wanted = port
+        self._port = port
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        """The port it listens on; 0 before the first start if a free one is wanted."""
+        return self._port
+
+    @property
+    def address(self) -> str:
+        """`host:port`, as zk.zkConnect wants it."""
+        return f"{LOOPBACK}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running server, else None."""
+        return self._process.pid if self._process and self.is_running else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives (it may be paused)."""
+        return self._process is not None and self._process.poll() is None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # -- life -------------------------------------------------------------------------
+
+    def start(self, *, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Start the server and wait until it answers; nothing if it runs already.
+
+        Raises:
+            EmbeddedZooKeeperError: Java or the jars are missing, the port is taken,
+                or no answer came in time; nothing is left running.
+        """
+        if self.is_running:
+            return
+        if threading.current_thread() is not threading.main_thread():
+            # The server would be killed when this thread ends.
+            raise RuntimeError("the embedded zookeeper is started on the main thread")
+        java, classpath = find_java(), find_classpath()
+        deadline_s = time.monotonic() + timeout_s
+        for attempt in range(START_TRIES):
+            if self._port_wanted == 0 and (self._port == 0 or attempt):
+                self._port = _free_port()
+            try:
+                self._require_free_port()
+                self._spawn(java, classpath)
+                self._wait_until_serving(deadline_s)
+            except EmbeddedZooKeeperError as error:
+                self.kill()
+                is_race = PORT_TAKEN in str(error)
+                is_last = attempt == START_TRIES - 1
+                if self._port_wanted or not is_race or is_last:
+                    raise
+            except BaseException:
+                self.kill()
+                raise
+            else:
+                return
+
+    def stop(self) -> None:
+        """Ask the server to end, insist after a while, and reap it."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End the server at once (SIGKILL) and reap it; the data stays as it is."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def restart(self) -> None:
+        """Stop and start on the same data and port."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze the server (SIGSTOP): connections stay open and silent."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen server go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def wipe(self) -> None:
+        """Remove all that a stopped server stored.
+
+        Raises:
+            EmbeddedZooKeeperError: the server is running.
+        """
+        if self.is_running:
+            raise EmbeddedZooKeeperError(f"zookeeper at {self.address} is running")
+        shutil.rmtree(self.data_dir / "data", ignore_errors=True)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            # Does nothing when the process has been reaped already.
+            self._process.send_signal(number)
+
+    def _require_free_port(self) -> None:
+        # Another ZooKeeper on this port would answer in the place of ours.
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((LOOPBACK, self._port))
+            except OSError as error:
+                raise EmbeddedZooKeeperError(
+                    f"zookeeper cannot listen on {self.address}: {error.strerror}"
+                ) from error
+
+    def _write_configuration(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        zoo_cfg = ZOO_CFG.format(
+            tick_ms=TICK_MS,
+            session_ms_min=SESSION_TIMEOUT_MS_MIN,
+            session_ms_max=SESSION_TIMEOUT_MS_MAX,
+            port=self._port,
+            host=LOOPBACK,
+        )
+        (self.data_dir / "zoo.cfg").write_text(zoo_cfg)
+        (self.data_dir / "log4j2.properties").write_text(LOG4J2_PROPERTIES)
+        (self.data_dir / "logback.xml").write_text(LOGBACK_XML)
+
+    def _spawn(self, java: str, classpath: str) -> None:
+        self._write_configuration()
+        command = [
+            sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()),
+            java,
+            f"-Xmx{HEAP_MIB}m",
+            "-XX:+UseSerialGC",
+            "-Dlog4j2.configurationFile=log4j2.properties",
+            "-Dlogback.configurationFile=logback.xml",
+            "-cp", classpath,
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+            "./zoo.cfg",
+        ]  # fmt: skip
+        with (self.data_dir / "zookeeper.out").open("wb") as out:
+            self._process = subprocess.Popen(  # noqa: S603  # no shell, our own words
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=self.data_dir,
+                # Ctrl-C on the terminal is the parent's to handle, in its own order.
+                start_new_session=True,
+            )
+
+    def _wait_until_serving(self, deadline_s: float) -> None:
+        while not self._is_serving():
+            assert self._process is not None
+            code = self._process.poll()
+            if code is not None:
+                raise EmbeddedZooKeeperError(
+                    f"zookeeper ended with code {code} before it answered"
+                    f" on {self.address}\n{self._log_tail()}"
+                )
+            if time.monotonic() >= deadline_s:
+                raise EmbeddedZooKeeperError(
+                    f"zookeeper did not answer on {self.address} in time"
+                    f"\n{self._log_tail()}"
+                )
+            time.sleep(POLL_INTERVAL_S)
+
+    def _is_serving(self) -> bool:
+        try:
+            with socket.create_connection(
+                (LOOPBACK, self._port), COMMAND_TIMEOUT_S
+            ) as connection:
+                connection.settimeout(COMMAND_TIMEOUT_S)
+                connection.sendall(b"srvr")
+                answer = b""
+                while chunk := connection.recv(4096):
+                    answer += chunk
+        except OSError:
+            return False
+        # Before its data is loaded a server answers that it is not serving requests.
+        return b"Mode: " in answer
+
+    def _log_tail(self) -> str:
+        lines: list[str] = []
+        for name in ("zookeeper.log", "zookeeper.out"):
+            path = self.data_dir / name
+            if path.exists():
+                text = path.read_text(errors="replace")
+                lines += text.splitlines()[-LOG_TAIL_LINES:]
+        return "\n".join(lines) or "(it said nothing)"

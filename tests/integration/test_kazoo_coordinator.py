@@ -1,0 +1,166 @@
+"""What only the kazoo coordinator has to cope with."""
+
+import asyncio
+import logging
+import socket
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.errors import ConfigError
+from metaq.zk import _kazoo
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.session import SessionState
+from tests.integration.conftest import ZooKeeperServer
+
+CLOCK = SystemClock()
+PATIENCE_S = 20.0
+
+
+def in_s(seconds: float = PATIENCE_S) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+def coordinator_on(hosts: str, *, session_timeout_ms: int = 4000) -> KazooCoordinator:
+    return KazooCoordinator(hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.parametrize("hosts", ["", "host:port", ":2181", "a:99999", "[::1:2181"])
+def test_a_connection_string_that_makes_no_sense_is_a_config_error(hosts: str) -> None:
+    """The mistake is found at construction and names the key."""
+    with pytest.raises(ConfigError, match=r"zk\.zkConnect"):
+        coordinator_on(hosts)
+
+
+def test_an_absent_server_is_no_error_and_logs_no_flood(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Starting and stopping without any server is quiet and quick."""
+
+    async def scenario() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        coordinator = coordinator_on(f"127.0.0.1:{port}")
+        coordinator.start()
+        await asyncio.sleep(0.05)
+        assert coordinator.status.state is SessionState.LOST
+        begin = CLOCK.monotonic_s()
+        await coordinator.stop(deadline_s=in_s(1))
+        assert CLOCK.monotonic_s() - begin < 1.2
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    # kazoo notices a stop between two attempts only; waiting for it is not needed.
+    assert {r.message for r in caplog.records} <= {
+        "zookeeper session not closed in time, it will expire"
+    }
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+def test_a_server_that_never_greets_does_not_cost_the_session(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """A connection that is accepted and then ignored is given up well in time."""
+
+    async def scenario() -> None:
+        coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=6000)
+        coordinator.start()
+        await until(lambda: coordinator.status.epoch == 1)
+        port = int(zookeeper_alone.address.rpartition(":")[2])
+        zookeeper_alone.stop()
+        with socket.create_server(("127.0.0.1", port)) as mute:
+            # Accepting is the kernel's work; nobody ever reads or answers.
+            connection, _ = await asyncio.to_thread(mute.accept)
+        with connection:
+            zookeeper_alone.start()
+            await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        assert coordinator.status.epoch == 1
+        await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+def test_a_session_cut_off_for_its_time_out_counts_as_lost(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """Without the server's word, the clock decides; the next session is a new one."""
+
+    async def scenario() -> None:
+        coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=1000)
+        coordinator.start()
+        await until(lambda: coordinator.status.epoch == 1)
+        zookeeper_alone.pause()
+        try:
+            await until(lambda: coordinator.status.state is SessionState.SUSPENDED)
+            begin = CLOCK.monotonic_s()
+            await until(lambda: coordinator.status.state is SessionState.LOST)
+            assert CLOCK.monotonic_s() - begin == pytest.approx(1, abs=0.3)
+        finally:
+            zookeeper_alone.resume()
+        await until(lambda: coordinator.status.epoch == 2)
+        assert coordinator.status.state is SessionState.CONNECTED
+        await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.zookeeper
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_client_whose_thread_died_is_replaced(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer that kills kazoo's connection thread does not end the coordinator."""
+    monkeypatch.setattr(_kazoo, "REVIVE_DELAY_S", 0.05)
+    connect = _kazoo.KazooClient.__init__.__globals__["ConnectionHandler"]._connect
+    failures = iter([ValueError("unreadable answer")])
+
+    def fail_once(*args: object) -> object:
+        for error in failures:
+            raise error
+        return connect(*args)
+
+    monkeypatch.setattr(
+        _kazoo.KazooClient.__init__.__globals__["ConnectionHandler"],
+        "_connect",
+        fail_once,
+    )
+
+    async def scenario() -> None:
+        coordinator = coordinator_on(zookeeper)
+        seen: list[bytes | None] = []
+        coordinator.start()
+        coordinator.watch_data("/w", seen.append)
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        await coordinator.set_or_create("/w", b"1", deadline_s=in_s())
+        await until(lambda: seen[-1:] == [b"1"])
+        await coordinator.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.zookeeper
+def test_a_stopped_coordinator_leaves_no_thread(zookeeper: str) -> None:
+    """All of kazoo's threads end with it."""
+
+    async def scenario() -> None:
+        before = threading.active_count()
+        coordinator = coordinator_on(zookeeper)
+        coordinator.start()
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        assert threading.active_count() > before
+        await coordinator.stop(deadline_s=in_s())
+        await until(lambda: threading.active_count() <= before)
+
+    asyncio.run(scenario())

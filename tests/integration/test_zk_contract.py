@@ -1,0 +1,400 @@
+"""One contract, two coordinators: in memory, and kazoo on a real server."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.errors import SessionLostError
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeExistsError,
+    NodeNameError,
+    NodeNotEmptyError,
+)
+from metaq.zk.session import Coordinator, SessionState, SessionStatus
+from tests.integration.conftest import expire_session
+
+CLOCK = SystemClock()
+PATIENCE_S = 20.0
+SESSION_TIMEOUT_MS = 4000
+
+
+def in_s(seconds: float = PATIENCE_S) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+class World(Protocol):
+    """What a scenario needs besides the contract itself."""
+
+    def coordinator(self) -> Coordinator: ...
+    async def drop(self, coordinator: Any) -> None: ...
+    async def expire(self, coordinator: Any) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self.server = MemoryZooKeeper()
+
+    def coordinator(self) -> MemoryCoordinator:
+        return self.server.coordinator(CLOCK)
+
+    async def drop(self, coordinator: MemoryCoordinator) -> None:
+        """Lose the connection; it comes back by itself."""
+        self.server.suspend(coordinator)
+        asyncio.get_running_loop().call_soon(self.server.resume, coordinator)
+
+    async def expire(self, coordinator: MemoryCoordinator) -> None:
+        """End the session; a new one comes by itself."""
+        self.server.expire(coordinator)
+
+
+class RealWorld:
+    def __init__(self, hosts: str) -> None:
+        self.hosts = hosts
+
+    def coordinator(self) -> KazooCoordinator:
+        return KazooCoordinator(
+            self.hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+        )
+
+    async def drop(self, coordinator: KazooCoordinator) -> None:
+        coordinator._client._connection._socket.shutdown(2)
+
+    async def expire(self, coordinator: KazooCoordinator) -> None:
+        identity = coordinator._client.client_id
+        await asyncio.to_thread(expire_session, self.hosts, *identity)
+
+
+@pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.zookeeper)])
+def world(request: pytest.FixtureRequest) -> World:
+    if request.param == "memory":
+        return MemoryWorld()
+    return RealWorld(request.getfixturevalue("zookeeper"))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def connected(coordinator: Coordinator, *, epoch: int) -> None:
+    await until(
+        lambda: (
+            coordinator.status.state is SessionState.CONNECTED
+            and coordinator.status.epoch == epoch
+        )
+    )
+
+
+@asynccontextmanager
+async def client_of(world: World) -> AsyncIterator[Coordinator]:
+    coordinator = world.coordinator()
+    coordinator.start()
+    await connected(coordinator, epoch=1)
+    yield coordinator
+    await coordinator.stop(deadline_s=in_s())
+
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario, world: World) -> None:
+    asyncio.run(scenario(world))
+
+
+def test_a_session_begins_lost_and_becomes_connected(world: World) -> None:
+    """Before the first session nothing can be asked; listeners hear of it."""
+
+    async def scenario(world: World) -> None:
+        coordinator = world.coordinator()
+        assert coordinator.status == SessionStatus(SessionState.LOST, 0, 0)
+        heard: list[SessionStatus] = []
+        deaf: list[SessionStatus] = []
+        coordinator.add_listener(heard.append)
+        cancel = coordinator.add_listener(deaf.append)
+        cancel()
+        cancel()
+        coordinator.start()
+        with pytest.raises(SessionLostError):
+            await coordinator.get("/a", deadline_s=in_s())
+        await until(lambda: bool(heard))
+        assert heard[0].state is SessionState.CONNECTED
+        assert heard[0].epoch == 1
+        assert heard[0].session_id != 0
+        await coordinator.stop(deadline_s=in_s())
+        assert coordinator.status.state is SessionState.LOST
+        await asyncio.sleep(0)
+        assert [status.state for status in heard][-1] is SessionState.LOST
+        assert deaf == []
+
+    run(scenario, world)
+
+
+def test_ephemeral_nodes_have_parents_an_owner_and_one_creator(world: World) -> None:
+    """Creating makes the parents; a second creator is told."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            assert one.status.session_id != two.status.session_id
+            await one.create_ephemeral("/a/b/c", b"data", deadline_s=in_s())
+            node = await two.get("/a/b/c", deadline_s=in_s())
+            assert node is not None
+            assert node.data == b"data"
+            assert node.owner_session_id == one.status.session_id
+            assert node.is_ephemeral
+            parent = await two.get("/a/b", deadline_s=in_s())
+            assert parent is not None
+            assert (parent.data, parent.is_ephemeral) == (b"", False)
+            with pytest.raises(NodeExistsError, match="/a/b/c"):
+                await two.create_ephemeral("/a/b/c", b"x", deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_missing_nodes_are_values_not_errors(world: World) -> None:
+    """None, False, None and False stand for a node that is not there."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            assert await one.get("/no", deadline_s=in_s()) is None
+            assert await one.exists("/no", deadline_s=in_s()) is False
+            assert await one.children("/no", deadline_s=in_s()) is None
+            assert await one.delete("/no", deadline_s=in_s()) is False
+
+    run(scenario, world)
+
+
+def test_set_or_create_creates_then_sets_and_keeps_the_kind(world: World) -> None:
+    """Payloads are replaced in place; versions count it."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            await one.set_or_create("/p/q", b"1", deadline_s=in_s())
+            await one.set_or_create("/p/q", b"2", deadline_s=in_s())
+            node = await one.get("/p/q", deadline_s=in_s())
+            assert node is not None
+            assert (node.data, node.is_ephemeral, node.version) == (b"2", False, 1)
+            await one.create_ephemeral("/e", b"1", deadline_s=in_s())
+            await one.set_or_create("/e", b"", deadline_s=in_s())
+            node = await one.get("/e", deadline_s=in_s())
+            assert node is not None
+            assert (node.data, node.is_ephemeral) == (b"", True)
+
+    run(scenario, world)
+
+
+def test_children_are_sorted_and_keep_their_parent_alive(world: World) -> None:
+    """Names come sorted; a node with children cannot be deleted."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            for name in ("b", "a", "c"):
+                await one.set_or_create(f"/dir/{name}", b"", deadline_s=in_s())
+            assert await one.children("/dir", deadline_s=in_s()) == ("a", "b", "c")
+            assert await one.children("/dir/a", deadline_s=in_s()) == ()
+            assert await one.exists("/dir/a", deadline_s=in_s())
+            with pytest.raises(NodeNotEmptyError, match="/dir"):
+                await one.delete("/dir", deadline_s=in_s())
+            assert await one.delete("/dir/a", deadline_s=in_s()) is True
+            assert await one.children("/dir", deadline_s=in_s()) == ("b", "c")
+
+    run(scenario, world)
+
+
+@pytest.mark.parametrize("path", ["", "a", "/a/", "/a//b", "/a/../b", "/a\ue000"])
+def test_paths_that_zookeeper_refuses_are_not_asked(world: World, path: str) -> None:
+    """A bad path is an error of its own, for every request."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            requests: list[Awaitable[object]] = [
+                one.get(path, deadline_s=in_s()),
+                one.delete(path, deadline_s=in_s()),
+                one.create_ephemeral(path, b"", deadline_s=in_s()),
+                one.set_or_create(path, b"", deadline_s=in_s()),
+            ]
+            for request in requests:
+                with pytest.raises(NodeNameError):
+                    await request
+            with pytest.raises(NodeNameError):
+                one.watch_data(path, lambda _: None)
+
+    run(scenario, world)
+
+
+def test_a_deadline_that_has_passed_asks_nothing(world: World) -> None:
+    """Without time there is no request."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            with pytest.raises(CoordinationTimeoutError):
+                await one.create_ephemeral("/late", b"", deadline_s=in_s(-1))
+            assert not await one.exists("/late", deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_a_dropped_connection_suspends_and_keeps_epoch_and_nodes(world: World) -> None:
+    """Suspended is not lost."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            heard: list[SessionStatus] = []
+            one.add_listener(heard.append)
+            await one.create_ephemeral("/e", b"", deadline_s=in_s())
+            before = one.status
+            await world.drop(one)
+            await until(lambda: len(heard) >= 2)
+            assert heard[0].state is SessionState.SUSPENDED
+            assert heard[1] == before
+            assert await one.exists("/e", deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_an_expired_session_is_lost_with_its_nodes_and_replaced(world: World) -> None:
+    """The next session has the next epoch, and nothing of the last one."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            heard: list[SessionStatus] = []
+            one.add_listener(heard.append)
+            await one.create_ephemeral("/e", b"", deadline_s=in_s())
+            old = one.status.session_id
+            await world.expire(one)
+            await connected(one, epoch=2)
+            assert one.status.session_id != old
+            assert not await two.exists("/e", deadline_s=in_s())
+            await until(lambda: heard[-1].state is SessionState.CONNECTED)
+            states = [status.state for status in heard]
+            assert states[-2:] == [SessionState.LOST, SessionState.CONNECTED]
+            assert heard[-2].epoch == 1
+
+    run(scenario, world)
+
+
+def test_stop_takes_the_nodes_along_and_may_be_repeated(world: World) -> None:
+    """A closed session leaves no ephemeral node behind, at once."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as two:
+            async with client_of(world) as one:
+                await one.create_ephemeral("/e", b"", deadline_s=in_s())
+            assert not await two.exists("/e", deadline_s=in_s())
+            await one.stop(deadline_s=in_s())
+            with pytest.raises(SessionLostError):
+                await one.get("/e", deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_a_coordinator_that_never_started_stops(world: World) -> None:
+    """Cleaning up after a failed start is harmless."""
+
+    async def scenario(world: World) -> None:
+        await world.coordinator().stop(deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_children_watches_deliver_whole_snapshots(world: World) -> None:
+    """None without the node, then sorted names, again and again."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            seen: list[tuple[str, ...] | None] = []
+            one.watch_children("/w", seen.append)
+            await until(lambda: seen == [None])
+            await two.set_or_create("/w", b"", deadline_s=in_s())
+            await until(lambda: seen[-1] == ())
+            for number in range(3):
+                await two.set_or_create(f"/w/{number}", b"", deadline_s=in_s())
+            await until(lambda: seen[-1] == ("0", "1", "2"))
+            for number in range(3):
+                await two.delete(f"/w/{number}", deadline_s=in_s())
+            await two.delete("/w", deadline_s=in_s())
+            await until(lambda: seen[-1] is None)
+            assert all(a != b for a, b in itertools.pairwise(seen))
+
+    run(scenario, world)
+
+
+def test_data_watches_deliver_payloads(world: World) -> None:
+    """Creation, change and deletion of a node are all seen; children are not."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            seen: list[bytes | None] = []
+            one.watch_data("/w", seen.append)
+            await until(lambda: seen == [None])
+            for data in (b"1", b"2"):
+                await two.set_or_create("/w", data, deadline_s=in_s())
+                await until(lambda data=data: seen[-1] == data)
+            await two.set_or_create("/w/child", b"", deadline_s=in_s())
+            await two.delete("/w/child", deadline_s=in_s())
+            await two.delete("/w", deadline_s=in_s())
+            await until(lambda: seen[-1] is None)
+            assert seen == [None, b"1", b"2", None]
+
+    run(scenario, world)
+
+
+@pytest.mark.parametrize("fault", ["drop", "expire"])
+def test_watches_survive_reconnects_and_new_sessions(world: World, fault: str) -> None:
+    """Nothing that changes after, or during, the fault is missed."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            seen: list[tuple[str, ...] | None] = []
+            one.watch_children("/w", seen.append)
+            await two.set_or_create("/w/a", b"", deadline_s=in_s())
+            await until(lambda: bool(seen) and seen[-1] == ("a",))
+            await getattr(world, fault)(one)
+            await two.set_or_create("/w/b", b"", deadline_s=in_s())
+            await until(lambda: seen[-1] == ("a", "b"))
+            await connected(one, epoch=1 + (fault == "expire"))
+            await two.set_or_create("/w/c", b"", deadline_s=in_s())
+            await until(lambda: seen[-1] == ("a", "b", "c"))
+
+    run(scenario, world)
+
+
+def test_a_watch_set_before_the_session_delivers_when_it_comes(world: World) -> None:
+    """Watching does not have to wait for the connection."""
+
+    async def scenario(world: World) -> None:
+        coordinator = world.coordinator()
+        coordinator.start()
+        seen: list[bytes | None] = []
+        coordinator.watch_data("/w", seen.append)
+        await until(lambda: seen == [None])
+        await coordinator.stop(deadline_s=in_s())
+
+    run(scenario, world)
+
+
+def test_a_cancelled_watch_is_silent(world: World) -> None:
+    """Nothing is delivered after the cancellation, which may be repeated."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            silent: list[bytes | None] = []
+            seen: list[bytes | None] = []
+            cancel = one.watch_data("/w", silent.append)
+            one.watch_data("/w", seen.append)
+            await until(lambda: bool(seen) and bool(silent))
+            cancel()
+            cancel()
+            await one.set_or_create("/w", b"1", deadline_s=in_s())
+            await until(lambda: seen[-1] == b"1")
+            assert silent == [None]
+
+    run(scenario, world)

@@ -1,0 +1,361 @@
+"""A broker's registration on a real ZooKeeper: golden trees, faults, bounds."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from metaq.clock import SystemClock
+from metaq.model import BrokerId
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.errors import BrokerIdTakenError
+from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.registry import BrokerRegistry, RegistrationState
+from metaq.zk.session import SessionState
+from metaq.zk.znodes import BrokerAddress
+from tests.integration.conftest import ZooKeeperServer, expire_session
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())[
+    "zookeeper"
+]
+CLOCK = SystemClock()
+PATIENCE_S = 20.0
+SESSION_TIMEOUT_MS = 2000
+PATHS = NodePaths()
+MASTER = "/meta/brokers/ids/0/master"
+TWO = (AdvertisedTopic("meta-test", 2), AdvertisedTopic("test", 2))
+NO_PUTS = tuple(AdvertisedTopic(t.name, 2, accepts_puts=False) for t in TWO)
+FOUR = (AdvertisedTopic("meta-test", 2), AdvertisedTopic("test", 4, accepts_gets=False))
+
+Tree = dict[str, tuple[str, bool]]
+
+
+def in_s(seconds: float = PATIENCE_S) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+def snapshot_of(
+    *topics: AdvertisedTopic, port: int = 8123, checksum: int = 463763767
+) -> BrokerSnapshot:
+    return BrokerSnapshot(
+        role=BrokerRole(BrokerId(0)),
+        address=BrokerAddress("127.0.0.1", port),
+        config_checksum=checksum,
+        topics=topics,
+    )
+
+
+def recorded(tree: str) -> Tree:
+    return {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+
+
+def read_tree(hosts: str) -> tuple[Tree, set[int]]:
+    """Read everything below /meta with a client of its own: nodes, and owners."""
+    client = KazooClient(hosts)
+    client.start()
+    tree: Tree = {}
+    owners = set()
+
+    def visit(path: str) -> None:
+        data, stat = client.get(path)
+        tree[path] = (data.decode(), stat.ephemeralOwner != 0)
+        owners.add(stat.ephemeralOwner)
+        for name in client.get_children(path):
+            visit(f"{path}/{name}")
+
+    try:
+        if client.exists("/meta"):
+            visit("/meta")
+    finally:
+        client.stop()
+        client.close()
+    return tree, owners - {0}
+
+
+async def tree_of(hosts: str) -> Tree:
+    return (await asyncio.to_thread(read_tree, hosts))[0]
+
+
+async def until_tree(hosts: str, expected: Tree) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while await tree_of(hosts) != expected:
+            await asyncio.sleep(0.05)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def broker_on(
+    hosts: str, *, session_timeout_ms: int = SESSION_TIMEOUT_MS
+) -> AsyncIterator[tuple[BrokerRegistry, KazooCoordinator]]:
+    coordinator = KazooCoordinator(
+        hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK
+    )
+    registry = BrokerRegistry(coordinator, PATHS, clock=CLOCK)
+    coordinator.start()
+    registry.start()
+    try:
+        yield registry, coordinator
+    finally:
+        await registry.stop()
+        await coordinator.stop(deadline_s=in_s(5))
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("tree", "snapshot"),
+    [
+        ("after_broker_start", snapshot_of(*TWO)),
+        (
+            "broker_with_acceptPublish_false",
+            snapshot_of(*NO_PUTS, checksum=2064703032),
+        ),
+        (
+            "topic_with_4_partitions_and_acceptSubscribe_false",
+            snapshot_of(*FOUR, checksum=2152732052),
+        ),
+    ],
+)
+def test_a_registered_broker_leaves_the_recorded_tree(
+    zookeeper: str, tree: str, snapshot: BrokerSnapshot
+) -> None:
+    """Every node, parents included, is byte for byte that of a Java broker."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper) as (registry, _):
+            assert await registry.register(snapshot, deadline_s=in_s())
+            # Two recordings begin below the root node itself.
+            found = await tree_of(zookeeper)
+            assert found | recorded(tree) == found
+            assert set(found) - set(recorded(tree)) <= {"/meta"}
+
+    run(scenario)
+
+
+def test_a_withdrawn_broker_leaves_the_recorded_tree(zookeeper: str) -> None:
+    """A clean stop leaves exactly the parents that a Java broker leaves."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper) as (registry, _):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            await registry.withdraw(deadline_s=in_s())
+            assert await tree_of(zookeeper) == recorded("after_clean_stop")
+
+    run(scenario)
+
+
+def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -> None:
+    """A second session with the same id and password is closed: all comes back."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper) as (registry, coordinator):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            identity = coordinator._client.client_id
+            await asyncio.to_thread(expire_session, zookeeper, *identity)
+            await until(lambda: coordinator.status.epoch == 2)
+            await until_tree(zookeeper, recorded("after_broker_start"))
+            _, owners = await asyncio.to_thread(read_tree, zookeeper)
+            assert owners == {coordinator.status.session_id}
+            assert coordinator.status.session_id != identity[0]
+
+    run(scenario)
+
+
+def test_a_second_broker_with_our_id_is_refused(zookeeper: str) -> None:
+    """The second one refuses to start with one sentence; the first is untouched."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper) as (first, _), broker_on(zookeeper) as (two, _):
+            await first.register(snapshot_of(*TWO), deadline_s=in_s())
+            with pytest.raises(BrokerIdTakenError, match="broker id taken"):
+                await two.register(snapshot_of(*TWO, port=8124), deadline_s=in_s())
+            await two.withdraw(deadline_s=in_s())
+            assert await tree_of(zookeeper) == recorded("after_broker_start")
+
+    run(scenario)
+
+
+BROKER_PROGRAM = """
+import asyncio, sys
+from metaq.clock import SystemClock
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.registry import BrokerRegistry
+from tests.integration.test_zk_registry import PATHS, TWO, snapshot_of
+
+async def main():
+    clock = SystemClock()
+    coordinator = KazooCoordinator(sys.argv[1], session_timeout_ms=30000, clock=clock)
+    registry = BrokerRegistry(coordinator, PATHS, clock=clock)
+    coordinator.start()
+    registry.start()
+    deadline_s = clock.monotonic_s() + 20
+    print(await registry.register(snapshot_of(*TWO), deadline_s=deadline_s), flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_nodes_of_a_killed_process_are_replaced_within_seconds(zookeeper: str) -> None:
+    """kill -9 and start again: no wait for the old session's 30 s."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", BROKER_PROGRAM, zookeeper],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    with child.stdout:
+        assert child.stdout.readline() == "True\n"
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+    async def scenario() -> None:
+        assert await tree_of(zookeeper) == recorded("after_broker_start")
+        async with broker_on(zookeeper) as (registry, coordinator):
+            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s(3))
+            tree, owners = await asyncio.to_thread(read_tree, zookeeper)
+            assert tree == recorded("after_broker_start")
+            assert owners == {coordinator.status.session_id}
+
+    run(scenario)
+
+
+def test_a_server_restart_keeps_session_and_nodes(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """The session survives on the server's disk; nothing is registered again."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper_alone.address, session_timeout_ms=9_000) as (
+            registry,
+            coordinator,
+        ):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            before = registry.statistics().pass_count
+            zookeeper_alone.kill()
+            await until(lambda: coordinator.status.state is SessionState.SUSPENDED)
+            zookeeper_alone.start()
+            await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+            assert coordinator.status.epoch == 1
+            assert await tree_of(zookeeper_alone.address) == recorded(
+                "after_broker_start"
+            )
+            assert registry.statistics().pass_count == before
+            await registry.withdraw(deadline_s=in_s())
+
+    run(scenario)
+
+
+def test_a_server_that_lost_its_data_is_filled_again(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """Wiped data: the old session is unknown, the new one registers everything."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            zookeeper_alone.kill()
+            zookeeper_alone.wipe()
+            zookeeper_alone.start()
+            await until(lambda: coordinator.status.epoch == 2)
+            await until_tree(zookeeper_alone.address, recorded("after_broker_start"))
+            await registry.withdraw(deadline_s=in_s())
+
+    run(scenario)
+
+
+def test_a_broker_starts_without_zookeeper_and_registers_when_it_comes(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """An absent server costs the wait that the broker allows, and nothing else."""
+
+    async def scenario() -> None:
+        zookeeper_alone.stop()
+        async with broker_on(zookeeper_alone.address) as (registry, _):
+            begin = CLOCK.monotonic_s()
+            assert not await registry.register(snapshot_of(*TWO), deadline_s=in_s(0.5))
+            assert CLOCK.monotonic_s() - begin < 1.5
+            zookeeper_alone.start()
+            await until(
+                lambda: registry.statistics().state is RegistrationState.REGISTERED
+            )
+            assert await tree_of(zookeeper_alone.address) == recorded(
+                "after_broker_start"
+            )
+            await registry.withdraw(deadline_s=in_s())
+
+    run(scenario)
+
+
+def test_a_frozen_server_blocks_nobody_and_heals(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """While the server is frozen the loop runs on; afterwards everything is there."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            zookeeper_alone.pause()
+            try:
+                registry.update(snapshot_of(*TWO, AdvertisedTopic("new", 1)))
+                slowest = 0.0
+                async with asyncio.timeout(PATIENCE_S):
+                    while coordinator.status.state is SessionState.CONNECTED:
+                        begin = CLOCK.monotonic_s()
+                        await asyncio.sleep(0.01)
+                        slowest = max(slowest, CLOCK.monotonic_s() - begin)
+                assert slowest < 0.5
+            finally:
+                zookeeper_alone.resume()
+            await until(
+                lambda: registry.statistics().state is RegistrationState.REGISTERED
+            )
+            tree = await tree_of(zookeeper_alone.address)
+            assert tree | recorded("after_broker_start") == tree
+            assert tree["/meta/brokers/topics/new/0-m"] == ("1", True)
+            await registry.withdraw(deadline_s=in_s())
+
+    run(scenario)
+
+
+def test_a_stop_on_a_frozen_server_is_bounded(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """Withdrawal and the end of the session keep their deadlines."""
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper_alone.address) as (registry, coordinator):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            zookeeper_alone.pause()
+            try:
+                begin = CLOCK.monotonic_s()
+                await registry.withdraw(deadline_s=in_s(0.5))
+                await coordinator.stop(deadline_s=in_s(0.5))
+                assert CLOCK.monotonic_s() - begin < 2
+            finally:
+                zookeeper_alone.resume()
+
+    run(scenario)
