@@ -1,0 +1,111 @@
+"""Message ids: wall clock, broker and sequence in one signed 64-bit number.
+
+    bit 63 ........................ 22 | 21 ....... 12 | 11 ........ 0
+        milliseconds since EPOCH_MS    | broker 0..1023 | sequence
+
+The generator counts *ticks*: `milliseconds << 12 | sequence`, a plain number that
+only grows. It follows the wall clock when the clock is ahead, and runs ahead of the
+clock when the clock stepped back or when a millisecond needed more than 4096 ids; so
+ids of one broker never repeat and never go back, across restarts too, when it is
+given the last id that the disk knows as its floor.
+
+Java brokers take a monotonic clock and stamp negative ids; such an id is no floor.
+Source: broker spec 8.
+"""
+
+from typing import Final, Protocol
+
+from metaq.model import BrokerId, MessageId, Millis
+
+EPOCH_MS: Final = 1_303_895_660_503
+"""What MetaQ subtracts from its clock: 2011-04-27."""
+
+SEQUENCE_BITS: Final = 12
+WORKER_BITS: Final = 10
+MS_SHIFT: Final = SEQUENCE_BITS + WORKER_BITS
+SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
+BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
+
+CARRY: Final = (1 << MS_SHIFT) - (1 << SEQUENCE_BITS)
+"""Added after the sequence ran over: takes the one back out of the worker bits and
+puts it into the milliseconds. A hot loop may write `id += 1; if not id &
+SEQUENCE_MASK: id += CARRY` in place of `id_after`."""
+
+MS_MAX: Final = 2**41 - 2**35
+"""Latest millisecond that is believed, a year before the 41 bits run out (2080).
+A floor beyond it was made by no clock, and following it would leave no ids."""
+
+
+class WallClock(Protocol):
+    """What the generator needs of a clock."""
+
+    def wall_ms(self) -> Millis:
+        """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""
+        ...
+
+
+def id_after(first: MessageId, k: int) -> MessageId:
+    """Return the id that lies `k` ids behind `first`; k = 0 gives `first`.
+
+    Broker and client share this rule: the reply to an `mput` names its first id only.
+    It holds for negative ids too.
+    """
+    carried = (first & SEQUENCE_MASK) + k
+    return MessageId(
+        first
+        - (first & SEQUENCE_MASK)
+        + ((carried >> SEQUENCE_BITS) << MS_SHIFT)
+        + (carried & SEQUENCE_MASK)
+    )
+
+
+class IdGenerator:
+    """The ids of one broker. Owner: the thread that stamps records; not thread-safe."""
+
+    def __init__(self, clock: WallClock, broker_id: BrokerId, floor: MessageId) -> None:
+        """Start behind `floor`.
+
+        Args:
+            clock: wall clock; may jump either way.
+            broker_id: 0..1023.
+            floor: largest id on this broker's disk; negative when there is none.
+
+        Raises:
+            ValueError: the broker id does not fit into its ten bits.
+        """
+        if not 0 <= broker_id <= BROKER_ID_MAX:
+            raise ValueError(f"broker id: expected 0..{BROKER_ID_MAX}, got {broker_id}")
+        self._clock = clock
+        self._worker = broker_id << SEQUENCE_BITS
+        # Tick 0 is left out: broker 0 would stamp the id 0, and 0 marks "no record".
+        self._next_tick = 1 << SEQUENCE_BITS
+        if floor >= 0 and floor >> MS_SHIFT <= MS_MAX:
+            self._next_tick = max(self._next_tick, _tick_of(floor) + 1)
+
+    def peek(self) -> MessageId:
+        """Return the id that the next `reserve` would start with if time stood still.
+
+        A caller that stamps ids itself takes this as its first id and tells
+        `advance_to` the first id that it did not use.
+        """
+        now = min(self._clock.wall_ms() - EPOCH_MS, MS_MAX) << SEQUENCE_BITS
+        self._next_tick = max(self._next_tick, now)
+        return self._id_of(self._next_tick)
+
+    def advance_to(self, next_id: MessageId) -> None:
+        """Never give out an id below `next_id` again; an older one changes nothing."""
+        self._next_tick = max(self._next_tick, _tick_of(next_id))
+
+    def reserve(self, count: int) -> MessageId:
+        """Take `count` ids (1 or more); return the first, `id_after` gives the rest."""
+        first = self.peek()
+        self._next_tick += count
+        return first
+
+    def _id_of(self, tick: int) -> MessageId:
+        milliseconds, sequence = tick >> SEQUENCE_BITS, tick & SEQUENCE_MASK
+        return MessageId((milliseconds << MS_SHIFT) | self._worker | sequence)
+
+
+def _tick_of(message_id: MessageId) -> int:
+    return ((message_id >> MS_SHIFT) << SEQUENCE_BITS) | (message_id & SEQUENCE_MASK)

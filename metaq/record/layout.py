@@ -1,0 +1,78 @@
+"""The record: the bytes of one message on disk and in a `value` reply.
+
+    byte  0        4          8                    16      20
+          +--------+----------+--------------------+-------+-----------------+
+          | length | checksum | id                 | flag  | payload[length] |
+          | i32    | i32      | i64                | i32   |                 |
+          +--------+----------+--------------------+-------+-----------------+
+
+Everything is big-endian and signed. `length` counts the payload alone; `checksum`
+covers the payload alone (header damage is the span index's business). There is no
+topic, time or magic number in a record, and the next one begins right behind it, so
+the offset that follows a record is its own offset + 20 + length.
+
+A header of 20 zero bytes is not a record here although the Java broker reads one as
+an empty message: no broker stamps the id 0, and file systems fill unwritten tails
+with zeros. Keep `scan.py` and `metaq/protocol/batch.py` in step with this page.
+Source: broker spec 1.14.
+"""
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from metaq.model import MessageId, SizeBytes
+from metaq.record.checksum import BytesLike, checksum
+
+HEADER: Final = Struct(">iiqi")
+"""length, checksum, id, flag."""
+
+HEADER_BYTES: Final = HEADER.size
+"""20."""
+
+ZERO_HEADER: Final = bytes(HEADER_BYTES)
+"""What an unwritten tail looks like: never a record."""
+
+PAYLOAD_BYTES_MAX: Final = SizeBytes(2**31 - 1)
+"""What the length field can say; configured limits are far below it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record, its payload copied out of the buffer it was read from."""
+
+    id: MessageId
+    """Id stamped by a broker; negative when a Java broker stamped it."""
+    flag: int
+    """The 32 flag bits as a signed number, stored as the producer sent them."""
+    checksum: int
+    """Checksum as stored, 0..2^31-1; it matches the payload."""
+    payload: bytes
+    """Attribute block, if the flag says so, and application bytes."""
+
+    @property
+    def size_bytes(self) -> SizeBytes:
+        """Return the record's size with its header: the way to the next one."""
+        return SizeBytes(HEADER_BYTES + len(self.payload))
+
+
+def encode_record(
+    payload: BytesLike,
+    *,
+    id: MessageId,  # noqa: A002  # the field's name in the format
+    flag: int = 0,
+    payload_checksum: int | None = None,
+) -> bytes:
+    """Return the bytes of one record.
+
+    Args:
+        payload: attribute block and application bytes, copied; < 2^31 bytes.
+        id: signed 64-bit id.
+        flag: signed 32-bit flag word.
+        payload_checksum: `checksum(payload)` when the caller has it already.
+
+    Raises:
+        struct.error: a field is out of its range, which is a bug of the caller.
+    """
+    known = checksum(payload) if payload_checksum is None else payload_checksum
+    return HEADER.pack(len(payload), known, id, flag) + payload

@@ -1,0 +1,252 @@
+"""Walk a buffer of records; say where and why the walk ends.
+
+A walk ends in one of three results, never in an exception:
+
+* `CleanEnd`: the last record ends exactly at the end of the buffer;
+* `Incomplete`: a header or payload is cut short by the end of the buffer: more bytes
+  may follow (a window over a file, a slice of a get), or this is a torn tail;
+* `Corrupt`: the bytes at that position cannot be a record, whatever follows.
+
+Which of the last two is a torn tail and which is rot cannot be told from the bytes of
+the record alone: storage decides it with `find_next_record` and its span index. The
+walk itself never skips anything.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from metaq.model import MessageId, Position, SizeBytes
+from metaq.record.checksum import BytesLike, checksum
+from metaq.record.layout import (
+    HEADER,
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    ZERO_HEADER,
+    Record,
+)
+
+START: Final = Position(0)
+"""Where a walk begins when nothing else is said."""
+
+
+class Flaw(enum.Enum):
+    """Why bytes are not a record; the value is the text for reports."""
+
+    NEGATIVE_LENGTH = "negative length"
+    LENGTH_OVER_LIMIT = "length over the limit"
+    CHECKSUM_MISMATCH = "checksum mismatch"
+    ZERO_HEADER = "all-zero header"
+
+
+@dataclass(frozen=True, slots=True)
+class CleanEnd:
+    """The records fill the buffer to its last byte."""
+
+    position: Position
+    """End of the last record, which is the end of the buffer."""
+    record_count: int = 0
+    """Valid records walked over."""
+    last_id: MessageId | None = None
+    """Id of the last valid record; None when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incomplete:
+    """The record at `position` is cut short by the end of the buffer."""
+
+    position: Position
+    """End of the last valid record: where the incomplete one starts."""
+    needed_bytes: SizeBytes
+    """Size of that record when its header is there, else the size of a header."""
+    record_count: int = 0
+    """Valid records walked over."""
+    last_id: MessageId | None = None
+    """Id of the last valid record; None when there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Corrupt:
+    """The bytes at `position` are no record."""
+
+    position: Position
+    """End of the last valid record: where the damage starts."""
+    flaw: Flaw
+    """What is wrong, as a closed set."""
+    detail: str
+    """What is wrong, with both numbers."""
+    record_count: int = 0
+    """Valid records walked over."""
+    last_id: MessageId | None = None
+    """Id of the last valid record; None when there was none."""
+
+
+ScanResult: TypeAlias = CleanEnd | Incomplete | Corrupt
+
+
+def scan_records(
+    buffer: BytesLike,
+    start: Position = START,
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+    starts: list[Position] | None = None,
+) -> ScanResult:
+    """Walk the records from `start` to the end of `buffer`, verifying each checksum.
+
+    Args:
+        buffer: bytes-like; a `memoryview` of a memory map is fine, and no reference
+            to it stays behind.
+        start: a record boundary, 0..len(buffer).
+        payload_bytes_max: a longer payload counts as corruption.
+        starts: where given, the position of each valid record is appended to it.
+
+    Returns:
+        Where the walk ended and why, with the number of valid records before it.
+    """
+    # Flat on purpose: recovery walks a gigabyte through this loop.
+    unpack, end, count = HEADER.unpack_from, len(buffer), 0
+    position, last_id = int(start), None
+    with memoryview(buffer) as view:
+        while position + HEADER_BYTES <= end:
+            length, stored, message_id, _flag = unpack(view, position)
+            next_position = position + HEADER_BYTES + length
+            if not 0 <= length <= payload_bytes_max or next_position > end:
+                break
+            payload = view[position + HEADER_BYTES : next_position]
+            if checksum(payload) != stored:
+                break
+            if not length and view[position:next_position] == ZERO_HEADER:
+                break
+            if starts is not None:
+                starts.append(Position(position))
+            count, last_id, position = count + 1, MessageId(message_id), next_position
+        return _end_of_walk(view, Position(position), payload_bytes_max, count, last_id)
+
+
+def _end_of_walk(
+    view: memoryview,
+    position: Position,
+    payload_bytes_max: int,
+    count: int,
+    last_id: MessageId | None,
+) -> ScanResult:
+    """Say why the walk stopped at `position`."""
+    left = len(view) - position
+    if left == 0:
+        return CleanEnd(position, count, last_id)
+    if left < HEADER_BYTES:
+        return Incomplete(position, SizeBytes(HEADER_BYTES), count, last_id)
+    length, stored, _message_id, _flag = HEADER.unpack_from(view, position)
+    if length < 0:
+        flaw, detail = Flaw.NEGATIVE_LENGTH, f"length {length}"
+    elif length > payload_bytes_max:
+        flaw = Flaw.LENGTH_OVER_LIMIT
+        detail = f"length {length}, the limit is {payload_bytes_max}"
+    elif HEADER_BYTES + length > left:
+        return Incomplete(position, SizeBytes(HEADER_BYTES + length), count, last_id)
+    elif view[position : position + HEADER_BYTES] == ZERO_HEADER:
+        flaw, detail = Flaw.ZERO_HEADER, "20 zero bytes where a header should be"
+    else:
+        start = position + HEADER_BYTES
+        computed = checksum(view[start : start + length])
+        flaw = Flaw.CHECKSUM_MISMATCH
+        detail = f"checksum: expected {stored}, got {computed} over {length} bytes"
+    return Corrupt(position, flaw, detail, count, last_id)
+
+
+def read_record(
+    buffer: BytesLike,
+    position: Position = START,
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+) -> Record | ScanResult:
+    """Return the record at `position`, or why there is none.
+
+    Args:
+        buffer: bytes-like; the payload is copied out of it.
+        position: a record boundary, 0..len(buffer).
+        payload_bytes_max: a longer payload counts as corruption.
+
+    Returns:
+        The record; `CleanEnd` at the end of the buffer; else `Incomplete` or
+        `Corrupt` at `position`.
+    """
+    with memoryview(buffer) as view:
+        if position + HEADER_BYTES <= len(view):
+            length, stored, message_id, flag = HEADER.unpack_from(view, position)
+            start = position + HEADER_BYTES
+            if (
+                0 <= length <= min(payload_bytes_max, len(view) - start)
+                and checksum(view[start : start + length]) == stored
+                and (length or view[position:start] != ZERO_HEADER)
+            ):
+                payload = bytes(view[start : start + length])
+                return Record(MessageId(message_id), flag, stored, payload)
+        return _end_of_walk(view, position, payload_bytes_max, 0, None)
+
+
+_CANDIDATES: Final = {
+    top: re.compile(
+        # Look-ahead, so that candidates may overlap: a length whose first byte fits
+        # the limit, a checksum without its top bit, and not 20 zero bytes.
+        rb"(?=[\x00-\x%02x].{3}[\x00-\x7f])(?!\x00{20})" % top,
+        re.DOTALL,
+    )
+    for top in range(0x80)
+}
+
+
+def find_next_record(
+    buffer: BytesLike,
+    start: Position = START,
+    limit: Position | None = None,
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
+) -> Position | None:
+    """Return the position of the next whole record, searching byte by byte.
+
+    An empty payload has the checksum 0, so any eight zero bytes followed by something
+    look like an empty record; one counts only when it leads to a record with a
+    payload, through empty ones or directly, or exactly to the end of the buffer.
+
+    Args:
+        buffer: bytes-like; no reference to it stays behind.
+        start: first position that is tried.
+        limit: first position that is not tried; None tries up to the end.
+        payload_bytes_max: longer payloads are not considered. The smaller, the
+            faster: text is skipped at the speed of a regular expression.
+
+    Returns:
+        The position, or None where no whole record starts in start..limit.
+    """
+    with memoryview(buffer) as view:
+        end = len(view)
+        stop = end if limit is None else min(limit, end)
+        longest = max(0, min(payload_bytes_max, end - start))
+        pattern = _CANDIDATES[longest >> 24]
+        for match in pattern.finditer(view, start):
+            position = match.start()
+            if position >= stop or position + HEADER_BYTES > end:
+                break
+            if _leads_to_payload(view, position, payload_bytes_max):
+                return Position(position)
+    return None
+
+
+def _leads_to_payload(view: memoryview, position: int, payload_bytes_max: int) -> bool:
+    """Tell a record from eight zero bytes that happen to precede something."""
+    end = len(view)
+    while position < end:
+        if position + HEADER_BYTES > end:
+            return False
+        length, stored, _message_id, _flag = HEADER.unpack_from(view, position)
+        start = position + HEADER_BYTES
+        if not 0 <= length <= min(payload_bytes_max, end - start):
+            return False
+        if length:
+            return checksum(view[start : start + length]) == int(stored)
+        if stored or view[position:start] == ZERO_HEADER:
+            return False
+        position = start
+    return True
