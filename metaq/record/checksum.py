@@ -9,9 +9,6 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 CHECKSUM_MASK: Final = 0x7FFF_FFFF
 """Clears the top bit: MetaQ keeps the checksum in a signed 32-bit field."""
 
-NO_CHECKSUM: Final = -1
-"""On the wire: the sender supplies no checksum, so nothing is verified."""
-
 
 def checksum(data: BytesLike) -> int:
     """Return the checksum of `data`, 0..2^31-1 (broker spec 1.4).

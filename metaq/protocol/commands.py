@@ -1,0 +1,209 @@
+"""One value per command and reply, the same in both directions.
+
+Names follow the grammar table in the README beside this file. Numbers are plain ints
+in the ranges of the wire (i32, or i64 for offsets, ids and sequences): what a number
+may mean is the handler's question, not the wire's.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from metaq.protocol.java import I32_MAX
+from metaq.protocol.transaction_ids import TransactionId
+
+OPAQUE_MISSING: Final = I32_MAX
+"""Opaque of a `version` or `stats` that carries none."""
+
+NO_CHECKSUM: Final = -1
+"""The sender supplies no checksum; nothing is verified."""
+
+NO_SEQUENCE: Final = -1
+"""Sequence of a batch without a producer."""
+
+
+class TransactionType(enum.Enum):
+    """What a transaction command asks for; the value is the token."""
+
+    BEGIN = "BEGIN"
+    PREPARE = "PREPARE"
+    COMMIT_ONE_PHASE = "COMMIT_ONE_PHASE"
+    COMMIT_TWO_PHASE = "COMMIT_TWO_PHASE"
+    ROLLBACK = "ROLLBACK"
+    RECOVER = "RECOVER"
+    FORGET = "FORGET"
+    END = "END"
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Append one message."""
+
+    topic: str
+    """Topic name: any text without space, CR and LF."""
+    partition: int
+    """Partition on this broker; -1 leaves the choice to the broker."""
+    payload: bytes
+    """Attribute block, if the flag says so, and application bytes."""
+    flag: int
+    """Stored as sent; bit 0 announces an attribute block."""
+    checksum: int
+    """Checksum of the payload, or NO_CHECKSUM."""
+    opaque: int
+    """Pairs the reply with this command."""
+    transaction: TransactionId | None = None
+    """The transaction it belongs to; None appends at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mput:
+    """Append many records to one partition, all or none (our extension)."""
+
+    topic: str
+    """Topic name: any text without space, CR and LF."""
+    partition: int
+    """Partition on this broker; -1 leaves the choice to the broker."""
+    count: int
+    """Records in the payload as announced, 0 or more."""
+    checksum: int
+    """Checksum of the whole payload as sent, or NO_CHECKSUM."""
+    opaque: int
+    """Pairs the reply with this command."""
+    payload: bytes
+    """Records in segment format with id 0; the broker stamps the ids."""
+    producer: str | None = None
+    """1..64 of [A-Za-z0-9._~-], but not a lone '-'; None for none."""
+    sequence: int = NO_SEQUENCE
+    """Number of the first record among this producer's records for this partition, 0
+    or more; NO_SEQUENCE without a producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read bytes of the log from an offset on."""
+
+    topic: str
+    """Topic name."""
+    group: str
+    """Consumer group."""
+    partition: int
+    """Partition on this broker; -1 has no meaning here."""
+    offset: int
+    """Offset of the first byte wanted, i64; 2^63-1 asks for the end."""
+    max_size: int
+    """Most bytes wanted in the reply."""
+    opaque: int
+    """Pairs the reply with this command."""
+    wait_ms: int = 0
+    """How long the broker may hold the reply when there is no data yet; 0 is at once
+    (our extension: the extra token `wait=`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetQuery:
+    """Ask for the nearest offset at which reading can start."""
+
+    topic: str
+    """Topic name."""
+    group: str
+    """Consumer group."""
+    partition: int
+    """Partition on this broker."""
+    offset: int
+    """The offset in question, i64."""
+    opaque: int
+    """Pairs the reply with this command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Ask for the server's version; also the heartbeat."""
+
+    opaque: int = OPAQUE_MISSING
+    """Pairs the reply with this command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Ask for statistics."""
+
+    item: str = ""
+    """What to tell; "" is the broker itself."""
+    opaque: int = OPAQUE_MISSING
+    """Pairs the reply with this command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    """Close the connection; there is no reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCommand:
+    """Move a transaction on, or list the prepared ones."""
+
+    transaction: TransactionId
+    """Which one; the null id with RECOVER."""
+    session_id: str
+    """The producer's session."""
+    type: TransactionType
+    """What to do. END is never answered."""
+    opaque: int
+    """Pairs the reply with this command."""
+    timeout_s: int = 0
+    """With BEGIN: seconds until it is rolled back unless prepared; 0 is never."""
+    qualifier: str | None = None
+    """Unique qualifier of an XA transaction manager; None for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Append one message with the id that another broker gave it (replication)."""
+
+    topic: str
+    """Topic name."""
+    partition: int
+    """Partition."""
+    payload: bytes
+    """Attribute block, if the flag says so, and application bytes."""
+    flag: int
+    """Stored as sent."""
+    message_id: int
+    """Id stamped by the master, i64."""
+    checksum: int
+    """Checksum of the payload, or NO_CHECKSUM."""
+    opaque: int
+    """Pairs the reply with this command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A reply with a status and a text."""
+
+    status: int
+    """Numeric code; `Status` has those of MetaQ, a peer may send others."""
+    body: bytes
+    """UTF-8 text; empty for none."""
+    opaque: int
+    """Opaque of the command that is answered."""
+
+    @property
+    def text(self) -> str:
+        """Return the body as text; bytes that are no UTF-8 become U+FFFD."""
+        return self.body.decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A reply with bytes of the log."""
+
+    payload: bytes
+    """Records; the first and last may be cut anywhere."""
+    opaque: int
+    """Opaque of the get that is answered."""
+
+
+Command: TypeAlias = (
+    Put | Mput | Get | OffsetQuery | Version | Stats | Quit | TransactionCommand | Sync
+)
+Reply: TypeAlias = Result | Value

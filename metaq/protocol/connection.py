@@ -1,0 +1,205 @@
+"""One end of a connection without I/O: bytes in, commands or replies out.
+
+The owner feeds what its socket gives (`receive_data`) and asks for events until it
+hears `NEED_DATA`. Server and client read the same grammar: a server gets commands and
+swallows replies, as MetaQ does; a client gets replies and takes a command as a breach.
+There is no state on the wire beyond the frame being read and whether the end of the
+talk was reached (a quit, or a breach); sending needs no machine, see `encode`.
+
+Memory: unread bytes of one piece, a partial line up to its cap and one payload up to
+its cap. A payload over its cap is announced as `Oversized` and dropped as it arrives,
+so that the connection stays in step and can be answered.
+"""
+
+import enum
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from metaq.errors import RemoteProtocolError
+from metaq.protocol.buffer import ReceiveBuffer
+from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Sync, Value
+from metaq.protocol.decode import Frame, decode_frame, decode_line
+
+LINE_BYTES_MAX: Final = 8 * 1024
+"""Default cap of a line: room for two long names and an XA key, as in HTTP servers."""
+
+PAYLOAD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Default cap of a put's payload: eight times what Java consumers can decode."""
+
+BATCH_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Default cap of an mput's payload."""
+
+REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Default cap of a reply's body: far above any maxTransferSize in use."""
+
+
+class Role(enum.Enum):
+    """Which end this is."""
+
+    SERVER = "server"
+    CLIENT = "client"
+
+
+class NeedData(enum.Enum):
+    """Type of `NEED_DATA`."""
+
+    NEED_DATA = "need data"
+
+
+NEED_DATA: Final = NeedData.NEED_DATA
+"""Nothing more to tell until more bytes are received."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireLimits:
+    """Caps that MetaQ lacks; bytes."""
+
+    line_bytes_max: int = LINE_BYTES_MAX
+    """Longest line without its CRLF; a longer one is a breach."""
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX
+    """Largest payload of a put or sync."""
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    """Largest payload of an mput."""
+    reply_bytes_max: int = REPLY_BYTES_MAX
+    """Largest body of a reply to a client; a larger one is a breach."""
+
+
+@dataclass(frozen=True, slots=True)
+class Oversized:
+    """A command whose payload exceeds its cap; the payload is being dropped."""
+
+    word: str
+    """`put`, `sync` or `mput`."""
+    opaque: int
+    """Pairs the reply with this command."""
+    length: int
+    """Payload bytes as announced."""
+    limit: int
+    """The cap."""
+
+
+Event: TypeAlias = Command | Reply | Oversized | Literal[NeedData.NEED_DATA]
+
+
+class Connection:
+    """Reads one end of one connection. Owner: the task that reads the socket.
+
+    Broken by the first breach of the peer: every later `next_event` raises the same
+    error, so the owner sends what earlier commands are owed and closes. After a quit
+    nothing more is read.
+    """
+
+    __slots__ = ("_breach", "_frame", "_has_quit", "buffer", "limits", "role")
+
+    def __init__(self, role: Role, limits: WireLimits) -> None:
+        """Start at the first byte of a connection."""
+        self.role = role
+        self.limits = limits
+        """May be replaced between two events (a reload)."""
+        self.buffer = ReceiveBuffer()
+        """Unread bytes; see there for what a hot loop may do with them."""
+        self._frame: Frame | None = None
+        self._breach: str | None = None
+        self._has_quit = False
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Tell whether a hot loop may read from `buffer` itself now."""
+        return (
+            self.buffer.is_between_frames
+            and self._frame is None
+            and self._breach is None
+            and not self._has_quit
+        )
+
+    def receive_data(self, data: bytes) -> None:
+        """Take what the socket gave; not copied, must not be empty for its own sake.
+
+        Ask `next_event` until `NEED_DATA` before feeding more: unread bytes are
+        copied together with the next piece.
+        """
+        if self._breach is None and not self._has_quit:
+            self.buffer.append(data)
+
+    def next_event(self) -> Event:
+        """Return what the received bytes say next.
+
+        Returns:
+            Server: a command or `Oversized`. Client: a reply. Both: `NEED_DATA` when
+            the bytes end inside a frame or between two.
+
+        Raises:
+            RemoteProtocolError: the peer broke the rules; close after the replies
+                that earlier commands are owed. Any other exception is a bug.
+        """
+        if self._breach is not None:
+            raise RemoteProtocolError(self._breach)
+        try:
+            return self._read()
+        except RemoteProtocolError as error:
+            self._breach = str(error)
+            self._frame = None
+            self.buffer.clear()
+            raise
+
+    def _read(self) -> Event:
+        while self.buffer.is_between_frames or self._frame is not None:
+            if self._frame is None:
+                line = self.buffer.take_line(self.limits.line_bytes_max)
+                if line is None:
+                    return NEED_DATA
+                event = self._on_line(decode_line(line))
+            else:
+                event = self._on_frame(self._frame)
+            if event is not None:
+                return event
+        return NEED_DATA
+
+    def _on_line(self, head: Command | Frame) -> Event | None:
+        """Return a whole command, or open the frame; None is "go on reading"."""
+        if isinstance(head, Frame):
+            is_reply = head.word in ("result", "value")
+            if is_reply == (self.role is Role.CLIENT):
+                return self._open(head)
+            if self.role is Role.SERVER:
+                # No request of ours waits for it. The line must still be sound.
+                decode_frame(head, b"")
+                self.buffer.skip(head.length)
+                return None
+            raise RemoteProtocolError(f"{head.word}: expected a reply, got a command")
+        if self.role is Role.CLIENT:
+            raise RemoteProtocolError(
+                f"{type(head).__name__}: expected a reply, got a command"
+            )
+        if isinstance(head, Quit):
+            self._has_quit = True
+            self.buffer.clear()
+        return head
+
+    def _open(self, frame: Frame) -> Event | None:
+        limit = self._limit_of(frame.word)
+        if frame.length <= limit:
+            self._frame = frame
+            return None
+        command = decode_frame(frame, b"")
+        if isinstance(command, Put | Mput | Sync):
+            self.buffer.skip(frame.length)
+            return Oversized(frame.word, command.opaque, frame.length, limit)
+        assert isinstance(command, Result | Value)
+        raise RemoteProtocolError(
+            f"{frame.word}: expected at most {limit} bytes, got {frame.length}"
+        )
+
+    def _limit_of(self, word: str) -> int:
+        if word == "mput":
+            return self.limits.batch_bytes_max
+        if self.role is Role.CLIENT:
+            return self.limits.reply_bytes_max
+        return self.limits.payload_bytes_max
+
+    def _on_frame(self, frame: Frame) -> Event:
+        payload = self.buffer.take(frame.length)
+        if payload is None:
+            return NEED_DATA
+        self._frame = None
+        return decode_frame(frame, payload)

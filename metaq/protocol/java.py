@@ -1,0 +1,52 @@
+"""Numbers as Java reads them: an optional sign and decimal digits, 32 or 64 bits.
+
+`+5`, `-0` and leading zeros are numbers; an empty token, a lone sign, spaces,
+underscores, hexadecimal and anything out of range are not. Java also takes the decimal
+digits of other scripts; no client ever wrote one, and two spellings of one number
+would only serve to confuse whoever reads a capture, so only ASCII digits count here.
+Source: broker spec 1.2, rules 5 and 7.
+"""
+
+from typing import Final
+
+from metaq.errors import RemoteProtocolError
+
+I32_MIN: Final = -(2**31)
+I32_MAX: Final = 2**31 - 1
+I64_MIN: Final = -(2**63)
+I64_MAX: Final = 2**63 - 1
+
+DIGITS_MAX: Final = 4096
+"""Longest number that is looked at: Python's own limit for int() lies just above, and
+a longer one is either out of range or all zeros that nobody sends."""
+
+
+def parse_i32(token: bytes, what: str) -> int:
+    """Return the signed 32-bit number in `token`; `what` names it in the error.
+
+    Raises:
+        RemoteProtocolError: not a number, or out of range.
+    """
+    return _parse(token, what, I32_MIN, I32_MAX)
+
+
+def parse_i64(token: bytes, what: str) -> int:
+    """Return the signed 64-bit number in `token`; `what` names it in the error.
+
+    Raises:
+        RemoteProtocolError: not a number, or out of range.
+    """
+    return _parse(token, what, I64_MIN, I64_MAX)
+
+
+def _parse(token: bytes, what: str, low: int, high: int) -> int:
+    digits = token[1:] if token[:1] in (b"-", b"+") else token
+    # bytes.isdigit is ASCII only, and False for no bytes at all.
+    if not digits.isdigit() or len(digits) > DIGITS_MAX:
+        raise RemoteProtocolError(f"{what}: expected a number, got {token[:40]!r}")
+    number = int(token)
+    if not low <= number <= high:
+        raise RemoteProtocolError(
+            f"{what}: expected {low}..{high}, got {token[:40].decode()}"
+        )
+    return number

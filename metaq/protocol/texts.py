@@ -1,0 +1,88 @@
+"""The error texts of MetaQ 1.4, word for word, and our own beside them.
+
+Clients match on some of them and operators search for all of them, so they are kept in
+one place and used verbatim by handlers and tests: mistakes of grammar included.
+Source: broker spec 1.2 (rule 9), 1.4, 1.5.
+"""
+
+from typing import Final
+
+CHECKSUM_FAILURE: Final = (
+    "Checksum failure,message may be corrupted when transfering on networking."
+)
+"""Detail of a put whose payload does not match its checksum (500)."""
+
+NO_SYNC_PROCESSOR: Final = (
+    "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"  # noqa: RUF001  # MetaQ's text has full-width punctuation
+)
+"""A sync sent to a broker that is no slave (503)."""
+
+SHUTTING_DOWN: Final = "线程池繁忙"
+"""A command that arrived after the broker began to stop (503)."""
+
+
+def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
+    """Return the text of a refused put (403 or 500), and of a get that broke (500).
+
+    Args:
+        broker_uri: the advertised address, `meta://host:port`.
+        topic: topic as sent.
+        partition: as resolved; as sent when it failed before that.
+        detail: what went wrong; "" after an I/O error.
+    """
+    text = (
+        f"Put message to [broker '{broker_uri}'] "
+        f"[partition '{topic}-{partition}'] failed."
+    )
+    return f"{text}Detail:{detail}" if detail else text
+
+
+def closed_detail(broker_id: int, partition: int) -> str:
+    """Return the detail of a put to a closed partition (403)."""
+    return f"partition[{broker_id}-{partition}] has been closed"
+
+
+def wrong_partition(partition: int) -> str:
+    """Return the detail of a put to a partition out of range (500)."""
+    return f"wrong partition {partition}"
+
+
+def topic_not_accepted(topic: str) -> str:
+    """Return the detail of a put to a topic nobody configured (500)."""
+    return f"The server do not accept topic {topic}"
+
+
+def get_closed(broker_id: int, partition: int) -> str:
+    """Return the text of a get from a closed partition (403)."""
+    return f"Partition[{broker_id}-{partition}] has been closed"
+
+
+def no_such_log(topic: str, partition: int) -> str:
+    """Return the text of a get or offset query without a log (404)."""
+    return f"The topic `{topic}` in partition `{partition}` is not exists"
+
+
+def invalid_max_size(max_size: int) -> str:
+    """Return the text of a get that wants nothing (400)."""
+    return f"Bad request,invalid max size:{max_size}"
+
+
+def nothing_at(offset: int) -> str:
+    """Return the text of a get at or behind the end (404)."""
+    return f"Could not find message at position {offset}"
+
+
+def put_reply(message_id: int, partition: int, offset: int) -> str:
+    """Return the body of the 200 to a put, sync or mput.
+
+    Args:
+        message_id: id of the (first) record.
+        partition: the partition really used.
+        offset: offset of the (first) record's first byte.
+    """
+    return f"{message_id} {partition} {offset}"
+
+
+def too_large(word: str, length: int, limit: int) -> str:
+    """Return our text for a payload over its cap (500); MetaQ has no cap."""
+    return f"{word}: payload of {length} bytes exceeds the limit of {limit} bytes"

@@ -1,0 +1,76 @@
+"""What a broker can do, told in the body of its `version` reply.
+
+    metaq/<version>;mput;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
+
+MetaQ clients ignore the body. A MetaQ broker's body (`1.4.6.3-SNAPSHOT`) lists
+nothing, so a client that reads it knows that it may use nothing of ours. Unknown names
+are skipped and unreadable values count as not announced: a later broker may say more.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from metaq import __version__
+
+SERVER_VERSION: Final = __version__
+"""Version of this package, as brokers announce it."""
+
+_PREFIX: Final = "metaq/"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a broker announced; the defaults are those of a MetaQ broker: nothing."""
+
+    version: str
+    """Server version; of a foreign broker the whole body."""
+    has_mput: bool = False
+    """The broker takes `mput`."""
+    wait_ms_max: int = 0
+    """Longest wait of a get that the broker keeps, milliseconds; 0 is none."""
+    payload_bytes_max: int | None = None
+    """Largest payload of a put; None when not announced (MetaQ has no limit)."""
+    batch_bytes_max: int | None = None
+    """Largest payload of an mput; None when not announced."""
+    batch_records_max: int | None = None
+    """Most records in an mput; None when not announced."""
+
+
+def encode_version_body(capabilities: Capabilities) -> str:
+    """Return the body of the `version` reply that announces `capabilities`."""
+    parts = [_PREFIX + capabilities.version]
+    if capabilities.has_mput:
+        parts.append("mput")
+    if capabilities.wait_ms_max:
+        parts.append(f"wait={capabilities.wait_ms_max}")
+    if capabilities.payload_bytes_max is not None:
+        parts.append(f"payload={capabilities.payload_bytes_max}")
+    size, records = capabilities.batch_bytes_max, capabilities.batch_records_max
+    if size is not None and records is not None:
+        parts.append(f"batch={size},{records}")
+    return ";".join(parts)
+
+
+def decode_version_body(body: str) -> Capabilities:
+    """Return what the body of a `version` reply announces; never raises."""
+    if not body.startswith(_PREFIX):
+        return Capabilities(body)
+    version, *parts = body.removeprefix(_PREFIX).split(";")
+    told = dict(part.partition("=")[::2] for part in parts)
+    batch = told.get("batch", "").split(",")
+    size, records = map(_number, batch if len(batch) == 2 else ("", ""))
+    is_whole = size is not None and records is not None
+    return Capabilities(
+        version,
+        has_mput="mput" in told,
+        wait_ms_max=_number(told.get("wait", "")) or 0,
+        payload_bytes_max=_number(told.get("payload", "")),
+        batch_bytes_max=size if is_whole else None,
+        batch_records_max=records if is_whole else None,
+    )
+
+
+def _number(text: str) -> int | None:
+    """Return a small non-negative number, or None."""
+    # 18 digits fit into 64 bits, and keep a hostile body from costing time.
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else None
