@@ -32,6 +32,7 @@ class ReceiveBuffer:
     """
 
     __slots__ = (
+        "_collected",
         "_is_collecting",
         "_missing",
         "_pieces",
@@ -49,6 +50,7 @@ class ReceiveBuffer:
         self._searched = 0  # no line end starts in data before here
         self._pieces: list[bytes | bytearray] = []
         self._is_collecting = False
+        self._collected = 0  # bytes in the pieces
         self._missing = 0  # bytes that the payload being collected still lacks
         self._skipping = 0  # bytes still to drop
 
@@ -56,6 +58,11 @@ class ReceiveBuffer:
     def is_between_frames(self) -> bool:
         """Tell whether the unread bytes start with the line of a new frame."""
         return not self._is_collecting and not self._skipping
+
+    @property
+    def unread_bytes(self) -> int:
+        """Return the bytes held: unread lines, and the payload being collected."""
+        return len(self.data) - self.position + self._collected
 
     def append(self, data: bytes) -> None:
         """Add what arrived; takes ownership, copies at most a partial line with it."""
@@ -105,7 +112,7 @@ class ReceiveBuffer:
             if self._missing:
                 return None
             payload = b"".join(self._pieces)
-            self._pieces, self._is_collecting = [], False
+            self._pieces, self._is_collecting, self._collected = [], False, 0
             return payload
         position, end = self.position, self.position + length
         if end <= len(self.data):
@@ -128,9 +135,10 @@ class ReceiveBuffer:
         """Drop everything that was not read."""
         self.data, self.position, self._searched = b"", 0, 0
         self._pieces, self._is_collecting = [], False
-        self._missing = self._skipping = 0
+        self._collected = self._missing = self._skipping = 0
 
     def _add_piece(self, piece: bytes) -> None:
+        self._collected += len(piece)
         if len(piece) >= PIECE_BYTES_MIN:
             self._pieces.append(piece)
             return

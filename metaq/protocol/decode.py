@@ -3,10 +3,11 @@
 A line is split on single spaces; trailing empty tokens are dropped, leading and inner
 ones kept. The first *byte* picks the decoder, which then compares the whole word,
 except that any word with v (other than `value`) is a version, and any with q a quit.
-A frame is what a line with a payload announces: nothing but its length is looked at
-before the payload is there, so a wrong count of tokens closes the connection only
-then, as MetaQ does. Whatever breaks the rules raises `RemoteProtocolError` and nothing
-else. Keep the table in README.md in step. Source: broker spec 1.2 to 1.11.
+A frame is what a line with a payload announces: of a put or sync nothing but the length
+is looked at before the payload is there, so a wrong count of tokens closes the
+connection only then, as MetaQ does. Whatever breaks the rules raises
+`RemoteProtocolError` and nothing else. Keep the table in README.md in step.
+Source: broker spec 1.2 to 1.11.
 """
 
 import re
@@ -39,7 +40,7 @@ from metaq.protocol.transaction_ids import parse_key
 
 Tokens: TypeAlias = list[bytes]
 
-PRODUCER: Final = re.compile(rb"[A-Za-z0-9._~-]{1,64}")
+PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 """A producer's name in an `mput`; a lone '-' says that there is none."""
 
 _NO_PRODUCER: Final = b"-"
@@ -81,7 +82,7 @@ def decode_frame(frame: Frame, payload: bytes) -> Command | Reply:
     Raises:
         RemoteProtocolError: the line breaks the rules.
     """
-    return _FRAMES[frame.word][1](frame.tokens, payload)
+    return _FRAMES[frame.word][2](frame.tokens, payload)
 
 
 def _bad_line(problem: str, tokens: Tokens) -> RemoteProtocolError:
@@ -107,8 +108,8 @@ def _decode_opening(tokens: Tokens) -> Frame:
     word = tokens[0].decode(errors="replace")
     if word not in _FRAMES:
         raise _bad_line("unknown command", tokens)
-    slot = _FRAMES[word][0]
-    _need(tokens, slot + 1)
+    slot, count_min, _decode = _FRAMES[word]
+    _need(tokens, count_min)
     length = parse_i32(tokens[slot], "length")
     if length < 0:
         raise _bad_line(f"length: expected 0..{I32_MAX}, got {length}", tokens)
@@ -155,10 +156,9 @@ def _decode_sync(tokens: Tokens, payload: bytes) -> Sync:
 
 
 def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
-    _need(tokens, 9)
     count = parse_i32(tokens[4], "count")
     sequence = parse_i64(tokens[7], "sequence")
-    producer = None if tokens[6] == _NO_PRODUCER else tokens[6]
+    producer = None if tokens[6] == _NO_PRODUCER else _text(tokens[6])
     if count < 0:
         raise _bad_line(f"count: expected 0 or more, got {count}", tokens)
     if producer is None and sequence != NO_SEQUENCE:
@@ -172,19 +172,17 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         checksum=parse_i32(tokens[5], "checksum"),
         opaque=parse_i32(tokens[8], "opaque"),
         payload=payload,
-        producer=None if producer is None else producer.decode(),
+        producer=producer,
         sequence=sequence,
     )
 
 
 def _decode_result(tokens: Tokens, payload: bytes) -> Result:
-    _need(tokens, 4)
     status = parse_i32(tokens[1], "status")
     return Result(status, payload, parse_i32(tokens[3], "opaque"))
 
 
 def _decode_value(tokens: Tokens, payload: bytes) -> Value:
-    _need(tokens, 3)
     return Value(payload, parse_i32(tokens[2], "opaque"))
 
 
@@ -287,11 +285,14 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"q": _decode_q,
 }
 
-# The slot of the length token, and what makes a value of tokens and payload.
-_FRAMES: Final[dict[str, tuple[int, Callable[[Tokens, bytes], Command | Reply]]]] = {
-    "put": (3, _decode_put),
-    "sync": (3, _decode_sync),
-    "mput": (3, _decode_mput),
-    "result": (2, _decode_result),
-    "value": (1, _decode_value),
+# The slot of the length token, the tokens without which there is no use in waiting for
+# the payload, and what makes a value of tokens and payload.
+_FRAMES: Final[
+    dict[str, tuple[int, int, Callable[[Tokens, bytes], Command | Reply]]]
+] = {
+    "put": (3, 4, _decode_put),
+    "sync": (3, 4, _decode_sync),
+    "mput": (3, 9, _decode_mput),
+    "result": (2, 4, _decode_result),
+    "value": (1, 3, _decode_value),
 }

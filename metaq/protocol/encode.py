@@ -8,7 +8,7 @@ Source: broker spec 1.3 to 1.11, 11.1.
 from collections.abc import Sequence
 from typing import Final, assert_never
 
-from metaq.errors import LocalProtocolError
+from metaq.errors import LocalProtocolError, RemoteProtocolError
 from metaq.protocol.commands import (
     NO_SEQUENCE,
     Command,
@@ -27,6 +27,7 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.decode import PRODUCER
 from metaq.protocol.java import I32_MAX, I32_MIN, I64_MAX, I64_MIN
+from metaq.protocol.transaction_ids import TransactionId, parse_key
 
 QUIT: Final = b"quit\r\n"
 
@@ -117,14 +118,14 @@ def _encode_put(put: Put) -> bytes:
     tokens = ["put", put.topic, _i32(put.partition), _length(put.payload)]
     tokens += [_i32(put.flag), _i32(put.checksum)]
     if put.transaction is not None:
-        tokens.append(put.transaction.key)
+        tokens.append(_key(put.transaction))
     return _line([*tokens, _i32(put.opaque)]) + put.payload
 
 
 def _encode_mput(mput: Mput) -> bytes:
     if mput.producer is None:
         _in_range(mput.sequence, NO_SEQUENCE, NO_SEQUENCE)
-    elif mput.producer == "-" or not PRODUCER.fullmatch(mput.producer.encode()):
+    elif mput.producer == "-" or not PRODUCER.fullmatch(mput.producer):
         raise LocalProtocolError(f"producer: {mput.producer!r} is not a name")
     else:
         _in_range(mput.sequence, 0, I64_MAX)
@@ -143,17 +144,32 @@ def _encode_stats(stats: Stats) -> bytes:
 
 def _encode_transaction(command: TransactionCommand) -> bytes:
     timeout_s, qualifier = command.timeout_s, command.qualifier
-    tokens = ["transaction", command.transaction.key, command.session_id]
+    tokens = ["transaction", _key(command.transaction), command.session_id]
     tokens.append(command.type.value)
     # A lone optional token of digits is read as the timeout, so such a qualifier
     # needs the timeout written before it, and a negative timeout a qualifier behind.
     if timeout_s < 0 and qualifier is None:
         raise LocalProtocolError(f"timeout: expected 0 or more, got {timeout_s}")
-    if timeout_s or (qualifier is not None and qualifier.encode().isdigit()):
+    if timeout_s or (qualifier is not None and _is_number(qualifier)):
         tokens.append(_i32(timeout_s))
     if qualifier is not None:
         tokens.append(qualifier)
     return _line([*tokens, _i32(command.opaque)])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _key(transaction: TransactionId) -> str:
+    key = transaction.key
+    try:
+        is_same = parse_key(key) == transaction
+    except RemoteProtocolError:
+        is_same = False
+    if not is_same:
+        raise LocalProtocolError(f"{transaction} has no key that reads back")
+    return key
 
 
 def _line(tokens: list[str]) -> bytes:

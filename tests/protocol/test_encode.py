@@ -1,0 +1,105 @@
+"""What may not travel is refused before it does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import LocalProtocolError
+from metaq.protocol.commands import (
+    Command,
+    Get,
+    Mput,
+    OffsetQuery,
+    Put,
+    Quit,
+    Stats,
+    TransactionCommand,
+    TransactionType,
+    Version,
+)
+from metaq.protocol.encode import (
+    encode,
+    encode_put_replies,
+    encode_result,
+    encode_value_line,
+)
+from metaq.protocol.texts import put_reply
+from metaq.protocol.transaction_ids import LocalTransactionId, XaTransactionId
+
+LOCAL = LocalTransactionId("s", 1)
+BEGIN = TransactionType.BEGIN
+REFUSED: list[Command] = [
+    Put("", 0, b"", 0, 0, 0),
+    Put("a b", 0, b"", 0, 0, 0),
+    Put("a\r", 0, b"", 0, 0, 0),
+    Put("a\n", 0, b"", 0, 0, 0),
+    Put("\ud800", 0, b"", 0, 0, 0),
+    Put("t", 2**31, b"", 0, 0, 0),
+    Put("t", 0, b"", -(2**31) - 1, 0, 0),
+    Put("t", 0, b"", 0, 0, 2**31),
+    Put("t", 0, b"", 0, 0, 0, LocalTransactionId("a:b", 1)),
+    Put("t", 0, b"", 0, 0, 0, LocalTransactionId("s", 2**31)),
+    Put("t", 0, b"", 0, 0, 0, XaTransactionId(1, b"", b"", " ")),
+    Mput("t", 0, -1, 0, 0, b""),
+    Mput("t", 0, 0, 0, 0, b"", None, 0),
+    Mput("t", 0, 0, 0, 0, b"", "p", -1),
+    Mput("t", 0, 0, 0, 0, b"", "p", 2**63),
+    Mput("t", 0, 0, 0, 0, b"", "-", 0),
+    Mput("t", 0, 0, 0, 0, b"", "", 0),
+    Mput("t", 0, 0, 0, 0, b"", "a/b", 0),
+    Mput("t", 0, 0, 0, 0, b"", "x" * 65, 0),
+    Get("t", "", 0, 0, 0, 0),
+    Get("t", "g", 0, 2**63, 0, 0),
+    Get("t", "g", 0, 0, 0, 0, -1),
+    OffsetQuery("t", "g g", 0, 0, 0),
+    Version(2**31),
+    Stats("", 2**31),
+    Stats(" ", 0),
+    TransactionCommand(LOCAL, "s s", BEGIN, 0),
+    TransactionCommand(LOCAL, "s", BEGIN, 0, -1),
+    TransactionCommand(LOCAL, "s", BEGIN, 0, 2**31, "q"),
+    TransactionCommand(LOCAL, "s", BEGIN, 0, 0, ""),
+]
+
+
+@pytest.mark.parametrize("command", REFUSED, ids=repr)
+def test_what_would_be_misread_is_refused(command: Command) -> None:
+    """Names with separators and numbers out of range never reach the wire."""
+    with pytest.raises(LocalProtocolError):
+        encode(command)
+
+
+def test_quit_is_one_word() -> None:
+    """The one command without an opaque."""
+    assert encode(Quit()) == b"quit\r\n"
+
+
+def test_a_value_line_announces_bytes_sent_apart() -> None:
+    """A broker sends the line, then file bytes."""
+    assert encode_value_line(25, -3) == b"value 25 -3\r\n"
+
+
+@given(
+    st.integers(-1, 12),
+    st.integers(0, 2**62),
+    st.integers(0, 2**40),
+    st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), *[st.integers(0, 40)] * 2)),
+)
+def test_a_run_of_put_replies_equals_one_by_one(
+    partition: int, id_: int, offset: int, steps: list[tuple[int, int, int]]
+) -> None:
+    """One formatting operation for many replies gives the same bytes."""
+    flat, single = [], []
+    for opaque, id_step, offset_step in steps:
+        id_, offset = id_ + id_step, offset + offset_step
+        flat += [opaque, id_, offset]
+        body = put_reply(id_, partition, offset).encode()
+        single.append(encode_result(200, body, opaque))
+    assert encode_put_replies(partition, flat) == b"".join(single)
+
+
+def test_a_run_of_put_replies_splits_where_a_number_gains_a_digit() -> None:
+    """Lengths are right on both sides of 9/10 and 99/100."""
+    flat = [n for k in range(200) for n in (-k, 5 + k, 95 + k)]
+    single = [encode_result(200, b"%d 0 %d" % (5 + k, 95 + k), -k) for k in range(200)]
+    assert encode_put_replies(0, flat) == b"".join(single)

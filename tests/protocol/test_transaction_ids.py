@@ -1,0 +1,51 @@
+"""Transaction keys: what they spell, and which are refused."""
+
+import pytest
+from hypothesis import given
+
+from metaq.errors import RemoteProtocolError
+from metaq.protocol.transaction_ids import (
+    NULL_TRANSACTION,
+    LocalTransactionId,
+    TransactionId,
+    XaTransactionId,
+    parse_key,
+)
+from metaq.testing.strategies import transaction_ids
+
+GOOD: list[tuple[str, TransactionId]] = [
+    ("null", NULL_TRANSACTION),
+    ("TX:s1:1", LocalTransactionId("s1", 1)),
+    ("TX:s1:-99", LocalTransactionId("s1", -99)),
+    ("TX::1", LocalTransactionId("", 1)),
+    ("TX:192.0.2.2-1795-1:1", LocalTransactionId("192.0.2.2-1795-1", 1)),
+    ("XID:101:0a0b::uq", XaTransactionId(101, b"\x0a\x0b", b"", "uq")),
+    ("XID:-1:::uq", XaTransactionId(-1, b"", b"", "uq")),
+    ("XID:1:AbC:f:uq", XaTransactionId(1, b"\xab", b"", "uq")),
+]  # fmt: skip
+BAD = [
+    "", "NULL", "null ", "TX", "TX:s1", "TX:s1:", "TX:s1:x", "TX:s1:3000000000",
+    "TX:a:b:1", "tx:s1:1", "ABC:1:2", "XID:100:aa:bb", "XID:100:aa:bb:",
+    "XID:100:aa:bb:\t", "XID:100:zz:bb:uq", "XID:100:aa:b_:uq", "XID:x:aa:bb:uq",
+    "XID:2147483648:aa:bb:uq", "XID:1:aa:bb:uq:more", "XID:1:\uff41a:bb:uq",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "expected"), GOOD)
+def test_keys_spell_ids(key: str, expected: TransactionId) -> None:
+    """Local, XA and null; hexadecimal of either case, a half byte dropped."""
+    assert parse_key(key) == expected
+    assert parse_key(expected.key) == expected
+
+
+@pytest.mark.parametrize("key", BAD)
+def test_other_keys_are_a_breach(key: str) -> None:
+    """Wrong counts of parts, numbers, hexadecimal and blank qualifiers."""
+    with pytest.raises(RemoteProtocolError):
+        parse_key(key)
+
+
+@given(transaction_ids())
+def test_keys_read_back(transaction: TransactionId) -> None:
+    """Every id has a key that spells it."""
+    assert parse_key(transaction.key) == transaction

@@ -1,0 +1,119 @@
+"""A batch is stamped whole or refused with the record and both numbers."""
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.model import MessageId
+from metaq.record.batch import BatchError, check_and_stamp
+from metaq.record.ids import id_after
+from metaq.record.layout import HEADER, encode_record
+from metaq.record.scan import CleanEnd, read_record, scan_records
+
+NO_ID = MessageId(0)
+FIRST = MessageId((1_000_000 << 22) | (3 << 12) | 4090)
+
+
+def batch_of(payloads: list[bytes]) -> bytearray:
+    return bytearray(
+        b"".join(encode_record(payload, id=NO_ID, flag=-7) for payload in payloads)
+    )
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [
+        [b"abc"],
+        [b"abc"] * 5000,
+        [b"abc", b"de"] * 5000,
+        [b""] * 3,
+        [b"", b"abc", b""],
+        [b"abcd", b"", b"ab"],
+    ],
+    ids=["one", "uniform", "mixed", "empty", "some-empty", "mean-equals-none"],
+)
+def test_every_record_gets_its_id_and_nothing_else_changes(
+    payloads: list[bytes],
+) -> None:
+    """The k-th record carries `id_after(first, k)`, across the carry too."""
+    buffer = batch_of(payloads)
+    assert check_and_stamp(buffer, len(payloads), FIRST) is None
+    assert buffer == b"".join(
+        encode_record(payload, id=id_after(FIRST, k), flag=-7)
+        for k, payload in enumerate(payloads)
+    )
+    assert isinstance(scan_records(buffer), CleanEnd)
+
+
+@given(st.lists(st.binary(max_size=3), min_size=1, max_size=8))
+def test_any_batch_reads_back(payloads: list[bytes]) -> None:
+    """Uniform or not, what was stamped is a valid log."""
+    buffer = batch_of(payloads)
+    assert check_and_stamp(buffer, len(payloads), FIRST) is None
+    result = scan_records(buffer)
+    last_id = id_after(FIRST, len(payloads) - 1)
+    assert result == CleanEnd(len(buffer), len(payloads), last_id)
+    assert read_record(buffer).payload == payloads[0]
+
+
+def with_length(length: int) -> bytes:
+    return HEADER.pack(length, 0, 0, 0)
+
+
+BAD = [
+    (b"", 0, 0, "expected 1 record or more, got 0"),
+    (b"", -1, 0, "expected 1 record or more, got -1"),
+    (b"", 2, 0, "expected 2 records, got 0"),
+    (bytes(batch_of([b"abc"])), 2, 23, "expected 2 records, got 1"),
+    (bytes(batch_of([b"abc"] * 3)), 2, 69, "expected 2 records, got 3"),
+    (bytes(batch_of([b"abc", b"de"])), 1, 45, "expected 1 records, got 2"),
+    (bytes(batch_of([b"abc"])) + b"x", 1, 23, "expected a header of 20 bytes, got 1"),
+    (bytes(batch_of([b"abc"]))[:-1], 1, 0, "record 0: length 3, but 2 bytes follow"),
+    (with_length(-1), 1, 0, "record 0: length -1, but 0 bytes follow"),
+    (with_length(-20) + b"abcd", 1, 0, "record 0: length -20, but 4 bytes follow"),
+    (with_length(2**31 - 1), 1, 0, "length 2147483647, but 0 bytes follow"),
+]
+
+
+@pytest.mark.parametrize(("raw", "count", "position", "text"), BAD)
+def test_broken_framing_is_refused(
+    raw: bytes, count: int, position: int, text: str
+) -> None:
+    """Lengths must chain to the end, and their number must be the announced one."""
+    error = check_and_stamp(bytearray(raw), count, FIRST)
+    assert isinstance(error, BatchError)
+    assert error.position == position
+    assert text in error.detail
+
+
+@pytest.mark.parametrize("payloads", [[b"abc"] * 4, [b"abc", b"de", b"abc", b"d"]])
+def test_a_wrong_inner_checksum_is_refused(payloads: list[bytes]) -> None:
+    """On disk it would look like rot; uniform or not, the record is named."""
+    buffer = batch_of(payloads)
+    start = sum(20 + len(payload) for payload in payloads[:2])
+    (stored,) = struct.unpack_from(">i", buffer, start + 4)
+    struct.pack_into(">i", buffer, start + 4, stored ^ 1)
+    error = check_and_stamp(buffer, 4, FIRST)
+    assert error is not None
+    assert error.position == start
+    assert error.detail == f"record 2: expected checksum {stored ^ 1}, got {stored}"
+
+
+def test_every_flipped_bit_but_those_of_id_and_flag_is_refused() -> None:
+    """Ids are overwritten and flags are free; all else is covered."""
+    raw = bytes(batch_of([b"ab", b"cd"]))
+    for bit in range(len(raw) * 8):
+        if 8 <= bit // 8 % 22 < 20:
+            continue
+        damaged = bytearray(raw)
+        damaged[bit // 8] ^= 1 << bit % 8
+        assert check_and_stamp(damaged, 2, FIRST) is not None, bit
+
+
+def test_the_buffer_stays_free() -> None:
+    """No view survives: the caller may resize the buffer."""
+    buffer = batch_of([b"abc", b"de"])
+    check_and_stamp(buffer, 2, FIRST)
+    buffer.clear()
