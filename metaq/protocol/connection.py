@@ -113,7 +113,7 @@ class Connection:
         )
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the socket gave; not copied, must not be empty for its own sake.
+        """Take what the socket gave, of any size; takes ownership.
 
         Ask `next_event` until `NEED_DATA` before feeding more: unread bytes are
         copied together with the next piece.

@@ -10,7 +10,7 @@ other bits are nobody's and travel unchanged. Source: broker spec 1.13.
 from struct import Struct
 from typing import Final
 
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, LocalProtocolError
 from metaq.record.checksum import BytesLike
 
 HAS_ATTRIBUTE: Final = 0x1
@@ -25,10 +25,17 @@ def encode_payload(data: bytes, attribute: str | None) -> tuple[bytes, int]:
     Args:
         data: application bytes.
         attribute: None for none; "" is an attribute, an empty one.
+
+    Raises:
+        LocalProtocolError: the attribute holds what UTF-8 cannot say (half of a
+            surrogate pair).
     """
     if attribute is None:
         return data, 0
-    text = attribute.encode()
+    try:
+        text = attribute.encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"attribute {attribute!r} is no UTF-8") from error
     return _ATTRIBUTE_LENGTH.pack(len(text)) + text + data, HAS_ATTRIBUTE
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, LocalProtocolError
 from metaq.model import MessageId
 from metaq.record.checksum import checksum
 from metaq.record.flags import decode_payload, encode_payload
@@ -102,3 +102,9 @@ def test_a_broken_attribute_block_is_named(payload: bytes) -> None:
     """A block that is cut short or of negative length is corruption, not a crash."""
     with pytest.raises(CorruptRecordError, match="attribute block"):
         decode_payload(payload, 1)
+
+
+def test_an_attribute_that_is_no_text_is_refused() -> None:
+    """Half of a surrogate pair has no bytes; the sender hears it, nobody else."""
+    with pytest.raises(LocalProtocolError, match="attribute"):
+        encode_payload(b"", "\ud800")
