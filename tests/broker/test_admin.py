@@ -1,0 +1,467 @@
+"""Administration through the Unix socket: who may ask, the answers, the bounds."""
+
+import asyncio
+import json
+import os
+import socket
+import stat
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.admin import (
+    COMMANDS,
+    CONNECTION_COUNT_MAX,
+    TEMPORARY_NAME,
+    AdminServer,
+)
+from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import (
+    ADDRESS_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    SOCKET_NAME,
+)
+from metaq.broker.status import BrokerStatus
+from metaq.config import BrokerConfig, Reload, TopicsDiff
+from metaq.errors import AdminError, ConfigError
+from metaq.fs import SystemFileSystem
+from tests.broker.figures import HEALTHY
+
+TIMEOUT_S = 5.0
+
+
+class Actions:
+    """An `AdminActions` that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[object, ...]] = []
+        self.reload_error: Exception | None = None
+        self.reload_gate: asyncio.Event | None = None
+
+    async def reload(self) -> Reload:
+        if self.reload_gate is not None:
+            await self.reload_gate.wait()
+        if self.reload_error is not None:
+            raise self.reload_error
+        diff = TopicsDiff(added=("a",), removed=("r",), changed=("c",))
+        return Reload(
+            config=BrokerConfig(),
+            topics=diff,
+            needs_restart=("[system] brokerId: 0 -> 1",),
+        )
+
+    def close_partitions(
+        self, topic: str, *, start: int, end: int | None
+    ) -> Sequence[int]:
+        self.calls.append(("close", topic, start, end))
+        if topic == "nowhere":
+            raise AdminError("topic 'nowhere' is not in the configuration")
+        return (0, 1)
+
+    def open_partitions(
+        self, topic: str, *, start: int, end: int | None
+    ) -> Sequence[int]:
+        self.calls.append(("open", topic, start, end))
+        return ()
+
+    def status(self) -> BrokerStatus:
+        return HEALTHY
+
+
+def new_server(path: Path, actions: Actions, **options: float) -> AdminServer:
+    return AdminServer(
+        SystemFileSystem(), path, actions, stop_timeout_s=TIMEOUT_S, **options
+    )
+
+
+def with_server(
+    path: Path,
+    body: Callable[[AdminServer], Awaitable[None]],
+    actions: Actions | None = None,
+    **options: float,
+) -> None:
+    """Run `body` against a server that is up."""
+
+    async def run() -> None:
+        server = new_server(path, actions or Actions(), **options)
+        await server.start()
+        try:
+            await body(server)
+        finally:
+            await server.stop()
+
+    asyncio.run(run())
+
+
+async def ask(path: Path, **request: object) -> dict[str, object]:
+    return await asyncio.to_thread(call_admin, path, request, timeout_s=TIMEOUT_S)
+
+
+async def exchange(path: Path, data: bytes) -> list[dict[str, object]]:
+    """Send bytes, end the sending side, and return every answer until the end."""
+    reader, writer = await asyncio.open_unix_connection(str(path / SOCKET_NAME))
+    writer.write(data)
+    if writer.can_write_eof():
+        writer.write_eof()
+    answers = [json.loads(line) async for line in reader]
+    writer.close()
+    return answers
+
+
+@contextmanager
+def listening(path: Path, answer: bytes | None) -> Iterator[None]:
+    """Something that is no broker: it says `answer`, or nothing, to one caller."""
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path / SOCKET_NAME))
+        sock.listen()
+
+        def serve() -> None:
+            peer, _ = sock.accept()
+            with peer:
+                peer.recv(100)
+                if answer is None:
+                    peer.recv(100)  # until the caller gives up
+                else:
+                    peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+def test_reload_is_answered_with_what_changed(data_dir: Path) -> None:
+    """The reply names added, removed and changed topics, and what takes a restart."""
+
+    async def body(_: AdminServer) -> None:
+        assert await ask(data_dir, command="reload") == {
+            "added": ["a"],
+            "removed": ["r"],
+            "changed": ["c"],
+            "needs_restart": ["[system] brokerId: 0 -> 1"],
+        }
+
+    with_server(data_dir, body)
+
+
+@pytest.mark.parametrize(
+    ("request_fields", "call"),
+    [
+        ({"start": 1, "end": 2}, ("close", "test", 1, 2)),
+        ({"start": 1}, ("close", "test", 1, None)),
+        ({"end": 0}, ("close", "test", 0, 0)),
+        ({}, ("close", "test", 0, None)),
+        ({"end": None}, ("close", "test", 0, None)),
+    ],
+)
+def test_a_range_may_be_left_open(
+    data_dir: Path, request_fields: dict[str, object], call: tuple[object, ...]
+) -> None:
+    """Without a start it begins at 0, without an end it reaches to the last one."""
+    actions = Actions()
+
+    async def body(_: AdminServer) -> None:
+        reply = await ask(
+            data_dir, command="close_partitions", topic="test", **request_fields
+        )
+        assert reply == {"closed": {"test": [0, 1]}}
+
+    with_server(data_dir, body, actions)
+    assert actions.calls == [call]
+
+
+def test_partitions_are_opened_again(data_dir: Path) -> None:
+    """The reply shows which partitions are still closed."""
+    actions = Actions()
+
+    async def body(_: AdminServer) -> None:
+        reply = await ask(data_dir, command="open_partitions", topic="test")
+        assert reply == {"closed": {"test": []}}
+
+    with_server(data_dir, body, actions)
+    assert actions.calls == [("open", "test", 0, None)]
+
+
+def test_every_command_is_known(data_dir: Path) -> None:
+    """Each word of the list is answered, with the fields of its kind."""
+    fields = {
+        "status": "problems",
+        "logs": "logs",
+        "directories": "directories",
+        "scrub": "is_on",
+        "reload": "added",
+        "close_partitions": "closed",
+        "open_partitions": "closed",
+    }
+
+    async def body(_: AdminServer) -> None:
+        for command in COMMANDS:
+            reply = await ask(data_dir, command=command, topic="test")
+            assert fields[command] in reply, command
+
+    with_server(data_dir, body)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"{}", "unknown command 'None'"),
+        (b'{"command": "stop"}', "unknown command 'stop': expected one of status"),
+        (b"nonsense", "no JSON"),
+        (b"\xff", "no JSON"),
+        (b"[1]", "no JSON object"),
+        (b"[" * 8000, "no JSON"),
+        (b'{"command": "close_partitions"}', "'topic' is missing"),
+        (b'{"command": "close_partitions", "topic": 7}', "'topic' is missing"),
+        (
+            b'{"command": "close_partitions", "topic": "t", "start": true}',
+            "whole numbers",
+        ),
+        (
+            b'{"command": "close_partitions", "topic": "t", "end": 1.5}',
+            "whole numbers",
+        ),
+        (
+            b'{"command": "open_partitions", "topic": "t", "start": -1}',
+            "0 <= start <= end, got -1",
+        ),
+        (
+            b'{"command": "open_partitions", "topic": "t", "start": 2, "end": 1}',
+            "0 <= start <= end, got 2 and 1",
+        ),
+        (
+            b'{"command": "close_partitions", "topic": "nowhere"}',
+            "not in the configuration",
+        ),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(
+    data_dir: Path, line: bytes, error: str
+) -> None:
+    """A bad request has its answer, and the connection goes on."""
+
+    async def body(_: AdminServer) -> None:
+        data = line + b'\n{"command": "status"}\n'
+        refusal, after = await exchange(data_dir, data)
+        assert refusal["ok"] is False
+        assert error in str(refusal["error"])
+        assert after["ok"] is True
+
+    with_server(data_dir, body)
+
+
+def test_a_refused_reload_is_told(data_dir: Path) -> None:
+    """The client gets the very sentence that the configuration was refused with."""
+    actions = Actions()
+    actions.reload_error = ConfigError("server.ini: unknown key 'brokerIdd'")
+
+    async def body(_: AdminServer) -> None:
+        with pytest.raises(AdminError, match="unknown key 'brokerIdd'"):
+            await ask(data_dir, command="reload")
+
+    with_server(data_dir, body, actions)
+
+
+def test_a_bug_in_an_action_does_not_end_the_server(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is logged with its traceback, and the next request is served."""
+    actions = Actions()
+    actions.reload_error = ZeroDivisionError("a bug")
+
+    async def body(server: AdminServer) -> None:
+        with pytest.raises(AdminError, match="internal error"):
+            await ask(data_dir, command="reload")
+        assert await ask(data_dir, command="status")
+        assert server.failure is None
+
+    with_server(data_dir, body, actions)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_only_the_owner_may_open_the_socket(data_dir: Path) -> None:
+    """The mode is 0600 whatever the umask of the process is."""
+    before = os.umask(0)
+    try:
+
+        async def body(server: AdminServer) -> None:
+            mode = server.path.stat().st_mode
+            assert stat.S_ISSOCK(mode)
+            assert stat.S_IMODE(mode) == 0o600
+
+        with_server(data_dir, body)
+    finally:
+        os.umask(before)
+
+
+def test_the_socket_is_gone_after_a_stop(data_dir: Path) -> None:
+    """Nothing is left in the data directory."""
+
+    async def body(_: AdminServer) -> None:
+        assert os.listdir(data_dir) == [SOCKET_NAME]
+
+    with_server(data_dir, body)
+    assert os.listdir(data_dir) == []
+
+
+def test_the_socket_of_a_killed_broker_is_replaced(data_dir: Path) -> None:
+    """A stale name, and a stale temporary one, do not keep a broker from starting."""
+    for name in (SOCKET_NAME, TEMPORARY_NAME):
+        with socket.socket(socket.AF_UNIX) as killed:
+            killed.bind(str(data_dir / name))
+
+    async def body(_: AdminServer) -> None:
+        assert await ask(data_dir, command="status")
+
+    with_server(data_dir, body)
+
+
+def test_a_live_socket_is_never_stolen(data_dir: Path) -> None:
+    """A second server refuses to start, and the first one goes on."""
+
+    async def body(_: AdminServer) -> None:
+        second = new_server(data_dir, Actions())
+        with pytest.raises(AdminError, match="another broker answers at"):
+            await second.start()
+        assert await ask(data_dir, command="status")
+
+    with_server(data_dir, body)
+
+
+def test_a_live_socket_with_a_full_queue_is_not_stolen_either(data_dir: Path) -> None:
+    """A broker that is too busy to accept is alive."""
+    with socket.socket(socket.AF_UNIX) as busy:
+        busy.bind(str(data_dir / SOCKET_NAME))
+        busy.listen(0)
+        with socket.socket(socket.AF_UNIX) as queued:
+            queued.connect(str(data_dir / SOCKET_NAME))
+            with pytest.raises(AdminError, match="another broker answers at"):
+                asyncio.run(new_server(data_dir, Actions()).start())
+
+
+def test_a_file_in_the_way_is_kept(data_dir: Path) -> None:
+    """What is no socket is never replaced."""
+    (data_dir / SOCKET_NAME).write_text("mine")
+    with pytest.raises(AdminError, match="file in the way"):
+        asyncio.run(new_server(data_dir, Actions()).start())
+    assert (data_dir / SOCKET_NAME).read_text() == "mine"
+
+
+def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
+    """The start fails with the path in the message."""
+    with pytest.raises(AdminError, match=r"cannot be made: path=.*absent"):
+        asyncio.run(new_server(tmp_path / "absent", Actions()).start())
+
+
+def test_a_path_longer_than_an_address_works(tmp_path: Path) -> None:
+    """Both ends reach a socket whose path the kernel would not take."""
+    path = tmp_path / ("d" * 60) / ("e" * 60)
+    path.mkdir(parents=True)
+    assert len(str(path / SOCKET_NAME)) > ADDRESS_BYTES_MAX
+
+    async def body(server: AdminServer) -> None:
+        assert server.path.is_socket()
+        assert await ask(path, command="status")
+        with pytest.raises(AdminError, match="another broker answers at"):
+            await new_server(path, Actions()).start()
+
+    with_server(path, body)
+    assert os.listdir(path) == []
+
+
+def test_a_long_line_is_refused(data_dir: Path) -> None:
+    """Whoever exceeds the bound is told, and closed."""
+
+    async def body(_: AdminServer) -> None:
+        (answer,) = await exchange(data_dir, b"x" * (REQUEST_BYTES_MAX + 1))
+        assert f"at most {REQUEST_BYTES_MAX} bytes" in str(answer["error"])
+
+    with_server(data_dir, body)
+
+
+def test_connections_are_bounded(data_dir: Path) -> None:
+    """One more than the cap is told so; a place that is free again can be taken."""
+
+    async def body(_: AdminServer) -> None:
+        open_ones = [
+            await asyncio.open_unix_connection(str(data_dir / SOCKET_NAME))
+            for _ in range(CONNECTION_COUNT_MAX)
+        ]
+        with pytest.raises(AdminError, match="too many connections"):
+            await ask(data_dir, command="status")
+        for _, writer in open_ones:
+            writer.close()
+        await asyncio.sleep(0.01)
+        assert await ask(data_dir, command="status")
+
+    with_server(data_dir, body)
+
+
+def test_a_silent_connection_is_closed(data_dir: Path) -> None:
+    """Half a request does not hold a place for ever."""
+
+    async def body(_: AdminServer) -> None:
+        reader, writer = await asyncio.open_unix_connection(str(data_dir / SOCKET_NAME))
+        writer.write(b'{"command"')
+        assert await reader.read() == b""
+        writer.close()
+
+    with_server(data_dir, body, request_timeout_s=0.02)
+
+
+def test_a_stop_does_not_wait_for_clients(data_dir: Path) -> None:
+    """A request under way ends without an answer, within the bound."""
+    actions = Actions()
+
+    async def run() -> None:
+        actions.reload_gate = asyncio.Event()
+        server = new_server(data_dir, actions)
+        await server.start()
+        asked = asyncio.create_task(ask(data_dir, command="reload"))
+        await asyncio.sleep(0.02)
+        await server.stop()
+        with pytest.raises(AdminError, match=r"went away|stopped before it answered"):
+            await asked
+        assert server.failure is None
+
+    asyncio.run(run())
+
+
+# -- the client
+
+
+def test_no_broker_is_one_sentence(data_dir: Path, tmp_path: Path) -> None:
+    """No socket, a stale one and no directory are all told alike."""
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(data_dir / SOCKET_NAME))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for path in (data_dir, empty, tmp_path / "absent", tmp_path / ("x" * 120)):
+        with pytest.raises(AdminError, match="no broker runs on the data directory"):
+            call_admin(path, {"command": "status"}, timeout_s=TIMEOUT_S)
+
+
+def test_an_answer_that_does_not_come_is_told(data_dir: Path) -> None:
+    """The call ends in time and says that the outcome is unknown."""
+    with (
+        listening(data_dir, None),
+        pytest.raises(AdminError, match=r"did not answer within 0\.02 s; it may still"),
+    ):
+        call_admin(data_dir, {"command": "reload"}, timeout_s=0.02)
+
+
+@pytest.mark.parametrize("answer", [b"", b"hello\n", b"[]\n", b"{}\n", b"[" * 9000])
+def test_what_is_no_broker_is_recognised(data_dir: Path, answer: bytes) -> None:
+    """Foreign bytes become an AdminError."""
+    with listening(data_dir, answer), pytest.raises(AdminError, match="is no broker"):
+        call_admin(data_dir, {"command": "status"}, timeout_s=TIMEOUT_S)
+
+
+def test_a_request_that_is_too_long_is_not_sent(data_dir: Path) -> None:
+    """The bound is told before anybody is asked."""
+    request = {"command": "open_partitions", "topic": "t" * REQUEST_BYTES_MAX}
+    with pytest.raises(AdminError, match="request is too long"):
+        call_admin(data_dir, request, timeout_s=TIMEOUT_S)

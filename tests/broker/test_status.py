@@ -1,0 +1,203 @@
+"""What is wrong with a broker, and how it is told."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from metaq.broker.status import (
+    PROBLEMS_PER_ALARM_MAX,
+    SEVERITIES,
+    Alarm,
+    BrokerStatus,
+    JobStatus,
+    RetentionStatus,
+    ScrubStatus,
+    Severity,
+    describe_directories,
+    describe_health,
+    describe_logs,
+    describe_scrub,
+    find_problems,
+    is_failing,
+)
+from metaq.lifecycle import State
+from metaq.model import LogId, Millis
+from tests.broker.figures import (
+    DIRECTORY,
+    HEALTHY,
+    Listener,
+    Log,
+    Registration,
+    Session,
+    Word,
+    status,
+)
+
+STOPPED = Log(LogId("test", 1), Word.STOPPED, damage=("checksum: file=f offset=9",))
+BROKEN_JOB = JobStatus(name="scrub", run_count=2, failure_count=1, last_error="boom")
+
+CASES = [
+    (status(state=State.STARTING), Alarm.NOT_RUNNING, "the broker is starting"),
+    (status(state=State.STOPPING), Alarm.NOT_RUNNING, "the broker is stopping"),
+    (
+        status(directories=(replace(DIRECTORY, offline_cause="sync failed: EIO"),)),
+        Alarm.DIRECTORY_OFFLINE,
+        "data is offline: sync failed: EIO",
+    ),
+    (
+        status(logs=(STOPPED,)),
+        Alarm.LOG_STOPPED,
+        "test-1: checksum: file=f offset=9",
+    ),
+    (
+        status(directories=(replace(DIRECTORY, is_low_on_space=True),)),
+        Alarm.LOW_SPACE,
+        "data has only 1000000000 bytes free",
+    ),
+    (
+        status(registration=Registration(Word.PENDING, last_error="timed out")),
+        Alarm.NOT_REGISTERED,
+        "registration is pending: timed out",
+    ),
+    (
+        status(registration=Registration(session=Session(Word.SUSPENDED))),
+        Alarm.SESSION_NOT_CONNECTED,
+        "the ZooKeeper session is suspended",
+    ),
+    (
+        status(listener=Listener(open_count=100)),
+        Alarm.CONNECTIONS_FULL,
+        "100 connections are open",
+    ),
+    (
+        status(closed_partitions={"test": (0, 2)}),
+        Alarm.PARTITIONS_CLOSED,
+        "closed partitions of test: 0, 2",
+    ),
+    (status(reload_error="no such key"), Alarm.RELOAD_REFUSED, "no such key"),
+    (
+        status(retention=RetentionStatus(last_error="archive failed")),
+        Alarm.RETENTION_FAILED,
+        "archive failed",
+    ),
+    (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
+]
+
+
+@pytest.mark.parametrize(("broker", "alarm", "text"), CASES)
+def test_each_alarm_has_its_cause(
+    broker: BrokerStatus, alarm: Alarm, text: str
+) -> None:
+    """One thing goes wrong, and exactly that is told."""
+    (problem,) = find_problems(broker)
+    assert (problem.alarm, problem.text) == (alarm, text)
+
+
+def test_every_alarm_is_tried_and_has_a_severity() -> None:
+    """A new alarm needs a case above and a place in the table."""
+    assert {alarm for _, alarm, _ in CASES} == set(Alarm) == set(SEVERITIES)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        HEALTHY,
+        status(registration=None),
+        status(directories=(), logs=()),
+        status(listener=Listener(open_count=99)),
+    ],
+)
+def test_a_healthy_broker_has_no_problems(broker: BrokerStatus) -> None:
+    """Nothing is told where nothing is wrong; a broker needs no ZooKeeper."""
+    assert find_problems(broker) == ()
+    assert describe_health(broker)["status"] == "ok"
+
+
+def test_an_offline_directory_is_not_also_low_on_space() -> None:
+    """One cause, one alarm: the figure of an offline disk says nothing."""
+    offline = replace(DIRECTORY, offline_cause="EIO", is_low_on_space=True)
+    (problem,) = find_problems(status(directories=(offline,)))
+    assert problem.alarm is Alarm.DIRECTORY_OFFLINE
+
+
+def test_a_missing_registration_is_only_a_warning() -> None:
+    """A broker is not restarted because ZooKeeper is away."""
+    problems = find_problems(status(registration=Registration(Word.PENDING)))
+    assert [problem.severity for problem in problems] == [Severity.WARNING]
+    assert not is_failing(problems)
+
+
+def test_failing_alarms_come_first() -> None:
+    """Whoever reads one line reads the worst."""
+    broker = status(state=State.FAILED, jobs=(BROKEN_JOB,), logs=(STOPPED,))
+    alarms = [problem.severity for problem in find_problems(broker)]
+    assert alarms == sorted(alarms, key=list(Severity).index)
+    assert describe_health(broker)["status"] == "failing"
+
+
+def test_many_problems_of_a_kind_are_counted() -> None:
+    """A disk full of damaged logs does not make an answer without bound."""
+    logs = tuple(replace(STOPPED, log_id=LogId("test", n)) for n in range(1000))
+    problems = find_problems(status(logs=logs))
+    assert len(problems) == PROBLEMS_PER_ALARM_MAX + 1
+    assert problems[-1].text == f"and {1000 - PROBLEMS_PER_ALARM_MAX} more"
+
+
+def test_health_names_alarm_severity_and_text() -> None:
+    """The JSON of /health and of the administration socket."""
+    health = describe_health(status(jobs=(BROKEN_JOB,)))
+    assert json.loads(json.dumps(health)) == {
+        "status": "warning",
+        "problems": [
+            {"alarm": "job_failed", "severity": "warning", "text": "scrub: boom"}
+        ],
+        "version": "1.0",
+        "broker_id": 3,
+        "address": "meta://host:8123",
+        "state": "running",
+        "uptime_s": 12.5,
+        "config_path": "server.ini",
+        "config_checksum": 77,
+    }
+
+
+def test_logs_are_told_one_by_one() -> None:
+    """Offsets, state and damage of each, and whether it was closed by hand."""
+    first, second = describe_logs(
+        status(
+            logs=(Log(LogId("test", 0)), STOPPED),
+            closed_partitions={"test": (0,)},
+        )
+    )
+    assert first["is_closed"] is True
+    assert second["is_closed"] is False
+    assert second["state"] == "stopped"
+    assert second["damage"] == ["checksum: file=f offset=9"]
+    assert (first["log_start"], first["high_watermark"], first["log_end"]) == (
+        1000,
+        5000,
+        5100,
+    )
+
+
+def test_directories_are_online_or_offline() -> None:
+    """The cause stands beside the state."""
+    offline = replace(DIRECTORY, offline_cause="EIO")
+    one, two = describe_directories(status(directories=(DIRECTORY, offline)))
+    assert (one["state"], one["offline_cause"]) == ("online", None)
+    assert (two["state"], two["offline_cause"]) == ("offline", "EIO")
+
+
+def test_a_scrub_that_is_off_says_so() -> None:
+    """Figures are there only where there is a scrub."""
+    assert describe_scrub(HEALTHY) == {"is_on": False}
+    scrub = ScrubStatus(checked_bytes=5, last_pass_ms=Millis(9), findings=("x",))
+    assert describe_scrub(status(scrub=scrub)) == {
+        "is_on": True,
+        "checked_bytes": 5,
+        "pass_count": 0,
+        "last_pass_ms": 9,
+        "current_file": "",
+        "findings": ["x"],
+    }
