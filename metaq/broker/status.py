@@ -316,6 +316,8 @@ class BrokerStatus:
     """Seconds from append to acknowledgement, per message."""
     registration: RegistrationFigures | None
     """None: the broker runs without ZooKeeper."""
+    sync_latency: HistogramFigures | None = None
+    """Seconds that one sync of a segment took; None where nobody measures."""
     reload_count: int = 0
     """Reloads that were carried out."""
     reload_error: str = ""

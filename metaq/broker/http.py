@@ -1,0 +1,179 @@
+"""`GET /health` and `GET /metrics` on an optional HTTP port, loopback by default.
+
+    /health    JSON; 200 while everything is served, 503 while an alarm is failing
+    /metrics   the text format of Prometheus
+
+Nothing can be changed through this port, and nothing is read from a request but its
+path. It is bounded like every other: connections are few, an old one gives way when
+there are too many, and a slow answer is made on a thread, not on the event loop.
+
+The app imports this module only when `httpPort` is set: the library behind it costs
+more memory than the rest of the broker.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Final
+
+from aiohttp import web
+
+from metaq.broker.metrics import CONTENT_TYPE, render_metrics
+from metaq.broker.status import (
+    BrokerStatus,
+    describe_health,
+    find_problems,
+    is_failing,
+)
+from metaq.clock import Clock
+from metaq.errors import ConfigError
+from metaq.lifecycle import Service
+
+CONNECTION_COUNT_MAX: Final = 32
+"""Probes and scrapers at the same time."""
+CONNECTION_AGE_S_MIN: Final = 10.0
+"""When there are too many, connections older than this are closed to make room."""
+KEEP_ALIVE_S: Final = 30.0
+"""How long a connection may be idle between two requests."""
+REQUEST_S_MAX_AT_STOP: Final = 0.5
+"""What a request under way gets when the broker stops."""
+BODY_BYTES_MAX: Final = 1024
+"""No request of ours has a body."""
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(Service):
+    """Serves probes and scrapers. Owner: the app; everything on its event loop."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        status: Callable[[], BrokerStatus],
+        *,
+        clock: Clock,
+        executor: Executor,
+        stop_timeout_s: float,
+    ) -> None:
+        """Prepare a server.
+
+        Args:
+            host: address to bind, `httpHost`.
+            port: `httpPort`; 0 lets the system pick one.
+            status: makes a snapshot; called on the event loop.
+            clock: tells the age of connections.
+            executor: renders metrics; not owned.
+            stop_timeout_s: bound on `stop`, in seconds.
+        """
+        super().__init__("http", stop_timeout_s=stop_timeout_s)
+        self._host = host
+        self._port = port
+        self._status = status
+        self._clock = clock
+        self._executor = executor
+        # When each connection was opened; closed ones stay until a newcomer looks.
+        self._opened: dict[web.RequestHandler, float] = {}
+        self._fresh: set[web.RequestHandler] = set()
+
+    @property
+    def port(self) -> int:
+        """Return the port that is listened on, once started."""
+        return self._port
+
+    async def on_start(self) -> None:
+        """Bind and listen.
+
+        Raises:
+            ConfigError: the address or port cannot be had.
+        """
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_get("/health", self._on_health)
+        app.router.add_get("/metrics", self._on_metrics)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=REQUEST_S_MAX_AT_STOP,
+        )
+        await runner.setup()
+        self.on_way_down("handlers", runner.cleanup)
+        server = runner.server
+        assert server is not None, "a runner that is set up has its server"
+
+        def new_connection() -> asyncio.BaseProtocol:
+            return self._admit(server)
+
+        loop = asyncio.get_running_loop()
+        try:
+            listening = await loop.create_server(
+                new_connection, self._host, self._port, backlog=CONNECTION_COUNT_MAX
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"HTTP cannot be served on httpHost={self._host}"
+                f" httpPort={self._port}: {error.strerror or error}"
+            ) from error
+
+        async def close() -> None:
+            listening.close()
+
+        self.on_way_down("port", close)
+        self._port = listening.sockets[0].getsockname()[1]
+        _log.info("http listening: host=%s port=%d", self._host, self._port)
+
+    # -- connections
+
+    def _admit(self, server: web.Server) -> asyncio.BaseProtocol:
+        """Return the protocol of a new connection, one that refuses when full.
+
+        Only a newcomer makes anybody look: an idle connection that nobody disturbs
+        costs nothing.
+        """
+        now_s = self._clock.monotonic_s()
+        is_open = {*server.connections, *self._fresh}
+        self._opened = {
+            protocol: opened_s
+            for protocol, opened_s in self._opened.items()
+            if protocol in is_open
+        }
+        if len(self._opened) >= CONNECTION_COUNT_MAX:
+            oldest, opened_s = next(iter(self._opened.items()))
+            if now_s - opened_s < CONNECTION_AGE_S_MIN:
+                return _Refusal()
+            del self._opened[oldest]
+            oldest.force_close()
+        protocol = server()
+        self._opened[protocol] = now_s
+        # The library lists a connection from the loop's next turn on.
+        self._fresh.add(protocol)
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._fresh.discard, protocol)
+        return protocol
+
+    # -- requests
+
+    async def _on_health(self, _: web.Request) -> web.Response:
+        status = self._status()
+        failing = is_failing(find_problems(status))
+        return web.json_response(
+            describe_health(status), status=503 if failing else 200
+        )
+
+    async def _on_metrics(self, _: web.Request) -> web.Response:
+        # The snapshot is taken here and rendered there: it is a value.
+        loop = asyncio.get_running_loop()
+        body = await loop.run_in_executor(
+            self._executor, render_metrics, self._status()
+        )
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+
+class _Refusal(asyncio.Protocol):
+    """Closes at once: there are too many connections, and none is old."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close the connection."""
+        transport.close()

@@ -1,0 +1,230 @@
+"""Metrics are what the snapshot says, in Prometheus' text format."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from metaq.broker.metrics import LOG_SERIES_MAX, METRICS, render_metrics
+from metaq.broker.status import (
+    Alarm,
+    BrokerStatus,
+    CommandStatus,
+    JobStatus,
+    RetentionStatus,
+    ScrubStatus,
+)
+from metaq.lifecycle import State
+from metaq.model import LogId, Millis
+from tests.broker.figures import (
+    DIRECTORY,
+    HEALTHY,
+    Histogram,
+    Log,
+    Registration,
+    Session,
+    Word,
+    status,
+)
+
+FULL = status(
+    commands=CommandStatus(
+        put_count=10,
+        put_failed_count=11,
+        get_count=12,
+        get_miss_count=13,
+        get_failed_count=14,
+        offset_count=15,
+        wait_count=16,
+        waiting_count=17,
+        malformed_count=18,
+        error_count=19,
+        in_flight_bytes=20,
+        rejections={"no_space": 21, "closed": 22},
+    ),
+    sync_latency=Histogram(),
+    reload_count=23,
+    scrub=ScrubStatus(
+        checked_bytes=24,
+        pass_count=25,
+        last_pass_ms=Millis(26_500),
+        findings=("a", "b"),
+    ),
+    retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
+    jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
+)
+
+
+def samples(broker: BrokerStatus) -> dict[str, float]:
+    """Return every sample by its name and labels, as they are written."""
+    text = render_metrics(broker).decode()
+    return {
+        f"{sample.name}{{{_labels(sample.labels)}}}": sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def _labels(labels: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in sorted(labels.items()))
+
+
+EXPECTED = {
+    "metaq_build_info{broker_id=3,version=1.0}": 1,
+    "metaq_uptime_seconds{}": 12.5,
+    "metaq_reloads_total{}": 23,
+    "metaq_connections{}": 7,
+    "metaq_connections_max{}": 100,
+    "metaq_connections_accepted_total{}": 70,
+    "metaq_connections_refused_total{}": 5,
+    "metaq_accept_pauses_total{}": 1,
+    "metaq_commands_total{command=put}": 10,
+    "metaq_commands_total{command=get}": 12,
+    "metaq_commands_total{command=offset}": 15,
+    "metaq_rejections_total{cause=no_space}": 21,
+    "metaq_rejections_total{cause=closed}": 22,
+    "metaq_put_failures_total{}": 11,
+    "metaq_get_failures_total{}": 14,
+    "metaq_get_misses_total{}": 13,
+    "metaq_waits_total{}": 16,
+    "metaq_waiting_gets{}": 17,
+    "metaq_malformed_commands_total{}": 18,
+    "metaq_command_errors_total{}": 19,
+    "metaq_in_flight_bytes{}": 20,
+    "metaq_put_latency_seconds_bucket{le=0.001}": 3,
+    "metaq_put_latency_seconds_bucket{le=0.01}": 5,
+    "metaq_put_latency_seconds_bucket{le=+Inf}": 6,
+    "metaq_put_latency_seconds_count{}": 6,
+    "metaq_put_latency_seconds_sum{}": 0.25,
+    "metaq_sync_latency_seconds_count{}": 6,
+    "metaq_logs{}": 2,
+    "metaq_log_size_bytes{partition=1,topic=test}": 4100,
+    "metaq_log_segments{partition=1,topic=test}": 2,
+    "metaq_log_records{partition=1,topic=test}": 40,
+    "metaq_log_start_bytes{partition=1,topic=test}": 1000,
+    "metaq_log_high_watermark_bytes{partition=1,topic=test}": 5000,
+    "metaq_log_end_bytes{partition=1,topic=test}": 5100,
+    "metaq_log_appends_total{partition=1,topic=test}": 30,
+    "metaq_log_refused_appends_total{partition=1,topic=test}": 3,
+    "metaq_log_syncs_total{partition=1,topic=test}": 20,
+    "metaq_log_sync_seconds_total{partition=1,topic=test}": 0.5,
+    "metaq_log_damaged_ranges{partition=1,topic=test}": 0,
+    "metaq_log_group_commit{partition=1,topic=test}": 1,
+    "metaq_directory_online{directory=data}": 1,
+    "metaq_directory_size_bytes{directory=data}": 8200,
+    "metaq_directory_free_bytes{directory=data}": 1e9,
+    "metaq_registered{}": 1,
+    "metaq_zookeeper_connected{}": 1,
+    "metaq_zookeeper_sessions_total{}": 2,
+    "metaq_registered_topics{}": 4,
+    "metaq_registration_failures_total{}": 6,
+    "metaq_registration_repairs_total{}": 8,
+    "metaq_scrub_checked_bytes_total{}": 24,
+    "metaq_scrub_passes_total{}": 25,
+    "metaq_scrub_last_pass_timestamp_seconds{}": 26.5,
+    "metaq_scrub_findings{}": 2,
+    "metaq_retention_segments_total{}": 27,
+    "metaq_retention_removed_bytes_total{}": 28,
+    "metaq_retention_failures_total{}": 29,
+    "metaq_job_runs_total{job=sync}": 30,
+    "metaq_job_failures_total{job=sync}": 31,
+}
+
+
+def test_each_metric_shows_its_figure() -> None:
+    """Every figure of the snapshot differs, so none can stand in for another."""
+    found = samples(FULL)
+    assert {key: found.get(key) for key in EXPECTED} == EXPECTED
+
+
+def test_every_metric_is_tried() -> None:
+    """A new metric needs a line above; alarms have a test of their own."""
+    tried = {
+        re.sub(r"(_bucket|_count|_sum)?\{.*", "", key)
+        if "latency" in key
+        else key.partition("{")[0]
+        for key in EXPECTED
+    }
+    assert tried | {"metaq_alarm"} == {spec.name for spec in METRICS}
+
+
+def test_names_are_those_of_good_manners() -> None:
+    """One prefix, base units, counters end in _total; nothing is named twice."""
+    names = [spec.name for spec in METRICS]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"metaq_[a-z]+(_[a-z]+)*", name)
+        assert not re.search(r"_(ms|millis|kib|mib|percent)(_|$)", name)
+
+
+def test_alarms_are_all_there_and_those_that_ring_are_one() -> None:
+    """A rule can be written before anything ever goes wrong."""
+    found = samples(status(state=State.STOPPING))
+    alarms = {
+        key.partition("alarm=")[2].partition(",")[0]: value
+        for key, value in found.items()
+        if key.startswith("metaq_alarm{")
+    }
+    assert alarms.keys() == {alarm.value for alarm in Alarm}
+    assert [name for name, value in alarms.items() if value] == ["not_running"]
+
+
+def test_parts_that_are_not_there_have_no_series() -> None:
+    """A zero would say that they are there and idle."""
+    found = samples(status(registration=None))
+    for prefix in ("metaq_regist", "metaq_zoo", "metaq_scrub", "metaq_sync_latency"):
+        assert not [key for key in found if key.startswith(prefix)]
+
+
+def test_trouble_is_visible() -> None:
+    """Offline, damaged, weaker than synced, not registered: each has its number."""
+    found = samples(
+        status(
+            directories=(replace(DIRECTORY, offline_cause="EIO"),),
+            logs=(Log(LogId("t", 0), damage=("x", "y"), is_group_commit=False),),
+            registration=Registration(Word.PENDING, Session(Word.SUSPENDED)),
+        )
+    )
+    assert found["metaq_directory_online{directory=data}"] == 0
+    assert found["metaq_log_damaged_ranges{partition=0,topic=t}"] == 2
+    assert found["metaq_log_group_commit{partition=0,topic=t}"] == 0
+    assert found["metaq_registered{}"] == 0
+    assert found["metaq_zookeeper_connected{}"] == 0
+
+
+@pytest.mark.parametrize("topic", ['a"b', "a\\b", "a\nb", "主题", "a{b}", "\udcff"])
+def test_topics_of_any_name_can_be_read_back(topic: str) -> None:
+    """Labels are escaped; what UTF-8 cannot hold does not break the page."""
+    text = render_metrics(status(logs=(Log(LogId(topic, 0)),))).decode()
+    topics = {
+        sample.labels["topic"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "metaq_log_size_bytes"
+    }
+    assert topics == {topic.replace("\udcff", "\\udcff")}
+
+
+def test_the_page_does_not_grow_without_bound() -> None:
+    """Logs beyond the cap are counted, and their damage still rings."""
+    logs = [Log(LogId("t", n)) for n in range(LOG_SERIES_MAX + 1)]
+    logs[-1] = replace(logs[-1], damage=("x",))
+    found = samples(status(logs=tuple(logs)))
+    series = [key for key in found if key.startswith("metaq_log_size_bytes{")]
+    assert len(series) == LOG_SERIES_MAX
+    assert found["metaq_logs{}"] == LOG_SERIES_MAX + 1
+    assert found["metaq_alarm{alarm=log_stopped,severity=failing}"] == 1
+
+
+def test_the_process_is_shown_too() -> None:
+    """Memory and descriptors come from the library."""
+    found = samples(HEALTHY)
+    assert found["process_resident_memory_bytes{}"] > 0
+    assert found["process_open_fds{}"] > 0
+
+
+def test_two_pages_do_not_share_anything() -> None:
+    """No registry keeps what an earlier page said."""
+    assert samples(FULL)["metaq_scrub_passes_total{}"] == 25
+    assert "metaq_scrub_passes_total{}" not in samples(HEALTHY)
