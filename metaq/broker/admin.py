@@ -57,10 +57,10 @@ _log = logging.getLogger(__name__)
 class AdminActions(Protocol):
     """What an administrator can do to a broker; implemented by the app.
 
-    Everything is called on the event loop, possibly while a `reload` is under way.
+    Everything is called on the event loop and answered before anything else happens.
     """
 
-    async def reload(self) -> Reload:
+    def reload(self) -> Reload:
         """Read the configuration file again and take over what can be.
 
         Raises:
@@ -212,7 +212,7 @@ class AdminServer(Service):
             while True:
                 async with asyncio.timeout(self._request_timeout_s):
                     line = await reader.readuntil(b"\n")
-                writer.write(await self._answer(line))
+                writer.write(self._answer(line))
                 async with asyncio.timeout(self._request_timeout_s):
                     await writer.drain()
         except asyncio.LimitOverrunError:
@@ -228,12 +228,12 @@ class AdminServer(Service):
             if not writer.is_closing():
                 writer.transport.abort()
 
-    async def _answer(self, line: bytes) -> bytes:
+    def _answer(self, line: bytes) -> bytes:
         """Carry out one request; return the line that answers it."""
         request: Mapping[str, object] = {}
         try:
             request = _parse_request(line)
-            result = await self._perform(request)
+            result = self._perform(request)
         except MetaqError as error:
             _log.info(
                 "admin request refused: command=%s error=%s",
@@ -246,7 +246,7 @@ class AdminServer(Service):
             return _encode_refusal("internal error, see the broker's log")
         return json.dumps({"ok": True, **result}).encode() + b"\n"
 
-    async def _perform(self, request: Mapping[str, object]) -> Mapping[str, object]:
+    def _perform(self, request: Mapping[str, object]) -> Mapping[str, object]:
         actions = self._actions
         match command := request.get("command"):
             case "status":
@@ -258,7 +258,7 @@ class AdminServer(Service):
             case "scrub":
                 return describe_scrub(actions.status())
             case "reload":
-                return _describe_reload(await actions.reload())
+                return _describe_reload(actions.reload())
             case "close_partitions" | "open_partitions":
                 topic, start, end = _read_partitions(request)
                 if command == "close_partitions":

@@ -267,7 +267,43 @@ class RetentionStatus:
     failure_count: int = 0
     """Segments that could not be deleted or archived; they are still there."""
     last_error: str = ""
-    """Text of the last failure; "" after a run without one."""
+    """What was wrong in the last run; "" when nothing was."""
+
+
+class RetentionFigures(Protocol):
+    """What one run of retention did; storage's `RetentionReport` is one."""
+
+    @property
+    def segment_count(self) -> int:
+        """Return the segments that were deleted or archived."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Return their sizes together."""
+        ...
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Return one line for each segment that could not be removed."""
+        ...
+
+    @property
+    def doubt(self) -> str | None:
+        """Return why the wall clock was not believed; None: it was."""
+        ...
+
+
+def add_run(status: RetentionStatus, run: RetentionFigures) -> RetentionStatus:
+    """Return the status after one more run."""
+    errors = run.failures if run.doubt is None else (run.doubt, *run.failures)
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return RetentionStatus(
+        segment_count=status.segment_count + run.segment_count,
+        removed_bytes=status.removed_bytes + run.size_bytes,
+        failure_count=status.failure_count + len(run.failures),
+        last_error=f"{errors[0]}{more}" if errors else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
