@@ -267,7 +267,9 @@ class RetentionStatus:
     failure_count: int = 0
     """Segments that could not be deleted or archived; they are still there."""
     last_error: str = ""
-    """What was wrong in the last run; "" when nothing was."""
+    """First failure of the last run; "" when it had none."""
+    clock_doubt: str = ""
+    """Why the last run did not believe the wall clock; "" when it did."""
 
 
 class RetentionFigures(Protocol):
@@ -296,13 +298,13 @@ class RetentionFigures(Protocol):
 
 def add_run(status: RetentionStatus, run: RetentionFigures) -> RetentionStatus:
     """Return the status after one more run."""
-    errors = run.failures if run.doubt is None else (run.doubt, *run.failures)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    more = f" (and {len(run.failures) - 1} more)" if len(run.failures) > 1 else ""
     return RetentionStatus(
         segment_count=status.segment_count + run.segment_count,
         removed_bytes=status.removed_bytes + run.size_bytes,
         failure_count=status.failure_count + len(run.failures),
-        last_error=f"{errors[0]}{more}" if errors else "",
+        last_error=f"{run.failures[0]}{more}" if run.failures else "",
+        clock_doubt=run.doubt or "",
     )
 
 
@@ -395,6 +397,7 @@ class Alarm(enum.Enum):
     PARTITIONS_CLOSED = "partitions_closed"
     RELOAD_REFUSED = "reload_refused"
     RETENTION_FAILED = "retention_failed"
+    CLOCK_DOUBTED = "clock_doubted"
     JOB_FAILED = "job_failed"
 
 
@@ -410,6 +413,7 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.PARTITIONS_CLOSED: Severity.WARNING,
         Alarm.RELOAD_REFUSED: Severity.WARNING,
         Alarm.RETENTION_FAILED: Severity.WARNING,
+        Alarm.CLOCK_DOUBTED: Severity.WARNING,
         Alarm.JOB_FAILED: Severity.WARNING,
     }
 )
@@ -477,6 +481,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.RELOAD_REFUSED, status.reload_error
     if status.retention.last_error:
         yield Alarm.RETENTION_FAILED, status.retention.last_error
+    if status.retention.clock_doubt:
+        yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"

@@ -541,10 +541,9 @@ BEFORE = RetentionStatus(
             Report(failures=("x", "y", "z")),
             replace(BEFORE, failure_count=4, last_error="x (and 2 more)"),
         ),
-        (Report(doubt="clock"), replace(BEFORE, last_error="clock")),
         (
-            Report(doubt="clock", failures=("x",)),
-            replace(BEFORE, failure_count=2, last_error="clock (and 1 more)"),
+            Report(doubt="clock"),
+            replace(BEFORE, last_error="", clock_doubt="clock"),
         ),
     ],
 )

@@ -81,6 +81,11 @@ CASES = [
         Alarm.RETENTION_FAILED,
         "archive failed",
     ),
+    (
+        status(retention=RetentionStatus(clock_doubt="ahead by 90 s")),
+        Alarm.CLOCK_DOUBTED,
+        "ahead by 90 s",
+    ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]
 

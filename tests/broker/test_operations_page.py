@@ -1,0 +1,99 @@
+"""`docs/operations.md` names exactly what there is."""
+
+import re
+from pathlib import Path
+
+from metaq.broker.admin import COMMANDS, CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
+from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME
+from metaq.broker.http import CONNECTION_COUNT_MAX as HTTP_CONNECTION_COUNT_MAX
+from metaq.broker.metrics import LOG_SERIES_MAX, METRICS
+from metaq.broker.status import SEVERITIES
+from metaq.config.keys import LIMITS_KEYS, SYSTEM_KEYS, TOPIC_KEYS, ZOOKEEPER_KEYS
+from metaq.config.settings import KIB, MIB, LimitsConfig
+
+RECEIVE_BYTES = 256 * KIB  # what a channel takes from its socket at once
+
+PAGE = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+KEYS = {
+    key.name
+    for keys in (SYSTEM_KEYS, ZOOKEEPER_KEYS, LIMITS_KEYS, TOPIC_KEYS)
+    for key in keys
+}
+
+
+def rows(section: str) -> list[list[str]]:
+    """Return the cells of the first table of a section, without its head."""
+    _, _, text = PAGE.partition(f"\n{section}\n")
+    assert text, section
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert table, section
+    lines = table[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def test_every_metric_is_listed_as_it_is() -> None:
+    """Name, type, labels and meaning are those of the table in the code, in order."""
+    assert rows("## Metrics") == [
+        [
+            f"`{spec.name}`",
+            spec.kind,
+            ", ".join(f"`{label}`" for label in spec.labels) or "-",
+            spec.help.rstrip("."),
+        ]
+        for spec in METRICS
+    ]
+
+
+def test_every_alarm_is_explained() -> None:
+    """Each has its severity, a meaning and something to do."""
+    found = rows("## Health")
+    assert [(name, severity) for name, severity, *_ in found] == [
+        (f"`{alarm.value}`", severity.value) for alarm, severity in SEVERITIES.items()
+    ]
+    assert all(meaning and action for _, _, meaning, action in found)
+
+
+def test_every_administrative_command_is_listed() -> None:
+    """The table holds them all, in the order of the code."""
+    assert [name for name, _ in rows("## Administration")] == [
+        f"`{command}`" for command in COMMANDS
+    ]
+
+
+def test_settings_that_are_named_exist() -> None:
+    """A word that is written like a setting is one."""
+    named = set(re.findall(r"`([a-z]+(?:[A-Z][A-Za-z]*)+)`", PAGE))
+    assert named
+    assert named - KEYS == set()
+
+
+def test_metrics_that_are_named_exist() -> None:
+    """Advice does not speak of a metric of yesterday."""
+    named = set(re.findall(r"\bmetaq_[a-z_]+\b", PAGE))
+    assert named - {spec.name for spec in METRICS} == set()
+
+
+def test_numbers_are_those_of_the_code() -> None:
+    """Bounds and defaults that the page tells are true."""
+    limits = LimitsConfig()
+    command_bytes = (
+        max(limits.payload_bytes_max, limits.batch_bytes_max)
+        + limits.line_bytes_max
+        + RECEIVE_BYTES
+    )
+    connection_mib = (command_bytes + limits.connection_buffer_bytes_max) // MIB
+    for text in (
+        f"first {LOG_SERIES_MAX:,} partitions",
+        f"{REQUEST_TIMEOUT_S:.0f} seconds to send a request",
+        f"at most {REQUEST_BYTES_MAX // KIB} KiB",
+        f"one of {CONNECTION_COUNT_MAX} connections",
+        f"HTTP has {HTTP_CONNECTION_COUNT_MAX} connections",
+        f"`inFlightBytesMax` | {limits.in_flight_bytes_max // MIB} MiB",
+        f"| {command_bytes / MIB:.1f} MiB |",
+        f"{RECEIVE_BYTES // KIB} KiB of one read",
+        f"`connectionBufferBytesMax` | {limits.connection_buffer_bytes_max // MIB} MiB",
+        f"{limits.connection_count_max:,} times {connection_mib} MiB",
+        f"| {limits.waiters_max * KIB / MIB:.0f} MiB |",
+        f"`{SOCKET_NAME}`",
+    ):
+        assert text in PAGE, text
