@@ -22,7 +22,7 @@ Jobs and what they need are put together by the app; the periods are here.
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -273,8 +273,8 @@ def retention_job(
     schedules: Schedules,
     *,
     clock: Clock,
-    begin: Callable[[frozenset[str]], Callable[[], RetentionFigures] | None],
-    is_over_limit: Callable[[], bool],
+    begin: Callable[[Collection[str]], Callable[[], RetentionFigures] | None],
+    find_early: Callable[[], Collection[str] | None],
     on_end: Callable[[RetentionFigures], None],
 ) -> Job:
     """Return the job that lets old segments go.
@@ -282,9 +282,10 @@ def retention_job(
     Args:
         schedules: say which topics are due; `wake` when they were replaced.
         clock: the wall clock, which the schedules follow.
-        begin: returns the blocking run for topics whose time has come (none of them
-            when only a size is over its limit); None when there is nothing to do.
-        is_over_limit: tells whether a log or directory is larger than allowed.
+        begin: returns the blocking run, which lets segments of these topics go by
+            age, and of all topics by size; None when there is nothing to do.
+        find_early: asked at every look: topics for a run that does not wait for the
+            schedule (a disk is nearly full, or a size over its limit); None: no run.
         on_end: gets what the run did, on the event loop.
     """
 
@@ -296,9 +297,10 @@ def retention_job(
 
     def run() -> Work | None:
         topics = schedules.take_due()
-        if not topics and not is_over_limit():
+        early = find_early()
+        if not topics and early is None:
             return None
-        retention = begin(topics)
+        retention = begin({*topics, *(early or ())})
         if retention is None:
             return None
         return lambda: partial(on_end, retention())

@@ -4,7 +4,7 @@ import asyncio
 import datetime as dt
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -427,9 +427,9 @@ class Retention:
     """The storage's side of retention, and what it was asked."""
 
     def __init__(self, bench: Bench, schedules: dict[str, str]) -> None:
-        self.asked: list[frozenset[str]] = []
+        self.asked: list[Collection[str]] = []
         self.reports: list[Report] = []
-        self.is_over_limit = False
+        self.early: Collection[str] | None = None
         self.is_busy = False
         self.schedules = Schedules(bench.clock, dt.UTC)
         self.schedules.replace_jobs(schedules)
@@ -437,11 +437,11 @@ class Retention:
             self.schedules,
             clock=bench.clock,
             begin=self.begin,
-            is_over_limit=lambda: self.is_over_limit,
+            find_early=lambda: self.early,
             on_end=self.reports.append,
         )
 
-    def begin(self, topics: frozenset[str]) -> Callable[[], Report] | None:
+    def begin(self, topics: Collection[str]) -> Callable[[], Report] | None:
         self.asked.append(topics)
         return None if self.is_busy else lambda: Report(segment_count=1)
 
@@ -467,17 +467,18 @@ def test_retention_runs_for_the_topics_whose_time_has_come() -> None:
     bench.run(retention.job, body=body)
 
 
-def test_a_size_over_its_limit_does_not_wait_for_the_schedule() -> None:
-    """A run without topics comes at the next look."""
+@pytest.mark.parametrize("early", [(), ("a", "b")])
+def test_a_full_disk_does_not_wait_for_the_schedule(early: tuple[str, ...]) -> None:
+    """A run comes at the next look, for the topics that are named, or by size alone."""
     bench = Bench()
     retention = Retention(bench, {"c": SOON["c"]})
 
     async def body(keeping: Housekeeping) -> None:
         bench.pass_s(keeping, NAP_S_MAX)
         assert retention.asked == []
-        retention.is_over_limit = True
+        retention.early = early
         bench.pass_s(keeping, NAP_S_MAX)
-        assert retention.asked == [frozenset()]
+        assert retention.asked == [frozenset(early)]
 
     bench.run(retention.job, body=body)
 
