@@ -44,7 +44,7 @@ SCRUB_STEP_S: Final = 1.0
 LOG_CHECK_S: Final = 5.0
 """Logs and free space are looked at this often where no interval is shorter."""
 LOG_CHECK_S_MIN: Final = 0.05
-"""Sync intervals are kept to within this."""
+"""And never more often: sync intervals are kept to within this."""
 DELAY_S_MIN: Final = 0.01
 """A job never comes again sooner: a wrong delay must not keep a processor busy."""
 DELAY_AFTER_BUG_S: Final = 60.0
@@ -258,11 +258,12 @@ def log_check_s(topics: Iterable[TopicConfig]) -> float:
         topics: the settings of every topic that has a log or may get one.
 
     Returns:
-        The shortest sync interval of a topic in threshold mode, and `LOG_CHECK_S` at
-        the most: the free space is looked at on the same occasion.
+        A quarter of the shortest sync interval in threshold mode, so that no sync is
+        later than by a quarter, and `LOG_CHECK_S` at the most: the free space is
+        looked at on the same occasion.
     """
     intervals_s = [
-        topic.unflush_interval_ms / 1000
+        topic.unflush_interval_ms / 1000 / 4
         for topic in topics
         if topic.unflush_threshold > 0 and topic.unflush_interval_ms > 0
     ]

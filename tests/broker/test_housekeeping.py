@@ -401,8 +401,9 @@ def topic(threshold: int, interval_ms: int) -> TopicConfig:
         ([topic(0, 100)], LOG_CHECK_S),
         ([topic(-1, 100)], LOG_CHECK_S),
         ([topic(1000, 0)], LOG_CHECK_S),
-        ([topic(1000, 10_000)], LOG_CHECK_S),
-        ([topic(1000, 1000), topic(1, 300), topic(0, 1)], 0.3),
+        ([topic(1000, 10_000)], 2.5),
+        ([topic(1000, 60_000)], LOG_CHECK_S),
+        ([topic(1000, 1000), topic(1, 300), topic(0, 1)], 0.075),
         ([topic(1000, 1)], LOG_CHECK_S_MIN),
     ],
 )
