@@ -38,7 +38,7 @@ from metaq.broker.status import (
     JobStatus,
     LogFigures,
     RegistrationFigures,
-    ScrubStatus,
+    ScrubFigures,
     find_problems,
 )
 
@@ -143,13 +143,12 @@ def _registration(
     return _one(name, text, value)
 
 
-def _scrub(
-    name: str, text: str, read: Callable[[ScrubStatus], float | None]
-) -> MetricSpec:
+def _scrub(name: str, text: str, read: Callable[[ScrubFigures], float]) -> MetricSpec:
     """Return a metric of the background verification, where it is on."""
 
     def value(status: BrokerStatus) -> float | None:
-        return None if status.scrub is None else read(status.scrub)
+        scrub = status.scrub
+        return None if scrub is None or not scrub.is_enabled else read(scrub)
 
     return _one(name, text, value)
 
@@ -414,24 +413,24 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
     ),
     # Upkeep.
     _scrub(
-        "metaq_scrub_checked_bytes_total",
-        "Bytes verified in the background.",
+        "metaq_scrub_passes_total",
+        "Complete passes of the background verification.",
+        lambda scrub: scrub.passes,
+    ),
+    _scrub(
+        "metaq_scrub_checked_bytes",
+        "Bytes verified in the present pass.",
         lambda scrub: scrub.checked_bytes,
     ),
     _scrub(
-        "metaq_scrub_passes_total",
-        "Complete passes of the background verification.",
-        lambda scrub: scrub.pass_count,
+        "metaq_scrub_pass_bytes",
+        "Bytes of a whole pass.",
+        lambda scrub: scrub.total_bytes,
     ),
     _scrub(
-        "metaq_scrub_last_pass_timestamp_seconds",
-        "When the last complete pass ended.",
-        lambda scrub: scrub.last_pass_ms and scrub.last_pass_ms / 1000,
-    ),
-    _scrub(
-        "metaq_scrub_findings",
+        "metaq_scrub_damaged_ranges",
         "Damaged ranges found in the background since the start.",
-        lambda scrub: len(scrub.findings),
+        lambda scrub: scrub.damage_count,
     ),
     _one(
         "metaq_retention_segments_total",

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from metaq.lifecycle import State
-from metaq.model import LogId, Millis
+from metaq.model import LogId
 
 PROBLEMS_PER_ALARM_MAX: Final = 10
 """Problems told one by one; a disk with a thousand damaged logs tells ten of them."""
@@ -240,20 +240,43 @@ class CommandStatus:
     """Refused commands by cause, a fixed set of words in lower case."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScrubStatus:
-    """How far the background verification is."""
+class ScrubFigures(Protocol):
+    """A snapshot of the background verification; storage's `ScrubState` is one."""
 
-    checked_bytes: int = 0
-    """Bytes verified since the start."""
-    pass_count: int = 0
-    """Complete passes over everything."""
-    last_pass_ms: Millis | None = None
-    """When the last complete pass ended, wall clock; None before the first."""
-    current_file: str = ""
-    """What it is reading; "" between two passes, or when it is off."""
-    findings: tuple[str, ...] = ()
-    """One line per damaged range found since the start; bounded by the scrub."""
+    @property
+    def is_enabled(self) -> bool:
+        """Tell whether it is on."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """Return the passes over everything that were finished."""
+        ...
+
+    @property
+    def log_id(self) -> LogId | None:
+        """Return the partition at hand; None between two passes."""
+        ...
+
+    @property
+    def offset(self) -> int | None:
+        """Return the next offset to be verified in it."""
+        ...
+
+    @property
+    def checked_bytes(self) -> int:
+        """Return the bytes verified in this pass."""
+        ...
+
+    @property
+    def total_bytes(self) -> int:
+        """Return the bytes of a whole pass."""
+        ...
+
+    @property
+    def damage_count(self) -> int:
+        """Return the damaged ranges found since the start."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,8 +387,8 @@ class BrokerStatus:
         default_factory=lambda: MappingProxyType({})
     )
     """Partitions that were closed by an administrator, by topic."""
-    scrub: ScrubStatus | None = None
-    """Background verification; None: it is off."""
+    scrub: ScrubFigures | None = None
+    """Background verification; None: there is none."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
     """Deletion and archiving."""
     jobs: tuple[JobStatus, ...] = ()
@@ -576,13 +599,14 @@ def describe_directories(status: BrokerStatus) -> list[Figures]:
 def describe_scrub(status: BrokerStatus) -> Figures:
     """Return the state of the background verification, ready for JSON."""
     scrub = status.scrub
-    if scrub is None:
+    if scrub is None or not scrub.is_enabled:
         return {"is_on": False}
     return {
         "is_on": True,
+        "passes": scrub.passes,
+        "log": None if scrub.log_id is None else str(scrub.log_id),
+        "offset": scrub.offset,
         "checked_bytes": scrub.checked_bytes,
-        "pass_count": scrub.pass_count,
-        "last_pass_ms": scrub.last_pass_ms,
-        "current_file": scrub.current_file,
-        "findings": list(scrub.findings),
+        "total_bytes": scrub.total_bytes,
+        "damage_count": scrub.damage_count,
     }

@@ -79,6 +79,22 @@ class Histogram:
     total: float = 0.25
 
 
+TEST_0 = LogId("test", 0)
+
+
+@dataclass(frozen=True)
+class Scrub:
+    """A `ScrubFigures`."""
+
+    is_enabled: bool = True
+    passes: int = 25
+    log_id: LogId | None = TEST_0
+    offset: int | None = 4000
+    checked_bytes: int = 24
+    total_bytes: int = 26
+    damage_count: int = 9
+
+
 DIRECTORY = DirectoryStatus(
     path="data",
     size_bytes=8200,

@@ -13,16 +13,16 @@ from metaq.broker.status import (
     CommandStatus,
     JobStatus,
     RetentionStatus,
-    ScrubStatus,
 )
 from metaq.lifecycle import State
-from metaq.model import LogId, Millis
+from metaq.model import LogId
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
     Histogram,
     Log,
     Registration,
+    Scrub,
     Session,
     Word,
     status,
@@ -45,12 +45,7 @@ FULL = status(
     ),
     sync_latency=Histogram(),
     reload_count=23,
-    scrub=ScrubStatus(
-        checked_bytes=24,
-        pass_count=25,
-        last_pass_ms=Millis(26_500),
-        findings=("a", "b"),
-    ),
+    scrub=Scrub(),
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
 )
@@ -120,10 +115,10 @@ EXPECTED = {
     "metaq_registered_topics{}": 4,
     "metaq_registration_failures_total{}": 6,
     "metaq_registration_repairs_total{}": 8,
-    "metaq_scrub_checked_bytes_total{}": 24,
     "metaq_scrub_passes_total{}": 25,
-    "metaq_scrub_last_pass_timestamp_seconds{}": 26.5,
-    "metaq_scrub_findings{}": 2,
+    "metaq_scrub_checked_bytes{}": 24,
+    "metaq_scrub_pass_bytes{}": 26,
+    "metaq_scrub_damaged_ranges{}": 9,
     "metaq_retention_segments_total{}": 27,
     "metaq_retention_removed_bytes_total{}": 28,
     "metaq_retention_failures_total{}": 29,
@@ -172,7 +167,7 @@ def test_alarms_are_all_there_and_those_that_ring_are_one() -> None:
 
 def test_parts_that_are_not_there_have_no_series() -> None:
     """A zero would say that they are there and idle."""
-    found = samples(status(registration=None))
+    found = samples(status(registration=None, scrub=Scrub(is_enabled=False)))
     for prefix in ("metaq_regist", "metaq_zoo", "metaq_scrub", "metaq_sync_latency"):
         assert not [key for key in found if key.startswith(prefix)]
 

@@ -12,7 +12,6 @@ from metaq.broker.status import (
     BrokerStatus,
     JobStatus,
     RetentionStatus,
-    ScrubStatus,
     Severity,
     describe_directories,
     describe_health,
@@ -22,13 +21,14 @@ from metaq.broker.status import (
     is_failing,
 )
 from metaq.lifecycle import State
-from metaq.model import LogId, Millis
+from metaq.model import LogId
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
     Listener,
     Log,
     Registration,
+    Scrub,
     Session,
     Word,
     status,
@@ -197,12 +197,15 @@ def test_directories_are_online_or_offline() -> None:
 def test_a_scrub_that_is_off_says_so() -> None:
     """Figures are there only where there is a scrub."""
     assert describe_scrub(HEALTHY) == {"is_on": False}
-    scrub = ScrubStatus(checked_bytes=5, last_pass_ms=Millis(9), findings=("x",))
-    assert describe_scrub(status(scrub=scrub)) == {
+    assert describe_scrub(status(scrub=Scrub(is_enabled=False))) == {"is_on": False}
+    assert describe_scrub(status(scrub=Scrub())) == {
         "is_on": True,
-        "checked_bytes": 5,
-        "pass_count": 0,
-        "last_pass_ms": 9,
-        "current_file": "",
-        "findings": ["x"],
+        "passes": 25,
+        "log": "test-0",
+        "offset": 4000,
+        "checked_bytes": 24,
+        "total_bytes": 26,
+        "damage_count": 9,
     }
+    between = describe_scrub(status(scrub=Scrub(log_id=None, offset=None)))
+    assert (between["log"], between["offset"]) == (None, None)
