@@ -68,7 +68,8 @@ WAITERS_MAX: Final = 10_000
 LOG_BYTES_MAX: Final = 0
 DATA_DIR_BYTES_MAX: Final = 0
 FREE_BYTES_MIN: Final = 64 * MIB
-SPAN_BYTES_MIN: Final = 4 * KIB
+SPAN_BYTES_MIN: Final = 16 * KIB
+"""Fine enough to find a time or a boundary, coarse enough to recover 1 GiB quickly."""
 SCRUB_BYTES_PER_S: Final = MIB
 SHUTDOWN_TIMEOUT_MS: Final = 10_000
 HTTP_PORT: Final = 0
