@@ -113,6 +113,10 @@ class SystemCalls(Protocol):
         """Write some of the bytes, in order; return how many, short when cut."""
         ...
 
+    def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
+        """Write some of the bytes at `position`; return how many, short when cut."""
+        ...
+
     def pread(self, fd: int, size: int, position: int, /) -> bytes:
         """Return up to `size` bytes from `position`; none at the end."""
         ...
@@ -176,6 +180,7 @@ class LinuxCalls:
     open = staticmethod(os.open)
     close = staticmethod(os.close)
     writev = staticmethod(os.writev)
+    pwrite = staticmethod(os.pwrite)
     pread = staticmethod(os.pread)
     preadv = staticmethod(os.preadv)
     fdatasync = staticmethod(os.fdatasync)
@@ -276,6 +281,43 @@ class AppendFile:
     def _refuse_after_failed_sync(self, operation: str) -> None:
         if self._failed_sync is not None:
             raise DiskError(operation, str(self.path), self._failed_sync)
+
+
+class UpdateFile:
+    """A small file whose last bytes change in place; one writer owns and closes it.
+
+    For side files that can be made again: a crash may leave the old bytes of a write,
+    the new ones, or some of each, so what is written carries its own checksum. After a
+    failed sync the file is of no further use, as with `AppendFile`.
+    """
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
+
+    def write_at(self, position: Position, data: bytes) -> None:
+        """Write all bytes at `position`, at most the file's size."""
+        done = 0
+        with _translated("write", self.path):
+            while done < len(data):
+                taken = self._calls.pwrite(self._fd, data[done:], position + done)
+                if taken <= 0:
+                    raise OSError(errno.EIO, "the device took no bytes")
+                done += taken
+
+    def sync(self) -> None:
+        """Wait until every byte written so far, and the size, are on disk."""
+        with _translated("sync", self.path):
+            self._calls.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close without syncing; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with _translated("close", self.path):
+                self._calls.close(fd)
 
 
 class ReadFile:
@@ -397,6 +439,12 @@ class FileSystem:
                 file.close()
                 raise
         return file
+
+    def open_update(self, path: Path) -> UpdateFile:
+        """Open an existing file for writing at any position."""
+        with _translated("open", path):
+            fd = self._calls.open(path, os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+        return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
         """Open an existing file for reading."""

@@ -1,5 +1,6 @@
 """One contract for the real file system and the faulty one in memory."""
 
+import errno
 import os
 import socket
 from collections.abc import Iterator
@@ -277,3 +278,31 @@ def test_any_mix_of_writes_cuts_and_syncs_reads_the_same(steps) -> None:
             assert disk.synced_bytes(Path("/a")) == expected
     file.close()
     assert disk.read_file(Path("/a"), ALL) == expected
+
+
+def test_an_update_changes_bytes_in_place_and_grows_at_the_end(place: Place) -> None:
+    """write_at replaces what lies there; the sync makes it durable."""
+    path = place.put("a", b"0123456789")
+    file = place.disk.open_update(path)
+    file.write_at(Position(2), b"xy")
+    file.write_at(Position(9), b"END")
+    file.sync()
+    assert place.read("a") == b"01xy45678END"
+    file.close()
+    file.close()
+    assert errno_name(lambda: place.disk.open_update(place.directory / "b")) == "ENOENT"
+
+
+def test_a_short_write_in_place_is_finished() -> None:
+    """EINTR in the middle of a write is invisible; other errors are told."""
+    disk = FaultyFileSystem()
+    disk.open_append(Path("/a"), create=True).close()
+    file = disk.open_update(Path("/a"))
+    disk.fail_at(disk.calls + 1, errno.EINTR, taken=3)
+    file.write_at(Position(0), b"abcdef")
+    assert disk.read_file(Path("/a"), ALL) == b"abcdef"
+    disk.fail_at(disk.calls + 1, errno.EIO)
+    assert errno_name(lambda: file.write_at(Position(0), b"12")) == "EIO"
+    disk.fail_at(disk.calls + 1, errno.EIO)
+    assert errno_name(file.sync) == "EIO"
+    file.close()

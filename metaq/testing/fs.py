@@ -266,29 +266,39 @@ class FaultyCalls:
         """Write at the end or at the descriptor's position."""
         with self._lock:
             opened, file = self._file(fd)
-            data = b"".join(buffers)
-            fault = self._enter("write", opened.path, len(data))
-            if not opened.flags & (os.O_WRONLY | os.O_RDWR):
-                raise _os_error(errno.EBADF, opened.path)
-            end = len(file.content)
-            position = end if opened.flags & os.O_APPEND else opened.position
-            taken = len(data)
-            if fault is not None:
-                half = len(data) // 2 if fault.taken is None else fault.taken
-                taken = min(half, len(data))
-                if fault.number == errno.EINTR:
-                    taken = max(taken, 1)  # A signal before the first byte: PEP 475.
-            else:
-                growth = max(0, position + taken - end)
-                taken -= max(0, growth - self._room())
-                if data and taken <= 0:
-                    raise _os_error(errno.ENOSPC, opened.path)
-            file.write(position, data[:taken])
-            file.mtime_ns = self.wall_ms * 1_000_000
+            is_append = opened.flags & os.O_APPEND
+            position = len(file.content) if is_append else opened.position
+            taken = self._write(opened, file, position, b"".join(buffers))
             opened.position = position + taken
-            if fault is not None and fault.number != errno.EINTR:
-                raise _os_error(fault.number, opened.path)
             return taken
+
+    def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
+        """Write at a position of a file that was not opened for appending."""
+        with self._lock:
+            opened, file = self._file(fd)
+            assert not opened.flags & os.O_APPEND, "Linux would append: not modelled"
+            return self._write(opened, file, position, bytes(data))
+
+    def _write(self, opened: _Open, file: DiskFile, position: int, data: bytes) -> int:
+        fault = self._enter("write", opened.path, len(data))
+        if not opened.flags & (os.O_WRONLY | os.O_RDWR):
+            raise _os_error(errno.EBADF, opened.path)
+        taken = len(data)
+        if fault is not None:
+            half = len(data) // 2 if fault.taken is None else fault.taken
+            taken = min(half, len(data))
+            if fault.number == errno.EINTR:
+                taken = max(taken, 1)  # A signal before the first byte: PEP 475.
+        else:
+            growth = max(0, position + taken - len(file.content))
+            taken -= max(0, growth - self._room())
+            if data and taken <= 0:
+                raise _os_error(errno.ENOSPC, opened.path)
+        file.write(position, data[:taken])
+        file.mtime_ns = self.wall_ms * 1_000_000
+        if fault is not None and fault.number != errno.EINTR:
+            raise _os_error(fault.number, opened.path)
+        return taken
 
     def pread(self, fd: int, size: int, position: int, /) -> bytes:
         """Return up to `size` bytes from `position`."""
