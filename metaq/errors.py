@@ -9,6 +9,8 @@ and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`
 
 from typing import ClassVar
 
+from metaq.model import Offset
+
 
 class MetaqError(Exception):
     """Root of everything this package raises on purpose."""
@@ -133,6 +135,11 @@ class DiskError(StorageError):
 class CorruptRecordError(StorageError):
     """Bytes contradict a checksum or an invariant where no crash can explain it."""
 
+    def __init__(self, message: str, *, next_good_offset: Offset | None = None) -> None:
+        super().__init__(message)
+        self.next_good_offset = next_good_offset
+        """Where a reader can go on; None: not known, or nowhere."""
+
 
 class SegmentSealedError(StorageError):
     """An append reached a segment that may no longer change: a bug on our side."""
@@ -157,7 +164,21 @@ class NoSpaceError(StorageError):
 
 
 class OffsetOutOfRangeError(StorageError):
-    """The offset lies before the log start or behind the high watermark."""
+    """The offset lies before the log start, or not below the high watermark."""
+
+    def __init__(
+        self, offset: Offset, *, log_start: Offset, high_watermark: Offset
+    ) -> None:
+        super().__init__(
+            f"offset is out of range: expected {log_start} <= offset <"
+            f" {high_watermark}, got {offset}"
+        )
+        self.offset = offset
+        """What was asked for."""
+        self.log_start = log_start
+        """The first readable offset, if there is any readable byte."""
+        self.high_watermark = high_watermark
+        """The offset behind the last readable byte."""
 
 
 # -- the rest -------------------------------------------------------------------------

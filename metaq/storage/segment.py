@@ -1,0 +1,87 @@
+"""One segment as everybody sees it: a file, its base offset and its size.
+
+    <dataPath>/<topic>-<partition>/00000000000000004096.meta
+                                   base offset, 20 digits
+
+A `Segment` is a value: a roll or a truncation makes another one. The open file behind
+the active segment belongs to the storage thread (`active_segment.py`). Offsets and
+positions are converted here and nowhere else. Source: broker spec 2.1, 2.4.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metaq.model import Offset, Position, SizeBytes
+
+META_SUFFIX: Final = ".meta"
+"""What the name of a segment ends with; names of nothing else may."""
+
+NAME_DIGITS: Final = 20
+"""Digits of the base offset in a name that we write; MetaQ reads any number."""
+
+
+def segment_file_name(base_offset: Offset) -> str:
+    """Return the file name of the segment that starts at `base_offset` (0 or more)."""
+    return f"{base_offset:0{NAME_DIGITS}d}{META_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One append-only file of a partition log."""
+
+    path: Path
+    """The file; its name may be unpadded where a Java broker's tools made it."""
+    base_offset: Offset
+    """Offset of its first byte."""
+    size_bytes: SizeBytes
+    """Its size; of the active segment, the size it had when this value was made."""
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset behind its last byte: the next segment's base offset."""
+        return Offset(self.base_offset + self.size_bytes)
+
+    def contains(self, offset: Offset) -> bool:
+        """Tell whether the byte at `offset` lies in this segment."""
+        return self.base_offset <= offset < self.base_offset + self.size_bytes
+
+    def position_of(self, offset: Offset) -> Position:
+        """Return where in the file the byte at `offset` lies."""
+        assert offset >= self.base_offset, (offset, self)
+        return Position(offset - self.base_offset)
+
+    def offset_at(self, position: Position) -> Offset:
+        """Return the offset of the byte at `position` in the file."""
+        return Offset(self.base_offset + position)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range of a log that contradicts a checksum or an invariant.
+
+    It covers `offset` to `next_good_offset`, or to the end of the log where that is
+    None. Bytes on both sides of it are good.
+    """
+
+    path: Path
+    """The damaged file."""
+    offset: Offset
+    """First offset that cannot be believed."""
+    next_good_offset: Offset | None
+    """Where a reader can go on; None: nowhere behind it."""
+    detail: str
+    """What is wrong, with both numbers."""
+
+    def covers(self, offset: Offset) -> bool:
+        """Tell whether the byte at `offset` is among those that are not believed."""
+        end = self.next_good_offset
+        return self.offset <= offset and (end is None or offset < end)
+
+    def __str__(self) -> str:
+        """Return one line with file, offset and next good offset."""
+        good = "none" if self.next_good_offset is None else self.next_good_offset
+        return (
+            f"{self.detail}: file={self.path} offset={self.offset}"
+            f" next_good_offset={good}"
+        )
