@@ -1,0 +1,508 @@
+"""The span index: what the bytes of a segment cannot tell, in a small file beside it.
+
+Theory of operation. A *span* is a run of whole records that one or a few group commits
+made durable. The spans of a segment follow each other without a gap, from its base
+offset on. An entry is written *after* the sync of its bytes, so an entry on disk proves
+that its bytes were on disk, and bytes without an entry are the only ones that a crash
+may have torn. While the last span is shorter than `span_bytes_min` the next commit
+grows its entry in place; so every acknowledged byte has an entry, without one entry per
+tiny commit. The file is synced only when the segment is sealed or closed cleanly: after
+a power cut the index may be short, or its last entry torn. That costs time, not data.
+
+    name: <base offset, 20 digits>.spans, beside <base offset>.meta
+
+    header, 32 bytes
+    byte  0          8         12            20                   28      32
+          +----------+---------+-------------+--------------------+-------+
+          | MQ-SPANS | version | base offset | last id before     | crc   |
+          | 8 bytes  | u32 = 1 | i64         | i64                | u32   |
+          +----------+---------+-------------+--------------------+-------+
+    entry, 32 bytes each
+    byte  0             8        12             16            24     28     32
+          +-------------+--------+--------------+-------------+------+------+
+          | base offset | length | record count | append time | span | crc  |
+          | i64         | u32    | u32          | i64, ms     | u32  | u32  |
+          +-------------+--------+--------------+-------------+------+------+
+    seal, 32 bytes behind the last entry of a sealed segment
+    byte  0             8        12             16            24     28     32
+          +-------------+--------+--------------+-------------+------+------+
+          | end offset  | 0      | 0            | all records | 0    | crc  |
+          | i64         | u32    | u32          | i64         | u32  | u32  |
+          +-------------+--------+--------------+-------------+------+------+
+
+Big-endian. `span` is the full CRC-32 of all bytes of the span, record headers included;
+`crc` is that of the 28 bytes before it. `last id before` is the id of the newest record
+in earlier segments, -1 when none is known. `append time` is the wall clock of the
+newest commit in the span and may go back from one entry to the next. The seal lets a
+start add up ten thousand segments without reading their entries; as an entry of length
+0 it is never believed to be a span, and an index without it is as good, only slower.
+
+Read defensively: entries are believed from the front as long as each has its checksum
+and begins where the one before ended. A damaged bit only shortens what is believed, and
+the index is never trusted over the log. Keep in step: docs/storage.md.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.fs import Buffer, FileSystem, UpdateFile
+from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+
+SPANS_SUFFIX: Final = ".spans"
+"""Ends the name of a span index file; MetaQ ignores such names."""
+
+MAGIC: Final = b"MQ-SPANS"
+VERSION: Final = 1
+HEADER: Final = Struct(">8sIqqI")
+"""Magic, version, base offset, last id before, crc."""
+ENTRY: Final = Struct(">qIIqII")
+"""Base offset, length, record count, append time, span checksum, crc."""
+ENTRY_BYTES: Final = ENTRY.size
+"""32; the header has the same size."""
+
+NO_ID: Final = MessageId(-1)
+"""Stands where no message id is known."""
+
+SPAN_BYTES_MAX: Final = 2**32 - 1
+"""What the length field can say; also bounds the record count."""
+
+INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
+"""A larger file is not read at all: no index of ours comes near it."""
+
+_CRC_FROM: Final = ENTRY_BYTES - 4
+
+
+class Span(NamedTuple):
+    """One entry. A tuple, because a segment may have a quarter of a million."""
+
+    base_offset: Offset
+    """Offset of its first byte, a record boundary."""
+    size_bytes: SizeBytes
+    """Length in bytes, 1 or more."""
+    record_count: int
+    """Whole records in it, 1 or more."""
+    append_time_ms: Millis
+    """Wall clock of its newest commit; an estimate in a rebuilt index."""
+    checksum: int
+    """CRC-32 of all its bytes."""
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset behind its last byte."""
+        return Offset(self.base_offset + self.size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SpanIndex:
+    """The believed entries of one segment, in order and without a gap."""
+
+    base_offset: Offset
+    """Base offset of the segment, and of the first span."""
+    last_id_before: MessageId = NO_ID
+    """Id of the newest record in earlier segments; -1 when unknown."""
+    spans: tuple[Span, ...] = ()
+    """Each begins where the one before ends."""
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset behind the last covered byte."""
+        return self.spans[-1].end_offset if self.spans else self.base_offset
+
+    @property
+    def record_count(self) -> int:
+        """Return the number of covered records."""
+        return sum(span.record_count for span in self.spans)
+
+    @property
+    def newest_append_ms(self) -> Millis | None:
+        """Return the time of the last append; None for no spans."""
+        return self.spans[-1].append_time_ms if self.spans else None
+
+    def place_of(self, offset: Offset) -> int:
+        """Return the place in `spans` of the one that holds the byte at `offset`.
+
+        It is their number for an offset behind them, and 0 for one before.
+        """
+        return bisect_right(self.spans, offset, key=lambda s: s.end_offset)
+
+    def span_at(self, offset: Offset) -> Span | None:
+        """Return the span that holds the byte at `offset`; None outside."""
+        place = self.place_of(offset)
+        if offset < self.base_offset or place == len(self.spans):
+            return None
+        return self.spans[place]
+
+    def count_within(self, start: Offset, end: Offset) -> int:
+        """Return the records of the spans that lie whole within [start, end)."""
+        return sum(
+            span.record_count
+            for span in self.spans
+            if start <= span.base_offset and span.end_offset <= end
+        )
+
+    def offset_for_time(self, time_ms: Millis) -> Offset | None:
+        """Return where to begin to see all that was appended at `time_ms` or later.
+
+        It may see a little that is older: a span has one time for all its records. The
+        times need not be in order, because clocks jump; the answer is the first span
+        that has a time of `time_ms` or later, and that is right for any order.
+
+        Returns:
+            A record boundary; None when every covered byte is older.
+        """
+        newest = list(accumulate((s.append_time_ms for s in self.spans), max))
+        place = bisect_right(newest, time_ms - 1)
+        return self.spans[place].base_offset if place < len(newest) else None
+
+    def boundaries(self, start: Offset, end: Offset) -> tuple[Offset, ...]:
+        """Return the span starts within [start, end): places to split a read."""
+        return tuple(s.base_offset for s in self.spans if start <= s.base_offset < end)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the entries of an index add up to."""
+
+    end_offset: Offset
+    """Offset behind the last covered byte."""
+    record_count: int
+    """Covered records."""
+    newest_append_ms: Millis | None
+    """Time of the last append; None for no spans."""
+
+
+# -- bytes ----------------------------------------------------------------------------
+
+
+def spans_path(segment_path: Path, base_offset: Offset) -> Path:
+    """Return the path of the span index of a segment, named by number."""
+    return segment_path.with_name(f"{base_offset:020d}{SPANS_SUFFIX}")
+
+
+def encode_index(index: SpanIndex, *, is_sealed: bool = False) -> bytes:
+    """Return the bytes of a whole index file."""
+    parts = [_encode_header(index.base_offset, index.last_id_before)]
+    parts += map(encode_entry, index.spans)
+    if is_sealed:
+        parts.append(_encode_seal(index.end_offset, index.record_count))
+    return b"".join(parts)
+
+
+def encode_entry(span: Span) -> bytes:
+    """Return the 32 bytes of one entry; a field out of range is our own bug."""
+    packed = ENTRY.pack(*span, 0)
+    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+
+
+def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
+    """Return what can be believed of an index file.
+
+    Args:
+        data: The bytes of the file, read and not kept.
+        base_offset: Base offset of the segment it lies beside.
+
+    Returns:
+        The longest prefix of entries that hold together; None when the header is not
+        that of an index for this segment: then nothing is believed.
+    """
+    if len(data) < HEADER.size:
+        return None
+    magic, version, base, last_id, crc = HEADER.unpack_from(data)
+    known = (magic, version, base) == (MAGIC, VERSION, base_offset)
+    if not known or crc != crc32(bytes(data[:_CRC_FROM])):
+        return None
+    spans: list[Span] = []
+    position, end, expected = HEADER.size, len(data), base_offset
+    view = memoryview(data)
+    while position + ENTRY_BYTES <= end:
+        start, size, count, time_ms, checksum, crc = ENTRY.unpack_from(view, position)
+        if crc != crc32(view[position : position + _CRC_FROM]):
+            break
+        if start != expected or not size or not count:
+            break
+        spans.append(Span(start, size, count, time_ms, checksum))
+        expected = Offset(start + size)
+        position += ENTRY_BYTES
+    return SpanIndex(base_offset, MessageId(last_id), tuple(spans))
+
+
+def read_index(
+    fs: FileSystem, segment_path: Path, base_offset: Offset
+) -> SpanIndex | None:
+    """Read the index of a segment.
+
+    Returns:
+        What can be believed; None when there is no file, or no header to believe.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    path = spans_path(segment_path, base_offset)
+    try:
+        file = fs.open_read(path)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return None
+        raise
+    try:
+        size = file.size()
+        if size > INDEX_BYTES_MAX:
+            return None
+        return decode_index(file.read_at(Position(0), size), base_offset)
+    finally:
+        file.close()
+
+
+def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Totals:
+    """Return what the index of a sealed segment adds up to, from its seal if it can.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    path = spans_path(segment_path, base_offset)
+    try:
+        file = fs.open_read(path)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return Totals(base_offset, 0, None)
+        raise
+    try:
+        size = file.size()
+        if size >= HEADER.size + 2 * ENTRY_BYTES:
+            last_two = Position(size - 2 * ENTRY_BYTES)
+            header = file.read_at(Position(0), SizeBytes(HEADER.size))
+            ends = file.read_at(last_two, SizeBytes(2 * ENTRY_BYTES))
+            sealed = _decode_seal(header, ends, base_offset)
+            if sealed is not None:
+                return sealed
+    finally:
+        file.close()
+    index = read_index(fs, segment_path, base_offset) or SpanIndex(base_offset)
+    return Totals(index.end_offset, index.record_count, index.newest_append_ms)
+
+
+def write_index(
+    fs: FileSystem, segment_path: Path, index: SpanIndex, *, is_sealed: bool = False
+) -> None:
+    """Replace the index of a segment by `index`, durable and whole on return."""
+    path = spans_path(segment_path, index.base_offset)
+    fs.write_atomically(path, encode_index(index, is_sealed=is_sealed))
+
+
+def _encode_header(base_offset: Offset, last_id_before: MessageId) -> bytes:
+    packed = HEADER.pack(MAGIC, VERSION, base_offset, last_id_before, 0)
+    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+
+
+def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
+    packed = ENTRY.pack(end_offset, 0, 0, record_count, 0, 0)
+    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+
+
+def _decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> Totals | None:
+    """Return the totals when the last two entries are a span and a seal behind it."""
+    if decode_index(header, base_offset) is None:
+        return None
+    start, size, count, time_ms, _span, crc = ENTRY.unpack_from(ends)
+    end, no_size, no_count, records, no_span, seal_crc = ENTRY.unpack_from(
+        ends, ENTRY_BYTES
+    )
+    is_span = size and count and crc == crc32(ends[:_CRC_FROM])
+    crc = crc32(ends[ENTRY_BYTES : ENTRY_BYTES + _CRC_FROM])
+    is_seal = not (no_size or no_count or no_span) and seal_crc == crc
+    if not (is_span and is_seal and start + size == end):
+        return None
+    return Totals(Offset(end), records, Millis(time_ms))
+
+
+# -- writer ---------------------------------------------------------------------------
+
+
+class SpanIndexWriter:
+    """Adds spans to the index of the active segment.
+
+    Owner: the storage thread of the partition. It keeps one entry in memory, plus those
+    that found no room on the disk yet. After `seal`, `close` or `abandon` it is of no
+    further use.
+    """
+
+    def __init__(
+        self, file: UpdateFile, index: SpanIndex, *, span_bytes_min: int
+    ) -> None:
+        self._file = file
+        self._span_bytes_min = span_bytes_min
+        self._settled = len(index.spans)
+        """Entries in the file that will not change."""
+        self._open: list[Span] = []
+        """Entries behind those: such as are not written yet, and the one that grows."""
+        if index.spans and index.spans[-1].size_bytes < span_bytes_min:
+            self._settled -= 1
+            self._open = [index.spans[-1]]
+        self._unsynced: list[Span] = []
+        """What becomes of the tail of `_open` at the next commit."""
+        self._regrown = 0
+        """Entries at the end of `_open` that `_unsynced` replaces: 0 or 1."""
+        self._end = index.end_offset
+        self.record_count = index.record_count
+        """Records covered by a commit so far."""
+        self.newest_append_ms = index.newest_append_ms
+        """Time of the last commit; None before the first."""
+
+    @classmethod
+    def create(
+        cls,
+        fs: FileSystem,
+        segment_path: Path,
+        base_offset: Offset,
+        last_id_before: MessageId,
+        *,
+        span_bytes_min: int,
+    ) -> "SpanIndexWriter":
+        """Start the index of a new, empty segment; whatever had its name is replaced.
+
+        Args:
+            fs: The disk.
+            segment_path: The `.meta` file, which exists already.
+            base_offset: Its base offset.
+            last_id_before: Id of the newest record in earlier segments, -1 for none.
+            span_bytes_min: A span that is shorter grows with the next append.
+
+        Raises:
+            StorageError: The file could not be made durable.
+        """
+        index = SpanIndex(base_offset, last_id_before)
+        write_index(fs, segment_path, index)
+        return cls.resume(fs, segment_path, index, span_bytes_min=span_bytes_min)
+
+    @classmethod
+    def resume(
+        cls,
+        fs: FileSystem,
+        segment_path: Path,
+        index: SpanIndex,
+        *,
+        span_bytes_min: int,
+    ) -> "SpanIndexWriter":
+        """Go on behind `index`, which is exactly what the file holds."""
+        file = fs.open_update(spans_path(segment_path, index.base_offset))
+        return cls(file, index, span_bytes_min=span_bytes_min)
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset behind the last byte covered by a commit."""
+        return self._end
+
+    def extend(self, data: Buffer | Sequence[Buffer], *, record_count: int) -> None:
+        """Take in bytes that were written, right behind those before; no I/O.
+
+        Args:
+            data: The bytes, whole records, in one piece or several; read, not kept.
+            record_count: Records in them, 1 or more.
+        """
+        pieces = (data,) if isinstance(data, Buffer) else data
+        size = sum(map(len, pieces))
+        base, old_size, old_count, time_ms, checksum = self._take_growing(size)
+        for piece in pieces:
+            checksum = crc32(piece, checksum)
+        self._unsynced.append(
+            Span(
+                base,
+                SizeBytes(old_size + size),
+                old_count + record_count,
+                time_ms,
+                checksum,
+            )
+        )
+
+    def commit(self, append_time_ms: Millis) -> None:
+        """Cover everything taken in so far: a sync has just made it durable.
+
+        Args:
+            append_time_ms: Wall clock of the sync.
+
+        Raises:
+            DiskError: The disk refused the write. Want of room is not an error: the
+                entry waits in memory and goes to disk with a later one.
+        """
+        if not self._unsynced:
+            return
+        kept = len(self._open) - self._regrown
+        added = [
+            span._replace(append_time_ms=append_time_ms) for span in self._unsynced
+        ]
+        self.record_count += sum(span.record_count for span in added)
+        self.record_count -= sum(span.record_count for span in self._open[kept:])
+        self._open[kept:] = added
+        self._unsynced, self._regrown = [], 0
+        self._end = added[-1].end_offset
+        self.newest_append_ms = append_time_ms
+        with suppress(NoSpaceError):
+            self._write_open()
+
+    def seal(self) -> None:
+        """Write what is left, sync and close: the segment will not change any more.
+
+        Everything taken in has been committed. Without room on the disk the index
+        stays short: recovery and the scrub make it whole.
+
+        Raises:
+            DiskError: The disk refused; it is closed all the same.
+        """
+        self._finish(_encode_seal(self._end, self.record_count))
+
+    def close(self) -> None:
+        """Write what is left, sync and close, for a clean shutdown; see `seal`."""
+        self._finish(b"")
+
+    def abandon(self) -> None:
+        """Close without writing or syncing; never raises. For a directory offline."""
+        with suppress(StorageError):
+            self._file.close()
+
+    def _finish(self, seal: bytes) -> None:
+        try:
+            with suppress(NoSpaceError):
+                self._write_open()
+                count = self._settled + len(self._open)
+                position = HEADER.size + count * ENTRY_BYTES
+                self._file.write_at(Position(position), seal)
+            self._file.sync()
+        finally:
+            self.abandon()
+
+    def _take_growing(self, size: int) -> Span:
+        """Return the span that grows by `size` bytes, out of its list; or a new one."""
+        if self._unsynced:
+            if self._may_grow(self._unsynced[-1], size):
+                return self._unsynced.pop()
+            end = self._unsynced[-1].end_offset
+        else:
+            if self._open and self._may_grow(self._open[-1], size):
+                self._regrown = 1
+                return self._open[-1]
+            end = self._end
+        return Span(end, SizeBytes(0), 0, Millis(0), crc32(b""))
+
+    def _may_grow(self, span: Span, size: int) -> bool:
+        is_short = span.size_bytes < self._span_bytes_min
+        return is_short and span.size_bytes + size <= SPAN_BYTES_MAX
+
+    def _write_open(self) -> None:
+        """Write the entries that changed; all but the growing one are then settled."""
+        if not self._open:
+            return
+        position = HEADER.size + self._settled * ENTRY_BYTES
+        self._file.write_at(Position(position), b"".join(map(encode_entry, self._open)))
+        full = len(self._open)
+        if self._open[-1].size_bytes < self._span_bytes_min:
+            full -= 1
+        self._settled += full
+        del self._open[:full]
