@@ -1,0 +1,402 @@
+"""Open one partition directory: find what is there, repair a torn tail, stop at damage.
+
+Theory of operation. Recovery is a sequence of named passes; each looks at what the ones
+before it left, and the result is a value. The broker that runs afterwards may assume a
+log without flaws, or is told that the log is stopped.
+
+    1 list_partition      names → segments, indexes, leftovers; refuses wrong names
+    2 remove_leftovers    temporary files, indexes whose segment was deleted
+    3 check_contiguity    base offset + size = next base offset, no segment is missing
+    4 check_active        the active segment: every span by its checksum, then the
+                          records behind the last span one by one
+    5 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
+    6 settle              make the bytes behind the last span durable, then index them
+
+Three things can be found in the active segment, and they are results, not errors:
+
+* a clean end;
+* a *torn tail*: the first bad byte lies behind the last covered byte, and no whole
+  record lies further behind it than one unsynced write can be long
+  (`unsynced_bytes_max`). Only a crash explains it, nobody was promised these bytes:
+  they are cut, and kept in `<name>.torn-<offset>`;
+* *corruption*: anything else. An entry of the index proves that its bytes were on disk;
+  a record far behind the bad byte proves that a later write was. The log stops, with
+  file, offset and next good offset; nothing is cut and the index stays as it is.
+
+Invariant: bytes below the end of the index are never cut. Every pass may be killed at
+any point and done again: the second run gives the same bytes.
+
+Pass 6 writes the bytes again before it syncs them. A process that stopped because of a
+failed sync leaves pages that memory shows and the disk does not have, marked clean; a
+sync alone would report success and write nothing.
+
+Only the disk raises (`StorageError`: the data directory goes offline). Source: broker
+spec 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
+"""
+
+import logging
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import NoSpaceError, StorageError
+from metaq.fs import FileSystem, ReadFile
+from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.storage.damage import apart, check_tail, damage_in_spans
+from metaq.storage.listing import (
+    Listing,
+    check_contiguity,
+    list_partition,
+    sort_orphans,
+    walk_segment,
+)
+from metaq.storage.segment import Damage, Segment
+from metaq.storage.span_index import (
+    ENTRY_BYTES,
+    HEADER,
+    NO_ID,
+    SpanIndex,
+    SpanIndexWriter,
+    read_index,
+    read_totals,
+    spans_path,
+    write_index,
+)
+from metaq.storage.walk import walk_records
+
+logger = logging.getLogger(__name__)
+
+TORN_FILES_MAX: Final = 8
+"""Torn tails kept per partition; the one with the smallest offset goes first."""
+
+REWRITE_BYTES_MAX: Final = 64 << 20
+"""Written again at most, from the end (pass 6): several times one group commit."""
+
+COPY_BYTES: Final = 1 << 20
+"""Copied at a time."""
+
+_TORN: Final = re.compile(r"[0-9]+\.meta\.torn-([0-9]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class TornTail:
+    """What was cut off the active segment."""
+
+    path: Path
+    """The segment."""
+    offset: Offset
+    """Offset of the first byte that was cut: the log end since."""
+    cut_bytes: SizeBytes
+    """How many."""
+    flaw: str
+    """What was wrong at `offset`."""
+    kept_as: Path | None
+    """Copy of the cut bytes; None when the disk had no room for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """What lies in a partition directory, after repair."""
+
+    segments: tuple[Segment, ...]
+    """Sorted by base offset, the last one active. None in a new directory, and in one
+    that is refused as a whole (then `damage` says why). Contiguous without damage."""
+    spans: SpanIndexWriter | None
+    """Open at the end of the active segment, owned by the caller; None without a
+    segment, with damage, or when the disk had no room for the index."""
+    last_id: MessageId
+    """Largest message id that is known, -1 for none: ids go on behind it."""
+    record_count: int
+    """Records in all segments that have an index, and in the active one."""
+    damage: tuple[Damage, ...] = ()
+    """Not empty: the log is stopped. In order of offsets, apart from each other."""
+    torn: TornTail | None = None
+    """The torn tail that was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """What was found in the active segment."""
+
+    index: SpanIndex
+    """Everything valid, if there is no damage: believed entries and walked spans."""
+    believed: SpanIndex | None
+    """What the file said."""
+    end: Offset
+    """Log end: the end of the last valid record."""
+    last_id: MessageId
+    damage: tuple[Damage, ...]
+    flaw: str | None
+    """What is wrong at `end` when there are bytes behind it."""
+
+
+def recover_log(
+    fs: FileSystem,
+    directory: Path,
+    *,
+    unsynced_bytes_max: SizeBytes | None,
+    span_bytes_min: int,
+    now_ms: Millis,
+) -> RecoveredLog:
+    """Recover one partition; see the head of this file.
+
+    Args:
+        fs: The disk.
+        directory: The partition directory; nobody else uses it.
+        unsynced_bytes_max: How many bytes one crash may tear: the bound of one group
+            commit. None: any number (threshold mode).
+        span_bytes_min: For the index that is made here, and for its writer.
+        now_ms: Wall clock; records without a better time get at most this.
+
+    Raises:
+        StorageError: The disk refused; the directory may be recovered again.
+
+    Durability: every byte below the end of the result is on disk.
+    """
+    names = list_partition(fs, directory)
+    if names.bad_name:
+        damage = Damage(directory, Offset(0), None, names.bad_name)
+        return _report(RecoveredLog((), None, NO_ID, 0, (damage,)))
+    damage_found = _remove_leftovers(fs, names) + check_contiguity(fs, names.segments)
+    if not names.segments:
+        return _report(RecoveredLog((), None, NO_ID, 0, damage_found))
+    *sealed, last = names.segments
+    active = _check_active(
+        fs,
+        last,
+        unsynced_bytes_max=unsynced_bytes_max,
+        span_bytes_min=span_bytes_min,
+        now_ms=now_ms,
+    )
+    index, last_id = active.index, active.last_id
+    if last_id == NO_ID and sealed:
+        last_id = _last_id_of(fs, sealed[-1], span_bytes_min)
+        index = replace(index, last_id_before=last_id)
+    damage_found = apart(damage_found + active.damage)
+    count = index.record_count + _count_records(fs, sealed)
+    torn, spans = None, None
+    if not damage_found:
+        if active.flaw is not None:
+            torn = _cut_torn_tail(fs, last, active.end, active.flaw)
+        _settle(fs, last, active)
+        # Last, so that no later error can leave it open.
+        spans = _open_writer(fs, last, index, active.believed, span_bytes_min)
+    last = replace(last, size_bytes=SizeBytes(active.end - last.base_offset))
+    result = RecoveredLog((*sealed, last), spans, last_id, count, damage_found, torn)
+    return _report(result)
+
+
+# -- pass 2: leftovers ----------------------------------------------------------------
+
+
+def _remove_leftovers(fs: FileSystem, listing: Listing) -> tuple[Damage, ...]:
+    """Finish what a crash interrupted; return segments that are missing."""
+    for path in listing.leftovers:
+        fs.unlink(path)
+    damage, leftovers = sort_orphans(fs, listing)
+    for orphan in leftovers:
+        fs.unlink(spans_path(orphan.path, orphan.base_offset))
+    return damage
+
+
+# -- pass 4: the active segment -------------------------------------------------------
+
+
+def _check_active(
+    fs: FileSystem,
+    segment: Segment,
+    *,
+    unsynced_bytes_max: SizeBytes | None,
+    span_bytes_min: int,
+    now_ms: Millis,
+) -> _Active:
+    """Verify the spans, walk what lies behind them, and tell torn from corrupt."""
+    believed = read_index(fs, segment.path, segment.base_offset)
+    index = believed or SpanIndex(segment.base_offset)
+    file = fs.open_read(segment.path)
+    try:
+        damage = damage_in_spans(file, segment, index.spans)
+        last_id = max(index.last_id_before, _newest_id(file, segment, index))
+        if index.end_offset > segment.end_offset:
+            # The last range is that of the bytes that are gone.
+            end = damage[-1].offset
+            return _Active(index, believed, end, last_id, damage, None)
+        tail = check_tail(
+            file,
+            segment,
+            index.end_offset,
+            unsynced_bytes_max=unsynced_bytes_max,
+            span_bytes_min=span_bytes_min,
+            time_ms=min(file.mtime_ms(), now_ms),
+        )
+    finally:
+        file.close()
+    return _Active(
+        replace(index, spans=index.spans + tail.spans),
+        believed,
+        tail.end,
+        max(last_id, tail.last_id),
+        damage + tail.damage,
+        tail.flaw,
+    )
+
+
+def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
+    """Return the largest id of the last covered span; -1 where none can be read."""
+    spans = [s for s in index.spans[-1:] if s.base_offset < segment.end_offset]
+    last_id = NO_ID
+    for span in spans:
+        walk = walk_records(
+            file,
+            segment.base_offset,
+            segment.position_of(span.base_offset),
+            segment.position_of(min(span.end_offset, segment.end_offset)),
+            span_bytes_min=span.size_bytes,
+            time_ms=span.append_time_ms,
+        )
+        last_id = max(last_id, walk.last_id)
+    return last_id
+
+
+def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:
+    """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
+    index = read_index(fs, segment.path, segment.base_offset)
+    if index is None:
+        return walk_segment(fs, segment, segment.base_offset, span_bytes_min).last_id
+    file = fs.open_read(segment.path)
+    try:
+        return max(index.last_id_before, _newest_id(file, segment, index))
+    finally:
+        file.close()
+
+
+def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
+    """Return the records of sealed segments, as far as they have an index."""
+    return sum(read_totals(fs, s.path, s.base_offset).record_count for s in segments)
+
+
+# -- pass 5: the torn tail ------------------------------------------------------------
+
+
+def _cut_torn_tail(
+    fs: FileSystem, segment: Segment, end: Offset, flaw: str
+) -> TornTail:
+    """Keep the bytes from `end` on aside, then cut them off; durable on return."""
+    position = segment.position_of(end)
+    kept: Path | None = segment.path.with_name(f"{segment.path.name}.torn-{end}")
+    assert kept is not None
+    temporary = kept.with_name(f"{kept.name}.tmp")
+    try:
+        _copy_tail(fs, segment.path, position, temporary)
+        fs.rename(temporary, kept)
+    except NoSpaceError:
+        # A full disk must not keep the log from starting: nobody was promised these
+        # bytes, and they are reported all the same.
+        kept = None
+        with suppress(StorageError):
+            fs.unlink(temporary)
+    _drop_old_torn_files(fs, segment.path.parent)
+    file = fs.open_append(segment.path, create=False)
+    try:
+        file.truncate(SizeBytes(position))
+        file.sync()
+    finally:
+        file.close()
+    cut = SizeBytes(segment.size_bytes - position)
+    return TornTail(segment.path, end, cut, flaw, kept)
+
+
+def _copy_tail(fs: FileSystem, source: Path, start: Position, target: Path) -> None:
+    """Copy a file from `start` to its end into a new file, and sync it."""
+    reader = fs.open_read(source)
+    try:
+        writer = fs.open_append(target, create=True)
+        try:
+            while data := reader.read_at(start, SizeBytes(COPY_BYTES)):
+                writer.write(data)
+                start = Position(start + len(data))
+            writer.sync()
+        finally:
+            writer.close()
+    finally:
+        reader.close()
+
+
+def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
+    """Remove the torn tails of the smallest offsets beyond `TORN_FILES_MAX`."""
+    matches = (_TORN.fullmatch(name) for name in fs.list_directory(directory))
+    kept = sorted((int(match[1]), match[0]) for match in matches if match)
+    for _offset, name in kept[:-TORN_FILES_MAX]:
+        fs.unlink(directory / name)
+
+
+# -- pass 6: settle -------------------------------------------------------------------
+
+
+def _settle(fs: FileSystem, segment: Segment, active: _Active) -> None:
+    """Make the bytes behind the believed index durable, and the segment's name."""
+    fs.sync_directory(segment.path.parent)
+    covered = segment.base_offset
+    if active.believed is not None:
+        covered = active.believed.end_offset
+    if active.end == covered:
+        return
+    start = max(covered, active.end - REWRITE_BYTES_MAX)
+    position, end = start - segment.base_offset, segment.position_of(active.end)
+    reader = fs.open_read(segment.path)
+    try:
+        writer = fs.open_update(segment.path)
+        try:
+            while position < end:
+                size = SizeBytes(min(COPY_BYTES, end - position))
+                data = reader.read_at(Position(position), size)
+                writer.write_at(Position(position), data)
+                position += size
+            writer.sync()
+        finally:
+            writer.close()
+    finally:
+        reader.close()
+
+
+def _open_writer(
+    fs: FileSystem,
+    segment: Segment,
+    index: SpanIndex,
+    believed: SpanIndex | None,
+    span_bytes_min: int,
+) -> SpanIndexWriter | None:
+    """Bring the index file in step with `index` and open it; None without room."""
+    path = spans_path(segment.path, index.base_offset)
+    try:
+        size = HEADER.size + ENTRY_BYTES * len(index.spans)
+        if believed != index or fs.size_of(path) != size:
+            write_index(fs, segment.path, index)
+        return SpanIndexWriter.resume(
+            fs, segment.path, index, span_bytes_min=span_bytes_min
+        )
+    except NoSpaceError as error:
+        logger.warning("span index not written: file=%s error=%s", path, error)
+        return None
+
+
+# -- report ---------------------------------------------------------------------------
+
+
+def _report(result: RecoveredLog) -> RecoveredLog:
+    """Log what an operator wants to know about this log; return it."""
+    for damage in result.damage:
+        logger.error("log stopped: %s", damage)
+    torn = result.torn
+    if torn is not None:
+        logger.warning(
+            "torn tail cut: file=%s offset=%d cut_bytes=%d kept_as=%s flaw=%s",
+            torn.path,
+            torn.offset,
+            torn.cut_bytes,
+            torn.kept_as,
+            torn.flaw,
+        )
+    return result

@@ -1,0 +1,219 @@
+"""Walk the bytes of a segment file: spans by checksum, records one by one, a search.
+
+Recovery, the scrub and `metaq verify` share these walks. All of them read in windows of
+bounded size, whatever a damaged length field claims, and none of them raises because of
+what the bytes say: only the disk can refuse. Positions are relative to the file.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from metaq.fs import ReadFile
+from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.ids import EPOCH_MS, MS_MAX, MS_SHIFT
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.scan import CleanEnd, Incomplete, find_next_record, scan_records
+from metaq.storage.span_index import NO_ID, Span
+
+WINDOW_BYTES: Final = 1 << 20
+"""Read at a time; small enough to stay in a processor's cache for the checksum."""
+
+SEARCH_BYTES: Final = 4 << 20
+"""Looked at at a time when records are searched byte by byte."""
+
+SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
+"""Longer payloads are not found by the search, which is what keeps it fast."""
+
+_UNLIMITED: Final = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Records walked over, as spans, and where and why the walk ended."""
+
+    spans: tuple[Span, ...]
+    """The valid records, cut into spans; times are estimates."""
+    end: Position
+    """End of the last valid record."""
+    flaw: str | None
+    """What is wrong at `end`; None when the records fill the range."""
+    last_id: MessageId
+    """Largest id among the last ones of the spans; -1 when all are negative."""
+
+
+class RangeReader:
+    """Reads ranges of one file in order through one buffer; not thread-safe."""
+
+    def __init__(self, file: ReadFile, start: Position, end: Position) -> None:
+        """Read `file` from `start` to `end`, or to its own end if that comes first."""
+        self._file = file
+        self._end = end
+        # Small ranges are many: they get a small buffer.
+        self._view = memoryview(bytearray(min(WINDOW_BYTES, max(0, end - start))))
+        self._start = 0
+        self._filled = 0
+
+    def read(self, position: Position, size: int) -> memoryview:
+        """Return up to `size` bytes (at most a window), valid until the next call."""
+        at = position - self._start
+        wanted = min(size, self._end - position)
+        if at < 0 or at + wanted > self._filled:
+            room = min(len(self._view), self._end - position)
+            self._start, at = position, 0
+            self._filled = self._file.read_into(position, self._view[:room])
+        return self._view[at : min(at + wanted, self._filled)]
+
+    def checksum(self, position: Position, size: int, value: int = 0) -> int | None:
+        """Return the CRC-32 of a range of any size; None when the file is shorter."""
+        end = position + size
+        while position < end:
+            part = self.read(position, min(end - position, WINDOW_BYTES))
+            if not part:
+                return None
+            value = crc32(part, value)
+            position = Position(position + len(part))
+        return value
+
+
+def damaged_spans(
+    file: ReadFile, base_offset: Offset, spans: Iterable[Span]
+) -> list[Span]:
+    """Return the spans whose bytes do not have the checksum of their entry.
+
+    Args:
+        file: The segment.
+        base_offset: Its base offset.
+        spans: In order of offsets.
+    """
+    reader = RangeReader(file, Position(0), Position(file.size()))
+    return [
+        span
+        for span in spans
+        if reader.checksum(Position(span.base_offset - base_offset), span.size_bytes)
+        != span.checksum
+    ]
+
+
+def walk_records(
+    file: ReadFile,
+    base_offset: Offset,
+    start: Position,
+    end: Position,
+    *,
+    span_bytes_min: int,
+    time_ms: Millis,
+    bytes_max: int = _UNLIMITED,
+) -> Walk:
+    """Walk the records from `start` to `end`, verifying each one's own checksum.
+
+    Args:
+        file: The segment.
+        base_offset: Its base offset.
+        start: A record boundary.
+        end: Where records end, at most the size of the file.
+        span_bytes_min: Records are grouped into spans of about this size.
+        time_ms: When the last of them was appended at the latest (the file's time).
+        bytes_max: The walk ends, without a flaw, at the end of the span that reaches
+            this many bytes.
+
+    Returns:
+        The spans, and where the walk ended; a record that is cut by `end` is a flaw.
+    """
+    reader = RangeReader(file, start, end)
+    spans: list[Span] = []
+    position, last_id, flaw = start, NO_ID, None
+    window = max(HEADER_BYTES, min(span_bytes_min, WINDOW_BYTES))
+    while position < end and position - start < bytes_max and flaw is None:
+        part = reader.read(position, window)
+        if not part:
+            flaw = f"the file ends {end - position} bytes early"
+            break
+        result = scan_records(part)
+        size, count, newest = result.position, result.record_count, result.last_id
+        checksum = crc32(part[:size])
+        if isinstance(result, Incomplete) and not size:
+            needed = result.needed_bytes
+            found = _walk_large(reader, position, needed, end)
+            if isinstance(found, str):
+                flaw = found
+            else:
+                size, count = Position(needed), 1
+                checksum, newest = found
+        elif not isinstance(result, CleanEnd | Incomplete):
+            flaw = result.detail
+        if size:
+            # An id of 0 or more tells when a broker with a wall clock stamped it.
+            newest = NO_ID if newest is None else newest
+            offset = Offset(base_offset + position)
+            time = estimated_time_ms(newest, time_ms)
+            spans.append(Span(offset, SizeBytes(size), count, time, checksum))
+            last_id = max(last_id, newest)
+            position = Position(position + size)
+    return Walk(tuple(spans), position, flaw, last_id)
+
+
+def _walk_large(
+    reader: RangeReader, position: Position, needed: int, end: Position
+) -> tuple[int, MessageId] | str:
+    """Check a record that is longer than a window, or cut by `end`.
+
+    Returns:
+        The checksum of all its bytes and its id; what is wrong where it is no record.
+    """
+    left = end - position
+    if needed > left:
+        return f"incomplete record: expected {needed} bytes, got {left}"
+    header = bytes(reader.read(position, HEADER_BYTES))
+    if len(header) < HEADER_BYTES:
+        return f"incomplete record: expected {needed} bytes, the file ends before"
+    length, stored, message_id, _flag = HEADER.unpack(header)
+    payload = Position(position + HEADER_BYTES)
+    computed = reader.checksum(payload, length)
+    whole = reader.checksum(payload, length, crc32(header))
+    if computed is None or whole is None:
+        return f"incomplete record: expected {needed} bytes, the file ends before"
+    if computed & CHECKSUM_MASK != stored:
+        masked = computed & CHECKSUM_MASK
+        return f"checksum: expected {stored}, got {masked} over {length} bytes"
+    return whole, MessageId(message_id)
+
+
+def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
+    """Return when a record was appended, from its id; at most `latest_ms`.
+
+    Ids of a Java broker are negative and tell nothing: the answer is `latest_ms`.
+    """
+    if message_id < 0 or message_id >> MS_SHIFT > MS_MAX:
+        return latest_ms
+    return Millis(min((message_id >> MS_SHIFT) + EPOCH_MS, latest_ms))
+
+
+def search_record(file: ReadFile, start: Position, end: Position) -> Position | None:
+    """Return the position of the next whole record, trying every byte.
+
+    Args:
+        file: The segment.
+        start: First position that is tried.
+        end: Where records end; the last one ends here or before.
+
+    Returns:
+        The position, or None. Records with a payload of more than
+        `SEARCH_PAYLOAD_BYTES_MAX` are not seen.
+    """
+    while start < end:
+        part = file.read_at(start, SizeBytes(min(SEARCH_BYTES, end - start)))
+        is_last = start + SEARCH_BYTES >= end or len(part) < SEARCH_BYTES
+        # Records may cross into the next window, so only its first half is settled.
+        limit = None if is_last else Position(SEARCH_BYTES // 2)
+        found = find_next_record(
+            part, limit=limit, payload_bytes_max=SEARCH_PAYLOAD_BYTES_MAX
+        )
+        if found is not None:
+            return Position(start + found)
+        if is_last:
+            return None
+        start = Position(start + SEARCH_BYTES // 2)
+    return None

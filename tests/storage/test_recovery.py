@@ -1,0 +1,657 @@
+"""Recovery: clean ends, torn tails, corruption, holes, names, and what it leaves."""
+
+import errno
+import logging
+
+import pytest
+
+from metaq.model import MessageId, Millis, Offset, SizeBytes
+from metaq.record.layout import encode_record
+from metaq.record.scan import CleanEnd, scan_records
+from metaq.storage import recovery, walk
+from metaq.storage.damage import DAMAGES_MAX
+from metaq.storage.listing import parse_base_offset
+from metaq.storage.recovery import (
+    TORN_FILES_MAX,
+    RecoveredLog,
+    recover_log,
+)
+from metaq.storage.segment import segment_file_name
+from metaq.storage.span_index import read_index
+from metaq.storage.walk import WINDOW_BYTES
+from metaq.testing.fs import FaultyFileSystem
+from tests.storage.logs import (
+    DIRECTORY,
+    SPAN,
+    content,
+    disk_with_directory,
+    everything,
+    put_file,
+    put_segment,
+    record,
+)
+
+BOUND = SizeBytes(200)
+COMMITS = [[record(1), record(2)], [record(3, 50)], [record(4)], [record(5, 90)]]
+BYTES = b"".join(map(b"".join, COMMITS))
+META = segment_file_name(Offset(0))
+SPANS = META.replace(".meta", ".spans")
+
+
+def recover(disk: FaultyFileSystem, bound: SizeBytes | None = BOUND) -> RecoveredLog:
+    """Recover, and close the index writer that a log would own."""
+    result = recover_log(
+        disk,
+        DIRECTORY,
+        unsynced_bytes_max=bound,
+        span_bytes_min=SPAN,
+        now_ms=Millis(10_000),
+    )
+    if result.spans is not None:
+        assert result.spans.end_offset == result.segments[-1].end_offset
+        result.spans.abandon()
+    assert disk.open_paths() == []
+    return result
+
+
+def disk_with_log(tail: bytes = b"", *, indexed: bool = True) -> FaultyFileSystem:
+    disk = disk_with_directory()
+    put_segment(disk, 0, COMMITS, indexed=indexed)
+    if tail:
+        put_file(disk, META, tail, synced=False)
+    return disk
+
+
+def writes(disk: FaultyFileSystem, since: int) -> list[str]:
+    changing = {"write", "create", "truncate", "rename", "unlink"}
+    return [call.name for call in disk.log[since:] if call.name in changing]
+
+
+# -- clean ----------------------------------------------------------------------------
+
+
+def test_a_clean_log_is_opened_without_a_single_write() -> None:
+    """All records are counted, the newest id is known, nothing changes on disk."""
+    disk = disk_with_log()
+    before = everything(disk)
+    calls = disk.calls
+    result = recover(disk)
+    assert [(s.base_offset, s.size_bytes) for s in result.segments] == [(0, len(BYTES))]
+    assert (result.last_id, result.record_count) == (5, 5)
+    assert (result.damage, result.torn) == ((), None)
+    assert writes(disk, calls) == []
+    assert everything(disk) == before
+
+
+def test_an_empty_directory_gives_no_segment() -> None:
+    """The caller makes the first segment; nothing is wrong."""
+    result = recover(disk_with_directory())
+    assert result == RecoveredLog((), None, MessageId(-1), 0)
+
+
+def test_a_log_of_several_segments_counts_them_all() -> None:
+    """Sealed segments are counted by their indexes; the empty active one is kept."""
+    disk = disk_with_log()
+    put_segment(disk, len(BYTES), [], last_id_before=5)
+    result = recover(disk)
+    assert [s.base_offset for s in result.segments] == [0, len(BYTES)]
+    assert (result.last_id, result.record_count, result.damage) == (5, 5, ())
+
+
+def test_the_writer_that_is_returned_goes_on_at_the_end() -> None:
+    """What is appended after recovery is covered, and the next start is clean."""
+    disk = disk_with_log(record(6))
+    result = recover_log(
+        disk,
+        DIRECTORY,
+        unsynced_bytes_max=BOUND,
+        span_bytes_min=SPAN,
+        now_ms=Millis(10_000),
+    )
+    assert result.spans is not None
+    put_file(disk, META, record(7))
+    result.spans.extend(record(7), record_count=1)
+    result.spans.commit(Millis(11_000))
+    result.spans.close()
+    calls = disk.calls
+    again = recover(disk)
+    assert (again.record_count, again.last_id) == (7, 7)
+    assert writes(disk, calls) == []
+
+
+# -- torn tail ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", range(1, len(record(6))))
+@pytest.mark.parametrize("indexed", [True, False])
+def test_a_record_torn_at_any_byte_is_cut_and_kept_aside(
+    size: int, indexed: bool
+) -> None:
+    """Every acknowledged record stays, the tail goes, a copy of it remains."""
+    disk = disk_with_log(record(6)[:size], indexed=indexed)
+    result = recover(disk)
+    assert content(disk, META) == disk.synced_bytes(DIRECTORY / META) == BYTES
+    assert result.torn is not None
+    assert (result.torn.offset, result.torn.cut_bytes) == (len(BYTES), size)
+    assert result.torn.kept_as == DIRECTORY / f"{META}.torn-{len(BYTES)}"
+    assert disk.synced_bytes(result.torn.kept_as) == record(6)[:size]
+    assert result.segments[-1].size_bytes == len(BYTES)
+    assert (result.last_id, result.record_count, result.damage) == (5, 5, ())
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        bytes(5),
+        bytes(20),
+        bytes(45),
+        bytes(BOUND),
+        b"garbage that is no record at all",
+        b"\xff" * 40,
+        record(6)[:-1] + b"?",
+        bytes(21) + record(7),
+        record(6)[:25] + bytes(20) + record(7) + record(8),
+        bytes(5 * BOUND),
+    ],
+)
+def test_what_a_crash_leaves_at_the_end_is_no_record(tail: bytes) -> None:
+    """Zeros, stale pages and holes followed by records of the same write are torn."""
+    disk = disk_with_log(tail)
+    result = recover(disk)
+    assert content(disk, META) == BYTES
+    assert result.torn is not None
+    assert result.torn.cut_bytes == len(tail)
+    assert result.damage == ()
+
+
+def test_whole_records_behind_the_index_are_kept_and_made_durable() -> None:
+    """Written and never acknowledged: they may stay, then they have to be durable."""
+    disk = disk_with_log(record(6) + record(7) + b"torn")
+    result = recover(disk)
+    assert (result.record_count, result.last_id) == (7, 7)
+    after = disk.crash()
+    assert content(after, META) == BYTES + record(6) + record(7)
+    index = read_index(disk, DIRECTORY / META, Offset(0))
+    assert index is not None
+    assert index.end_offset == len(BYTES) + len(record(6) + record(7))
+    assert recover(after).torn is None
+
+
+def test_bytes_that_a_failed_sync_dropped_are_written_again() -> None:
+    """Memory shows them, the disk lost them: a sync alone would not bring them back."""
+    disk = disk_with_log()
+    file = disk.open_append(DIRECTORY / META, create=False)
+    file.write(record(6))
+    disk.fail_at(disk.calls + 1, errno.EIO)
+    with pytest.raises(Exception, match="sync failed"):
+        file.sync()
+    file.close()
+    result = recover(disk)
+    assert result.segments[-1].size_bytes == len(BYTES + record(6))
+    assert content(disk.crash(), META) == BYTES + record(6)
+
+
+def test_only_the_end_of_a_long_tail_is_written_again(monkeypatch) -> None:
+    """What one failed sync can have dropped is bounded, and so is this work."""
+    monkeypatch.setattr(recovery, "REWRITE_BYTES_MAX", 50)
+    monkeypatch.setattr(recovery, "COPY_BYTES", 20)
+    disk = disk_with_log(indexed=False)
+    calls = disk.calls
+    recover(disk)
+    sizes = [
+        call.size
+        for call in disk.log[calls:]
+        if call.name == "write" and call.path.name == META
+    ]
+    assert sizes == [20, 20, 10]
+    assert content(disk, META) == BYTES
+
+
+def test_a_bounded_number_of_torn_tails_is_kept() -> None:
+    """The one with the smallest offset goes first."""
+    disk = disk_with_log()
+    for offset in range(TORN_FILES_MAX + 2):
+        put_file(disk, f"{META}.torn-{offset}", b"x")
+    put_file(disk, META, b"torn")
+    recover(disk)
+    kept = [name for name in disk.list_directory(DIRECTORY) if ".torn-" in name]
+    assert len(kept) == TORN_FILES_MAX
+    assert f"{META}.torn-{len(BYTES)}" in kept
+    assert f"{META}.torn-2" not in kept
+
+
+def test_a_full_disk_does_not_keep_a_log_from_starting() -> None:
+    """Without room for the copy the tail is cut all the same, and that is said."""
+    disk = disk_with_log(record(6) + b"torn")
+    disk.set_capacity(1)
+    result = recover(disk)
+    assert result.torn is not None
+    assert result.torn.kept_as is None
+    assert result.spans is None
+    assert content(disk, META) == BYTES + record(6)
+    assert not any("torn" in name for name in disk.list_directory(DIRECTORY))
+    disk.set_capacity(1 << 20)
+    assert recover(disk).record_count == 6
+
+
+def test_torn_tail_and_damage_are_told_to_the_operator(caplog) -> None:
+    """One warning with the numbers for what was cut, one error for what was not."""
+    recover(disk_with_log(b"torn"))
+    assert "torn tail cut" in caplog.text
+    assert f"offset={len(BYTES)} cut_bytes=4" in caplog.text
+    disk = disk_with_log()
+    disk.flip_bit(DIRECTORY / META, 200)
+    recover(disk)
+    assert [r.levelno for r in caplog.records] == [logging.WARNING, logging.ERROR]
+    assert "next_good_offset=30" in caplog.text
+
+
+# -- corruption -----------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_below_the_index_stops_the_log() -> None:
+    """Each flip is named, nothing is cut or written, and the good offset is good."""
+    disk = disk_with_log(b"torn")
+    intact = everything(disk)
+    whole = {0, 30, 60, 130, 160, len(BYTES)}
+    for bit in range(len(BYTES) * 8):
+        damaged = disk.snapshot()
+        damaged.flip_bit(DIRECTORY / META, bit)
+        before = everything(damaged)
+        result = recover(damaged)
+        (found,) = result.damage
+        good = found.next_good_offset
+        assert found.offset <= bit // 8
+        assert good is not None
+        assert bit // 8 < good
+        assert {found.offset, good} <= whole
+        assert isinstance(scan_records(intact[META][good : len(BYTES)]), CleanEnd)
+        assert result.spans is None
+        assert result.torn is None
+        assert result.segments[-1].size_bytes == len(BYTES)
+        assert everything(damaged) == before
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_without_an_index_is_cut_or_stops() -> None:
+    """A Java broker's log: header fields that no checksum covers are all it misses."""
+    disk = disk_with_log(indexed=False)
+    unseen = 0
+    for bit in range(len(BYTES) * 8):
+        damaged = disk.snapshot()
+        damaged.flip_bit(DIRECTORY / META, bit)
+        before = content(damaged, META)
+        result = recover(damaged, SizeBytes(50))
+        if result.damage:
+            assert content(damaged, META) == before
+            assert result.damage[0].offset <= bit // 8
+        elif result.torn is not None:
+            assert result.torn.offset <= bit // 8
+        else:
+            unseen += 1
+    assert unseen == 5 * (8 + 4) * 8  # ids and flags
+
+
+@pytest.mark.parametrize("position", range(len(record(6))))
+def test_a_bad_byte_with_a_record_far_behind_it_is_corruption(position: int) -> None:
+    """More lies behind it than one write can be long: no crash explains that."""
+    tail = bytearray(b"".join(record(number) for number in range(6, 20)))
+    tail[position] ^= 0x40
+    disk = disk_with_log()
+    put_file(disk, META, tail)
+    before = everything(disk)
+    result = recover(disk)
+    if 8 <= position < 20:  # id and flag have no checksum without a span
+        assert result.damage == ()
+        return
+    (found,) = result.damage
+    assert found.offset == len(BYTES)
+    assert found.next_good_offset == len(BYTES + record(6))
+    assert result.last_id == 19
+    assert result.segments[-1].size_bytes == len(BYTES) + len(tail)
+    assert everything(disk) == before
+
+
+def test_in_threshold_mode_a_tail_of_any_length_may_be_torn() -> None:
+    """Nothing behind the index was synced, so nothing there is corruption."""
+    tail = b"?" * 20 + b"".join(record(number) for number in range(6, 20))
+    disk = disk_with_log(tail)
+    result = recover(disk, None)
+    assert content(disk, META) == BYTES
+    assert result.torn is not None
+    assert result.torn.cut_bytes == len(tail)
+
+
+def test_damage_in_two_places_is_named_twice_and_a_torn_tail_stays() -> None:
+    """With damage in the log nothing is cut, and the log ends at the last record."""
+    disk = disk_with_log()
+    records = [record(number) for number in range(6, 60)]
+    records[3] = b"#" * len(records[3])
+    put_file(disk, META, b"".join(records) + b"torn")
+    disk.flip_bit(DIRECTORY / META, 8 * 90)
+    result = recover(disk)
+    end = len(BYTES) + sum(map(len, records))
+    third = len(BYTES) + 3 * len(records[3])
+    assert [(d.offset, d.next_good_offset) for d in result.damage] == [
+        (60, 130), (third, third + 30),
+    ]  # fmt: skip
+    assert result.segments[-1].end_offset == end
+    assert content(disk, META).endswith(b"torn")
+
+
+def test_ranges_of_damage_that_touch_are_one() -> None:
+    """The next good offset is never the start of more damage."""
+    disk = disk_with_log()
+    disk.flip_bit(DIRECTORY / META, 8 * 55)
+    disk.flip_bit(DIRECTORY / META, 8 * 100)
+    (found,) = recover(disk).damage
+    assert (found.offset, found.next_good_offset) == (30, 130)
+
+
+def test_a_file_that_is_shorter_than_its_index_stops_the_log() -> None:
+    """Acknowledged bytes are gone: the readable ones end at the last whole record."""
+    for size in range(len(BYTES)):
+        disk = disk_with_log()
+        file = disk.open_append(DIRECTORY / META, create=False)
+        file.truncate(SizeBytes(size))
+        file.close()
+        result = recover(disk)
+        (found,) = result.damage
+        assert found.next_good_offset is None
+        assert "too short" in found.detail
+        assert found.offset == max(b for b in (0, 30, 60, 130, 160) if b <= size)
+        assert result.segments[-1].end_offset == found.offset
+        assert content(disk, META) == BYTES[:size]
+
+
+# -- index ----------------------------------------------------------------------------
+
+
+def test_a_directory_of_a_java_broker_gets_an_index() -> None:
+    """Without an index all records are walked; the index then equals the log."""
+    disk = disk_with_log(indexed=False)
+    disk.set_wall_ms(5_000)
+    put_file(disk, META, record(6))
+    assert recover(disk).record_count == 6
+    index = read_index(disk, DIRECTORY / META, Offset(0))
+    assert index is not None
+    assert index.end_offset == len(BYTES + record(6))
+    assert index.newest_append_ms == 5_000
+    calls = disk.calls
+    assert recover(disk).record_count == 6
+    assert writes(disk, calls) == []
+
+
+@pytest.mark.slow
+def test_every_flipped_bit_in_an_index_costs_time_and_no_data() -> None:
+    """The index is made again; the log itself is not touched."""
+    disk = disk_with_log()
+    for bit in range(len(content(disk, SPANS)) * 8):
+        damaged = disk.snapshot()
+        damaged.flip_bit(DIRECTORY / SPANS, bit)
+        result = recover(damaged)
+        assert (result.record_count, result.last_id, result.damage) == (5, 5, ())
+        assert content(damaged, META) == BYTES
+        index = read_index(damaged, DIRECTORY / META, Offset(0))
+        assert index is not None
+        assert index.end_offset == len(BYTES)
+
+
+def test_rubbish_behind_the_believed_entries_goes_away() -> None:
+    """Stale entries are not left for a later entry to join."""
+    disk = disk_with_log()
+    good = content(disk, SPANS)
+    put_file(disk, SPANS, b"?" * 45)
+    recover(disk)
+    assert content(disk, SPANS) == good
+
+
+@pytest.mark.parametrize(
+    ("ids", "indexed", "expected"),
+    [
+        ([7, 8], True, 8),
+        ([7, 8], False, 8),
+        ([-9, -8], True, -1),
+        ([-9, -8], False, -1),
+        ([], True, 3),
+        ([], False, -1),
+    ],
+)
+def test_ids_go_on_behind_the_sealed_segments(ids, indexed, expected) -> None:
+    """An empty active segment without an index does not forget the newest id."""
+    disk = disk_with_directory()
+    records = [encode_record(b"abc", id=MessageId(number), flag=0) for number in ids]
+    before = -1 if ids else 3
+    put_segment(
+        disk, 0, [records] if ids else [], indexed=indexed, last_id_before=before
+    )
+    if ids:
+        put_segment(disk, sum(map(len, records)), [], indexed=False)
+    assert recover(disk).last_id == expected
+    assert recover(disk).last_id == expected
+
+
+def test_records_with_an_id_tell_when_they_were_appended() -> None:
+    """A rebuilt index takes the time of the newest id, never later than the file's."""
+    disk = disk_with_directory()
+    disk.set_wall_ms(1_700_000_000_000)
+    when = 1_600_000_000_000
+    message_id = (when - 1_303_895_660_503) << 22
+    put_segment(
+        disk, 0, [[encode_record(b"a", id=MessageId(message_id))]], indexed=False
+    )
+    recover_log(
+        disk,
+        DIRECTORY,
+        unsynced_bytes_max=BOUND,
+        span_bytes_min=SPAN,
+        now_ms=Millis(1_700_000_000_000),
+    ).spans.abandon()
+    index = read_index(disk, DIRECTORY / META, Offset(0))
+    assert index is not None
+    assert index.newest_append_ms == when
+
+
+# -- names, holes, leftovers ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("00000000000000000000", 0),
+        ("100", 100),
+        (str(2**63 - 1), 2**63 - 1),
+        (str(2**63), None),
+        ("", None),
+        ("-5", None),
+        ("+5", None),
+        ("5 ", None),
+        ("\u0661", None),
+        ("0x10", None),
+    ],
+)
+def test_names_are_decimal_numbers(text: str, expected: int | None) -> None:
+    """Padded or not; nothing that only looks like a number."""
+    assert parse_base_offset(text) == expected
+
+
+def test_unpadded_names_are_read() -> None:
+    """`0.meta` is the segment at 0; its index is named by twenty digits."""
+    disk = disk_with_directory()
+    put_file(disk, "0.meta", BYTES)
+    result = recover(disk)
+    assert result.segments[0].path == DIRECTORY / "0.meta"
+    assert (result.record_count, result.damage) == (5, ())
+    assert sorted(everything(disk)) == ["0.meta", SPANS]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("copy.meta", "is not a number"), ("0.meta", "one base offset")],
+)
+def test_a_misnamed_segment_refuses_the_partition(name: str, text: str) -> None:
+    """The message names it; nothing in the directory is touched."""
+    disk = disk_with_log(b"torn")
+    put_file(disk, name, b"whatever")
+    put_file(disk, f"{SPANS}.tmp", b"")
+    before = everything(disk)
+    result = recover(disk)
+    (found,) = result.damage
+    assert result.segments == ()
+    assert text in found.detail
+    assert name in found.detail
+    assert everything(disk) == before
+
+
+def test_foreign_files_are_left_alone() -> None:
+    """Archives, kept tails, directories and strangers are nobody's business."""
+    disk = disk_with_log()
+    disk.make_directory(DIRECTORY / "old.meta")
+    for name in (f"{META}.arc", f"{META}.zip", "README", "x.spans", "x.tmp"):
+        put_file(disk, name, b"mine")
+    assert recover(disk).damage == ()
+    names = disk.list_directory(DIRECTORY)
+    assert {f"{META}.arc", f"{META}.zip", "README", "x.spans", "x.tmp"} <= set(names)
+
+
+def test_leftovers_of_a_crash_are_removed() -> None:
+    """Temporary files, and indexes whose segment was deleted before them."""
+    disk = disk_with_directory()
+    put_segment(disk, 1000, COMMITS)
+    expected = everything(disk)
+    put_segment(disk, 0, COMMITS)
+    disk.unlink(DIRECTORY / META)
+    put_segment(disk, 5000, [])
+    disk.unlink(DIRECTORY / segment_file_name(Offset(5000)))
+    put_file(disk, f"{7000:020d}.spans", b"not believed")
+    for name in ("1000.spans.tmp", "0.meta.zip.tmp", "0.meta.torn-5.tmp"):
+        put_file(disk, name, b"half")
+    result = recover(disk)
+    assert everything(disk) == expected
+    assert (result.record_count, result.damage) == (5, ())
+
+
+def test_a_missing_active_segment_is_noticed() -> None:
+    """Its index says that there were bytes: the log stops and is not begun anew."""
+    disk = disk_with_log()
+    put_segment(disk, len(BYTES), [[record(6)]])
+    disk.unlink(DIRECTORY / segment_file_name(Offset(len(BYTES))))
+    (found,) = recover(disk).damage
+    assert (found.offset, found.next_good_offset) == (len(BYTES), None)
+    assert "missing" in found.detail
+    disk.unlink(DIRECTORY / META)
+    result = recover(disk)
+    assert result.segments == ()
+    assert result.damage[0].offset == 0
+
+
+def test_a_missing_middle_segment_is_a_hole() -> None:
+    """Reads before and behind it are served; its index stays as evidence."""
+    disk = disk_with_log()
+    size = len(BYTES)
+    put_segment(disk, size, [[record(6)]])
+    put_segment(disk, size + 30, [[record(7)]])
+    disk.unlink(DIRECTORY / segment_file_name(Offset(size)))
+    before = everything(disk)
+    result = recover(disk)
+    (found,) = result.damage
+    assert (found.offset, found.next_good_offset) == (size, size + 30)
+    assert [s.base_offset for s in result.segments] == [0, size + 30]
+    assert everything(disk) == before
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("left", [0, 1, 30, 45, 129, 130, 150, 269])
+def test_a_truncated_sealed_segment_is_a_hole(left: int, indexed: bool) -> None:
+    """It begins at the last whole record, so that no reader meets half a record."""
+    disk = disk_with_log(indexed=indexed)
+    put_segment(disk, len(BYTES), [[record(6)]])
+    file = disk.open_append(DIRECTORY / META, create=False)
+    file.truncate(SizeBytes(left))
+    file.close()
+    (found,) = recover(disk).damage
+    assert found.offset == max(b for b in (0, 30, 60, 130, 160) if b <= left)
+    assert found.next_good_offset == len(BYTES)
+    assert f"ends at offset {left}" in found.detail
+
+
+def test_an_overlap_disbelieves_the_later_segment() -> None:
+    """Two files claim the same offsets: neither the log nor a guess decides."""
+    disk = disk_with_log()
+    put_segment(disk, 130, [[record(6)]])
+    put_segment(disk, 160, [[record(7)]])
+    result = recover(disk)
+    (found,) = result.damage
+    assert (found.offset, found.next_good_offset) == (130, 160)
+    disk.unlink(DIRECTORY / segment_file_name(Offset(160)))
+    disk.unlink(DIRECTORY / f"{160:020d}.spans")
+    (found,) = recover(disk).damage
+    assert (found.offset, found.next_good_offset) == (130, None)
+
+
+# -- long records and many flaws ------------------------------------------------------
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+@pytest.mark.parametrize("fate", ["whole", "torn", "flipped"])
+def test_a_record_longer_than_a_window_is_no_exception(
+    fate: str, indexed: bool
+) -> None:
+    """It is checked piece by piece: kept, cut or named like any other."""
+    long = record(6, 3 * WINDOW_BYTES)
+    disk = disk_with_directory()
+    first = [record(1)]
+    if indexed:
+        put_segment(disk, 0, [first])
+        put_file(disk, META, long)
+    else:
+        put_segment(disk, 0, [first, [long]], indexed=False)
+    if fate == "torn":
+        file = disk.open_append(DIRECTORY / META, create=False)
+        file.truncate(SizeBytes(30 + len(long) - 1))
+        file.close()
+    elif fate == "flipped":
+        disk.flip_bit(DIRECTORY / META, 8 * 2 * WINDOW_BYTES)
+    result = recover(disk)
+    end = 30 if fate != "whole" else 30 + len(long)
+    assert result.segments[-1].size_bytes == disk.size_of(DIRECTORY / META) == end
+    assert (result.torn is None) == (fate == "whole")
+    assert result.record_count == (2 if fate == "whole" else 1)
+
+
+def test_a_span_longer_than_a_window_is_verified_whole() -> None:
+    """Its checksum runs over all windows."""
+    disk = disk_with_directory()
+    put_segment(disk, 0, [[record(1, 3 * WINDOW_BYTES)], [record(2)]])
+    assert recover(disk).damage == ()
+    disk.flip_bit(DIRECTORY / META, 8 * 2 * WINDOW_BYTES)
+    (found,) = recover(disk).damage
+    assert (found.offset, found.next_good_offset) == (0, 3 * WINDOW_BYTES + 20)
+
+
+def test_the_search_for_a_good_record_crosses_windows(monkeypatch) -> None:
+    """Wherever the next record lies, it is found once and whole."""
+    monkeypatch.setattr(walk, "SEARCH_BYTES", 64)
+    for gap in range(100, 170):
+        disk = disk_with_log()
+        put_file(disk, META, b"#" * gap + record(6))
+        result = recover(disk, SizeBytes(20))
+        assert result.damage[0].next_good_offset == len(BYTES) + gap
+
+
+def test_countless_flaws_are_named_up_to_a_bound() -> None:
+    """The last range then reaches to the end of the log."""
+    bad = b"#" * 30
+    disk = disk_with_log((bad + record(6)) * (DAMAGES_MAX + 5))
+    result = recover(disk, SizeBytes(1))
+    assert len(result.damage) == DAMAGES_MAX
+    assert result.damage[-1].next_good_offset is None
+    spans = [[bad + record(n)] + [record(n)] * 2 for n in range(DAMAGES_MAX + 5)]
+    covered = disk_with_directory()
+    put_segment(covered, 0, spans)
+    for number in range(len(spans)):
+        covered.flip_bit(DIRECTORY / META, 8 * (120 * number + 10))
+    result = recover(covered)
+    assert len(result.damage) == DAMAGES_MAX
+    assert result.damage[-1].next_good_offset is None
