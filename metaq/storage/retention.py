@@ -1,0 +1,274 @@
+"""Which segments may go: a pure plan from facts, and a clock that may be wrong.
+
+Theory of operation. Segments leave a log from the oldest on and never out of order, so
+that the log stays contiguous; the active segment never leaves. A segment goes
+
+* by age: it is strictly older than its topic's policy allows. Its age counts from its
+  newest append, by the span index; from the file's time only where there is no index;
+* by size: the log, or all logs of a data directory, are strictly larger than allowed.
+  Size does not ask the clock, except for which of several logs has the oldest segment.
+
+Deleting by age believes a clock, and clocks jump. `TrustedTime` is the time that is
+believed; it starts at the newest append that recovery found and is carried on by the
+monotonic clock, which does not jump. At every look:
+
+* wall and trusted time agree within `STEP_MS_MAX` (and a drift of one in a thousand):
+  the wall clock is believed;
+* they differ: ages count from the *earlier* of the two. When both clocks have run on
+  side by side for `HOLD_MS`, the wall clock is believed again; but a clock that jumped
+  forward by more than `LEAD_MS_MAX` while we were watching is not, until a restart.
+
+So a jump forward deletes nothing within the hold, and a jump back never does; a broker
+that was down for long deletes a day late. What is stamped on a segment may be wrong as
+well: a time in the future is replaced by that of the next segment, and no segment
+counts as older than the one before it. Source: broker spec 2.9 (strict comparison).
+
+Keep in step: docs/storage.md; `retire.py` carries the plan out.
+"""
+
+import enum
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Final
+
+from metaq.model import LogId, Millis, Offset, SizeBytes
+
+STEP_MS_MAX: Final = Millis(60_000)
+"""A difference up to this is a clock being set right, not a jump."""
+
+DRIFT_PER_MS: Final = 1000
+"""One millisecond of difference more is allowed for this many that passed: twice what
+a clock is slewed by."""
+
+HOLD_MS: Final = Millis(24 * 3_600_000)
+"""How long a jumped clock has to run evenly before it is believed: a day, in which
+somebody may notice the error that is logged at each look."""
+
+LEAD_MS_MAX: Final = Millis(30 * 24 * 3_600_000)
+"""A longer jump forward while the broker runs is believed after a restart only."""
+
+_NEVER: Final = Millis(2**63 - 1)
+
+
+# -- time -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrustedTime:
+    """The time that is believed, as of one look at both clocks."""
+
+    wall_ms: Millis
+    """Believed wall clock."""
+    monotonic_ms: Millis
+    """Monotonic clock at that look."""
+    is_start: bool = False
+    """True until the wall clock has been believed once: it may be ahead by as long
+    as the broker was down, so any lead is believed after the hold."""
+    lead_ms: int = 0
+    """How far the wall clock was ahead at the last look; 0 when it is believed."""
+    since_ms: Millis | None = None
+    """Monotonic time at which it began to be ahead by that much; None: believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one look at the clocks gives."""
+
+    trusted: TrustedTime
+    """For the next look."""
+    now_ms: Millis
+    """Ages count up to here."""
+    doubt: str | None
+    """Why the wall clock is not believed, for the log; None: it is."""
+
+
+def trust_at_start(
+    newest_append_ms: Millis | None, *, wall_ms: Millis, monotonic_ms: Millis
+) -> TrustedTime:
+    """Return the time to believe when a broker starts.
+
+    Args:
+        newest_append_ms: Newest append in any log, before this run appended anything;
+            None where nothing is stored: then there is nothing to delete either.
+        wall_ms: Wall clock.
+        monotonic_ms: Monotonic clock.
+    """
+    if newest_append_ms is None:
+        return TrustedTime(wall_ms, monotonic_ms)
+    return TrustedTime(
+        newest_append_ms,
+        monotonic_ms,
+        is_start=True,
+        lead_ms=wall_ms - newest_append_ms,
+        since_ms=monotonic_ms,
+    )
+
+
+def look_at_clocks(
+    trusted: TrustedTime, *, wall_ms: Millis, monotonic_ms: Millis
+) -> Look:
+    """Compare both clocks with the trusted time; see the head of this file."""
+    passed = monotonic_ms - trusted.monotonic_ms
+    expected = Millis(trusted.wall_ms + passed)
+    lead = wall_ms - expected
+    allowed = STEP_MS_MAX + passed // DRIFT_PER_MS
+    believed = TrustedTime(wall_ms, monotonic_ms)
+    if abs(lead) <= allowed:
+        return Look(believed, wall_ms, None)
+    since = trusted.since_ms
+    if since is None or abs(lead - trusted.lead_ms) > allowed:
+        since = monotonic_ms
+    is_held = monotonic_ms - since < HOLD_MS
+    is_too_far = lead > LEAD_MS_MAX and not trusted.is_start
+    if not is_held and not is_too_far:
+        return Look(believed, wall_ms, None)
+    doubt = (
+        f"wall clock is not believed: expected {expected} ms, got {wall_ms} ms,"
+        f" {'ahead' if lead > 0 else 'behind'} by {abs(lead) // 1000} s"
+    )
+    kept = replace(
+        trusted,
+        wall_ms=expected,
+        monotonic_ms=monotonic_ms,
+        lead_ms=lead,
+        since_ms=since,
+    )
+    return Look(kept, Millis(min(wall_ms, expected)), doubt)
+
+
+# -- plan -----------------------------------------------------------------------------
+
+
+class Reason(enum.Enum):
+    """Why a segment goes."""
+
+    AGE = "age"
+    LOG_SIZE = "log size"
+    DIRECTORY_SIZE = "data directory size"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """One segment, as far as retention asks."""
+
+    base_offset: Offset
+    """What names it within its log."""
+    size_bytes: SizeBytes
+    """Its size."""
+    is_active: bool
+    """The last of its log: it stays, whatever the rest says."""
+    newest_append_ms: Millis | None
+    """Newest append by the span index; None without a whole index."""
+    mtime_ms: Millis
+    """Time of the file's last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFacts:
+    """One log, as far as retention asks."""
+
+    log_id: LogId
+    """Which one."""
+    segments: tuple[SegmentFacts, ...]
+    """From the oldest on."""
+    age_ms: int
+    """A sealed segment goes when it is strictly older, milliseconds, 0 or more."""
+    log_bytes_max: int = 0
+    """Size limit of this log, bytes; 0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """One segment goes. Per log the actions are in order, oldest first."""
+
+    log_id: LogId
+    """Its log."""
+    base_offset: Offset
+    """The segment: its log's first one once the actions before are done."""
+    reason: Reason
+    """Why."""
+
+
+def plan_retention(
+    logs: Sequence[LogFacts], *, now_ms: Millis, directory_bytes_max: int = 0
+) -> tuple[Retire, ...]:
+    """Return which segments of one data directory go, in the order to carry it out.
+
+    An action that fails ends the actions of its log: a segment behind it must not go
+    before it.
+
+    Args:
+        logs: All logs of the directory, damaged ones left out.
+        now_ms: From `look_at_clocks`.
+        directory_bytes_max: Size limit of all logs together, bytes; 0: none.
+    """
+    actions: list[Retire] = []
+    left: list[tuple[LogFacts, list[SegmentFacts], list[Millis]]] = []
+    for log in logs:
+        times = newest_times(log.segments, now_ms)
+        count = _count_by_age(log, times, now_ms)
+        more = _count_by_size(log, count)
+        for number, facts in enumerate(log.segments[: count + more]):
+            reason = Reason.AGE if number < count else Reason.LOG_SIZE
+            actions.append(Retire(log.log_id, facts.base_offset, reason))
+        first = count + more
+        left.append((log, list(log.segments[first:]), times[first:]))
+    if directory_bytes_max > 0:
+        actions += _plan_directory(left, directory_bytes_max)
+    return tuple(actions)
+
+
+def newest_times(segments: Sequence[SegmentFacts], now_ms: Millis) -> list[Millis]:
+    """Return the time of each segment's newest append, with impossible ones put right.
+
+    A time in the future becomes that of the next segment, which was appended to later;
+    and no segment is older than the one before it. Both only make segments stay.
+    """
+    times: list[Millis] = []
+    following = _NEVER
+    for facts in reversed(segments):
+        stamped = facts.newest_append_ms
+        time = facts.mtime_ms if stamped is None else stamped
+        following = time if time <= now_ms else following
+        times.append(following)
+    return list(accumulate(reversed(times), max))
+
+
+def _count_by_age(log: LogFacts, times: list[Millis], now_ms: Millis) -> int:
+    for count, (facts, time) in enumerate(zip(log.segments, times, strict=True)):
+        if facts.is_active or now_ms - time <= log.age_ms:
+            return count
+    return len(log.segments)
+
+
+def _count_by_size(log: LogFacts, gone: int) -> int:
+    """Return how many more segments go after the first `gone` ones."""
+    excess = _size(log.segments[gone:]) - log.log_bytes_max
+    count = 0
+    for facts in log.segments[gone:]:
+        if log.log_bytes_max <= 0 or excess <= 0 or facts.is_active:
+            break
+        excess -= facts.size_bytes
+        count += 1
+    return count
+
+
+def _plan_directory(
+    left: list[tuple[LogFacts, list[SegmentFacts], list[Millis]]], bytes_max: int
+) -> Iterator[Retire]:
+    """Yield the oldest segments of all logs until the rest fits."""
+    excess = sum(_size(segments) for _log, segments, _times in left) - bytes_max
+    while excess > 0:
+        full = [item for item in left if item[1] and not item[1][0].is_active]
+        if not full:
+            return
+        log, segments, times = min(full, key=lambda item: item[2][0])
+        facts = segments.pop(0)
+        times.pop(0)
+        excess -= facts.size_bytes
+        yield Retire(log.log_id, facts.base_offset, Reason.DIRECTORY_SIZE)
+
+
+def _size(segments: Sequence[SegmentFacts]) -> SizeBytes:
+    return SizeBytes(sum(facts.size_bytes for facts in segments))
