@@ -1,0 +1,341 @@
+"""Check stored bytes in the background, slowly, for as long as the broker runs.
+
+Theory of operation. A *pass* goes once over all segments of all logs; the next one
+begins a day after it began, or when it has ended, whichever is later. Work is cut into
+steps of about a second's share of the configured rate. `Scrub` decides and never waits
+or reads; `run_step` reads and knows nothing but its step:
+
+    step = scrub.take_step(targets, monotonic_s)       the owner's thread
+    result = run_step(fs, step)                        a helper thread, blocking
+    scrub.finish_step(step, result, monotonic_s)       the owner's thread
+
+Damage goes to `on_damage`, which stops the log. A sealed segment without a whole span
+index (a Java broker wrote it, or a disk was full) gets one from what was read.
+
+A pass does not begin at the same segment every time: the first one after a start is
+chosen by the clock, so that a broker that is restarted often does not leave out the
+same segments for ever. Bytes that are in the page cache are checked there; what lies on
+the disk below them shows when they are read again. Keep in step: docs/storage.md.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final
+
+from metaq.errors import DiskError, NoSpaceError
+from metaq.fs import FileSystem
+from metaq.model import LogId, Offset, SizeBytes
+from metaq.storage.damage import check_part
+from metaq.storage.segment import Damage, Segment
+from metaq.storage.span_index import (
+    SPAN_BYTES_MAX,
+    Span,
+    SpanIndex,
+    read_index,
+    write_index,
+)
+
+logger = logging.getLogger(__name__)
+
+STEP_BYTES_MAX: Final = 4 << 20
+"""Checked in one step, plus at most one span."""
+
+PASS_S_MIN: Final = 24 * 3600.0
+"""A pass begins this long after the one before at the earliest, in seconds: a small
+log need not be read all day."""
+
+_Key = tuple[LogId, Offset]
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubTarget:
+    """One segment that is to be checked."""
+
+    log_id: LogId
+    """Its log, which is not stopped."""
+    segment: Segment
+    """Its size is how far its bytes are durable: an active one's high watermark."""
+    is_sealed: bool
+    """Nothing is appended to it any more."""
+
+    @property
+    def key(self) -> _Key:
+        """Return its place in the order of a pass."""
+        return self.log_id, self.segment.base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One piece of work."""
+
+    target: ScrubTarget
+    """The segment."""
+    start: Offset
+    """First byte to check, a record boundary; below the target's end."""
+    bytes_max: int
+    """About how many bytes to check."""
+    span_bytes_min: int
+    """Size of the spans of an index that is made."""
+    index: SpanIndex | None = None
+    """Its index as a step before read it; None: not read yet."""
+    made: tuple[Span, ...] = ()
+    """Spans made by the steps before, behind the end of the index."""
+    is_intact: bool = True
+    """No step before found damage in this segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a step."""
+
+    end: Offset
+    """Where the next step begins; the segment's end when it is done or gone."""
+    checked_bytes: SizeBytes
+    """Bytes that were checked."""
+    damage: tuple[Damage, ...]
+    """Damaged ranges, in order."""
+    index: SpanIndex | None
+    """For the next step."""
+    made: tuple[Span, ...]
+    """For the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubState:
+    """A snapshot for operators."""
+
+    is_enabled: bool
+    """False: the rate is 0."""
+    passes: int
+    """Passes that were finished."""
+    log_id: LogId | None
+    """Partition at hand; None between passes."""
+    offset: Offset | None
+    """Next offset to be checked in it."""
+    checked_bytes: SizeBytes
+    """Bytes checked in this pass, or in the last one."""
+    total_bytes: SizeBytes
+    """Bytes to check, as of the last step."""
+    damage_count: int
+    """Damaged ranges found since the start."""
+
+
+class Scrub:
+    """Decides what to check next. Owner: one thread; one step at a time."""
+
+    def __init__(
+        self,
+        *,
+        bytes_per_s: int,
+        span_bytes_min: int,
+        first: int,
+        on_damage: Callable[[LogId, Damage], None],
+    ) -> None:
+        """Prepare the first pass.
+
+        Args:
+            bytes_per_s: Rate, 0 to check nothing.
+            span_bytes_min: Size of the spans of an index that is made.
+            first: Any number (the wall clock): chooses where the first pass begins.
+            on_damage: Called with each damaged range, from `finish_step`; stops the
+                log.
+        """
+        self._bytes_per_s = bytes_per_s
+        self._span_bytes_min = span_bytes_min
+        self._first = first
+        self._on_damage = on_damage
+        self._due_s = 0.0
+        self._pass_began_s: float | None = None
+        self._origin: _Key | None = None
+        """Where this pass began; None between passes."""
+        self._has_wrapped = False
+        self._next: Step | None = None
+        """Going on in the segment at hand; None: the one behind `_done`."""
+        self._done: _Key | None = None
+        self._passes = 0
+        self._checked_bytes = 0
+        self._total_bytes = 0
+        self._damage_count = 0
+
+    def take_step(
+        self, targets: Sequence[ScrubTarget], monotonic_s: float
+    ) -> Step | None:
+        """Return the next step when it is due, or None.
+
+        Args:
+            targets: All segments that are to be checked at this moment, in any order.
+            monotonic_s: Monotonic clock.
+        """
+        if not self._bytes_per_s or monotonic_s < self._due_s or not targets:
+            return None
+        ordered = sorted(targets, key=lambda target: target.key)
+        self._total_bytes = sum(target.segment.size_bytes for target in ordered)
+        if self._origin is None:
+            self._begin_pass(ordered, monotonic_s)
+        target = self._find_target(ordered)
+        if target is None:
+            self._end_pass()
+            return None
+        bytes_max = min(STEP_BYTES_MAX, self._bytes_per_s)
+        going_on = self._next
+        if going_on is not None and going_on.target.key == target.key:
+            return replace(going_on, target=target, bytes_max=bytes_max)
+        start = target.segment.base_offset
+        return Step(target, start, bytes_max, self._span_bytes_min)
+
+    def finish_step(self, step: Step, result: StepResult, monotonic_s: float) -> None:
+        """Take in what came of a step; call `on_damage` for what it found."""
+        self._due_s = monotonic_s + result.checked_bytes / self._bytes_per_s
+        self._checked_bytes += result.checked_bytes
+        self._damage_count += len(result.damage)
+        self._next = replace(
+            step,
+            start=result.end,
+            index=result.index,
+            made=result.made,
+            is_intact=step.is_intact and not result.damage,
+        )
+        if result.end >= step.target.segment.end_offset:
+            self._next, self._done = None, step.target.key
+        for damage in result.damage:
+            logger.error("scrub found damage: %s", damage)
+            self._on_damage(step.target.log_id, damage)
+
+    def state(self) -> ScrubState:
+        """Return where the scrub is."""
+        at = self._next
+        return ScrubState(
+            is_enabled=self._bytes_per_s > 0,
+            passes=self._passes,
+            log_id=None if at is None else at.target.log_id,
+            offset=None if at is None else at.start,
+            checked_bytes=SizeBytes(self._checked_bytes),
+            total_bytes=SizeBytes(self._total_bytes),
+            damage_count=self._damage_count,
+        )
+
+    def _begin_pass(self, ordered: list[ScrubTarget], monotonic_s: float) -> None:
+        start = ordered[self._first % len(ordered)].key
+        self._first = 0
+        self._origin, self._has_wrapped = start, False
+        self._next, self._done = None, None
+        self._pass_began_s = monotonic_s
+        self._checked_bytes = 0
+
+    def _end_pass(self) -> None:
+        assert self._pass_began_s is not None
+        self._due_s = max(self._due_s, self._pass_began_s + PASS_S_MIN)
+        self._origin = None
+        self._passes += 1
+        logger.info(
+            "scrub pass complete: checked_bytes=%d damage_count=%d",
+            self._checked_bytes,
+            self._damage_count,
+        )
+
+    def _find_target(self, ordered: list[ScrubTarget]) -> ScrubTarget | None:
+        """Return the segment to go on with; None when the pass is complete.
+
+        Segments may have come and gone since the last step.
+        """
+        assert self._origin is not None
+        while True:
+            for target in ordered:
+                if self._has_wrapped and target.key >= self._origin:
+                    return None
+                if self._is_ahead(target):
+                    return target
+            if self._has_wrapped:
+                return None
+            self._has_wrapped, self._next, self._done = True, None, None
+
+    def _is_ahead(self, target: ScrubTarget) -> bool:
+        """Tell whether a segment with bytes to check lies ahead in the order."""
+        if not target.segment.size_bytes:
+            return False
+        if self._next is not None:
+            return target.key >= self._next.target.key
+        if self._done is not None:
+            return target.key > self._done
+        assert self._origin is not None
+        return self._has_wrapped or target.key >= self._origin
+
+
+def run_step(fs: FileSystem, step: Step) -> StepResult:
+    """Read and check; blocks.
+
+    A segment that is gone was deleted by retention: it is done. A read that the disk
+    refuses is damage: the bytes are there and cannot be had.
+
+    Raises:
+        DiskError: The disk refused something other than a read.
+    """
+    segment = step.target.segment
+    try:
+        result = _check(fs, step)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return StepResult(segment.end_offset, SizeBytes(0), (), None, ())
+        if error.operation != "read":
+            raise
+        damage = Damage(segment.path, step.start, segment.end_offset, str(error))
+        size = SizeBytes(segment.end_offset - step.start)
+        return StepResult(segment.end_offset, size, (damage,), None, ())
+    if result.end >= segment.end_offset and not result.damage:
+        _complete_index(fs, step, result)
+    return result
+
+
+def _check(fs: FileSystem, step: Step) -> StepResult:
+    segment = step.target.segment
+    index = step.index
+    if index is None or (index.end_offset <= step.start and not step.target.is_sealed):
+        # That of an active segment has grown since.
+        index = read_index(fs, segment.path, segment.base_offset)
+        index = _durable_part(index or SpanIndex(segment.base_offset), segment)
+    file = fs.open_read(segment.path)
+    try:
+        part = check_part(
+            file,
+            segment,
+            index,
+            step.start,
+            bytes_max=step.bytes_max,
+            span_bytes_min=step.span_bytes_min,
+        )
+    finally:
+        file.close()
+    for span in part.miscounted:
+        logger.warning(
+            "span index counts wrongly: file=%s offset=%d",
+            segment.path,
+            span.base_offset,
+        )
+    checked = SizeBytes(part.end - step.start)
+    return StepResult(part.end, checked, part.damage, index, step.made + part.spans)
+
+
+def _durable_part(index: SpanIndex, segment: Segment) -> SpanIndex:
+    """Leave out what was appended since the target was named."""
+    last = index.place_of(Offset(segment.end_offset - 1)) + 1
+    spans = index.spans[:last]
+    if spans and spans[-1].end_offset > segment.end_offset:
+        spans = spans[:-1]
+    return replace(index, spans=spans)
+
+
+def _complete_index(fs: FileSystem, step: Step, result: StepResult) -> None:
+    """Write the index of a sealed segment that had none, or not all of it."""
+    index = result.index
+    is_due = step.target.is_sealed and step.is_intact and bool(result.made)
+    if not is_due or index is None:
+        return
+    assert all(span.size_bytes <= SPAN_BYTES_MAX for span in result.made)
+    whole = replace(index, spans=index.spans + result.made)
+    if whole.end_offset != step.target.segment.end_offset:
+        return
+    with suppress(NoSpaceError):
+        write_index(fs, step.target.segment.path, whole, is_sealed=True)
+        logger.info("span index made: file=%s", step.target.segment.path)
