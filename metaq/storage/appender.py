@@ -1,0 +1,265 @@
+"""Group commit: the cycle of the storage thread.
+
+Theory of operation. A data directory has one storage thread, and this is all it does:
+
+    take everything queued  →  per log: write, sync  →  tell the loop  →  roll if full
+            ↑                                                                |
+            └────────────── the next group fills meanwhile ←─────────────────┘
+
+* The queue holds requests in the order the loop made them. Appends of one log that lie
+  next to each other in a batch become one write and one sync. A task (a sync by time,
+  a close) is a barrier: what was queued before it is committed before it runs.
+* The loop is told with `post`, in the order things happened, and only with values. A
+  `Progress` says how many appends of that log are done; they are done in order, so the
+  loop's side knows which ones.
+* A roll happens after the loop was told, so that nobody waits for it, but before the
+  next write of that log. If it fails for want of room, the next write tries again.
+* No room (`NoSpaceError`): the group is refused, and so is everything that was queued
+  behind it for that log, because offsets were given out on the assumption that it
+  would succeed. The writer's epoch grows; requests of an older epoch are void and are
+  dropped here without a word, since the loop's side has failed them when it heard.
+* Any other failure takes the directory offline: one post, once, and from then on
+  requests are dropped; the loop's side fails whatever is in flight. Nothing is retried:
+  after a failed sync the page cache shows bytes that the disk does not have.
+
+Invariants: a log's high watermark as told to the loop is never beyond its last
+successful sync; a request is answered exactly once, by a `Progress`, a refusal or the
+end of the directory. Keep in step: `partition_log.py`, the other end of the posts.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+from metaq.clock import Clock
+from metaq.errors import NoSpaceError, StorageError
+from metaq.fs import FileSystem
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.storage.log_writer import LogWriter
+from metaq.storage.segment import Segment
+
+FREE_SPACE_REFRESH_S: Final = 1.0
+"""Least time between two looks at the free space; in between, written bytes count."""
+
+Post: TypeAlias = Callable[[Callable[[], None]], object]
+"""Runs a callback on the loop's thread, in the order of the calls: what
+`loop.call_soon_threadsafe` does."""
+
+Task: TypeAlias = Callable[[], None]
+"""Work between two groups, or on the loop; one that may fail handles that itself."""
+
+_log = logging.getLogger(__name__)
+
+
+class AppendTicket(Protocol):
+    """Who wants to know what became of an append; called on the loop's thread."""
+
+    def on_stored(self) -> None:
+        """The records are stored as the log's durability mode promises."""
+        ...
+
+    def on_failed(self, error: StorageError) -> None:
+        """They are not acknowledged; after some errors they may exist nevertheless."""
+        ...
+
+
+class AppendReceiver(Protocol):
+    """The loop's side of a log."""
+
+    def on_progress(self, progress: "Progress") -> None:
+        """Appends were written or synced."""
+        ...
+
+    def on_rolled(self, sealed: Segment, active: Segment) -> None:
+        """The log has a new active segment."""
+        ...
+
+    def on_refused(self, error: NoSpaceError) -> None:
+        """There was no room: every append in flight failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRequest:
+    """One append on its way to the storage thread."""
+
+    writer: LogWriter
+    """The log's side of the storage thread."""
+    receiver: AppendReceiver
+    """The log's side of the loop."""
+    epoch: int
+    """The writer's epoch that the offset belongs to."""
+    offset: Offset
+    """Where its first byte goes."""
+    chunks: list[bytes]
+    """Its bytes, whole records; owned by the request."""
+    size_bytes: SizeBytes
+    """Sum of the lengths of the chunks."""
+    record_count: int
+    """Records in it, 1 or more."""
+    last_id: MessageId
+    """Id of the last of them."""
+    ticket: AppendTicket
+    """Who is told; used on the loop's thread only."""
+
+
+Request: TypeAlias = AppendRequest | Task
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What the loop's side of a log is told about its writer."""
+
+    request_count: int
+    """Appends that are done now: the oldest ones in flight."""
+    log_end: Offset
+    """Offset behind the last byte written."""
+    high_watermark: Offset
+    """Offset behind the last byte synced."""
+    last_sync_s: float
+    """When the last sync ended, on the monotonic clock."""
+    sync_count: int
+    """Syncs of the log so far."""
+    sync_s: float
+    """Time they took together, seconds."""
+
+
+class Appender:
+    """Carry out the requests of one data directory. Owner: the storage thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        post: Post,
+        path: Path,
+        *,
+        on_offline: Callable[[StorageError], None],
+        on_free_space: Callable[[SizeBytes], None],
+    ) -> None:
+        """Serve the data directory `path`; the callbacks are posted to the loop."""
+        self._fs = fs
+        self._clock = clock
+        self._post = post
+        self._path = path
+        self._on_offline = on_offline
+        self._on_free_space = on_free_space
+        self._free_space_s = float("-inf")
+        self.is_offline = False
+        """Set once, by the first disk error."""
+
+    def run(self, batch: Sequence[Request]) -> None:
+        """Carry out one batch of requests: one cycle."""
+        groups: dict[LogWriter, list[AppendRequest]] = {}
+        for request in batch:
+            if isinstance(request, AppendRequest):
+                groups.setdefault(request.writer, []).append(request)
+            else:
+                self._commit_groups(groups)
+                groups = {}
+                request()
+        self._commit_groups(groups)
+        if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
+            self.look_at_free_space()
+
+    def look_at_free_space(self) -> None:
+        """Tell the loop how much room the disk has; a task."""
+
+        def look() -> None:
+            self._free_space_s = self._clock.monotonic_s()
+            free = self._fs.free_bytes(self._path)
+            self._post(partial(self._on_free_space, free))
+
+        self._guarded(look)
+
+    def sync(self, writer: LogWriter, receiver: AppendReceiver) -> None:
+        """Sync one log because its time has come; a task."""
+
+        def sync() -> None:
+            writer.sync()
+            self._post_progress(writer, receiver, 0)
+
+        self._guarded(sync)
+
+    def close(
+        self, logs: Sequence[tuple[LogWriter, AppendReceiver]], on_closed: Task
+    ) -> None:
+        """Sync and close every log, or abandon them when the disk failed; a task."""
+        for writer, receiver in logs:
+            self._guarded(writer.close)
+            if not self.is_offline:
+                self._post_progress(writer, receiver, 0)
+        for writer, _receiver in logs:
+            writer.abandon()
+        self._post(on_closed)
+
+    def go_offline(self, error: StorageError) -> None:
+        """Stop believing this directory until it is opened again; only once."""
+        if not self.is_offline:
+            self.is_offline = True
+            self._post(partial(self._on_offline, error))
+
+    def _commit_groups(self, groups: dict[LogWriter, list[AppendRequest]]) -> None:
+        for writer, group in groups.items():
+            self._guarded(partial(self._commit, writer, group))
+
+    def _guarded(self, task: Task) -> None:
+        """Run a task unless the directory is offline; a disk error takes it there."""
+        if self.is_offline:
+            return
+        try:
+            task()
+        except StorageError as error:
+            self.go_offline(error)
+
+    def _commit(self, writer: LogWriter, queued: Sequence[AppendRequest]) -> None:
+        """Write, sync and announce the appends of one log."""
+        group = [request for request in queued if request.epoch == writer.epoch]
+        if not group:
+            return
+        receiver = group[0].receiver
+        try:
+            if writer.is_full:
+                self._roll(writer, receiver)
+            assert group[0].offset == writer.end, (group[0].offset, writer.end)
+            writer.write(
+                b"".join(chain.from_iterable(request.chunks for request in group)),
+                record_count=sum(request.record_count for request in group),
+                last_id=group[-1].last_id,
+            )
+        except NoSpaceError as error:
+            writer.epoch += 1
+            self._post(partial(receiver.on_refused, error))
+            return
+        if writer.is_sync_due():
+            writer.sync()
+        self._post_progress(writer, receiver, len(group))
+        if writer.is_full:
+            try:
+                self._roll(writer, receiver)
+            except NoSpaceError as error:
+                _log.warning(
+                    "roll postponed: directory=%s error=%s", writer.directory, error
+                )
+
+    def _roll(self, writer: LogWriter, receiver: AppendReceiver) -> None:
+        sealed, active = writer.roll()
+        self._post_progress(writer, receiver, 0)
+        self._post(partial(receiver.on_rolled, sealed, active))
+
+    def _post_progress(
+        self, writer: LogWriter, receiver: AppendReceiver, request_count: int
+    ) -> None:
+        progress = Progress(
+            request_count,
+            writer.end,
+            writer.synced_end,
+            writer.last_sync_s,
+            writer.sync_count,
+            writer.sync_s,
+        )
+        self._post(partial(receiver.on_progress, progress))

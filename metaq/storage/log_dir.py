@@ -1,0 +1,327 @@
+"""One data directory: its lock, its storage thread, its room, and its offline switch.
+
+    NEW --open--> ONLINE --disk error--> OFFLINE
+                    |                       |
+                    +--------close----------+--> CLOSED
+
+`LogDir` belongs to the event loop's thread, which decides; the storage thread behind
+`submit` writes and syncs (`appender.py`). A directory goes offline once and loudly:
+every log in it fails what is in flight, and refuses everything until a restart has
+recovered it. Source: house rules, faults 12 to 16.
+"""
+
+import enum
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Final, Protocol, TypeAlias
+
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    DiskError,
+    LogDirOfflineError,
+    NoSpaceError,
+    StorageError,
+)
+from metaq.fs import DirLock, FileSystem
+from metaq.model import SizeBytes
+from metaq.storage.appender import (
+    Appender,
+    AppendReceiver,
+    AppendRequest,
+    Post,
+    Request,
+    Task,
+)
+from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
+
+_log = logging.getLogger(__name__)
+
+
+class DirState(enum.Enum):
+    """Whether a data directory can be used."""
+
+    NEW = "new"
+    ONLINE = "online"
+    OFFLINE = "offline"
+    CLOSED = "closed"
+
+
+class DirEvent(enum.Enum):
+    """What happens to a data directory."""
+
+    OPEN = "open"
+    DISK_ERROR = "disk error"
+    CLOSE = "close"
+
+
+TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
+    (DirState.NEW, DirEvent.OPEN): DirState.ONLINE,
+    (DirState.NEW, DirEvent.CLOSE): DirState.CLOSED,
+    (DirState.ONLINE, DirEvent.DISK_ERROR): DirState.OFFLINE,
+    (DirState.ONLINE, DirEvent.CLOSE): DirState.CLOSED,
+    (DirState.OFFLINE, DirEvent.CLOSE): DirState.CLOSED,
+}
+
+
+class Worker(Protocol):
+    """Runs batches of requests, in order, one at a time."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Finish what is queued, then end; never blocks."""
+        ...
+
+
+RunBatch: TypeAlias = Callable[[Sequence[Request]], None]
+StartWorker: TypeAlias = Callable[[str, RunBatch], Worker]
+"""Makes a worker with a name; tests put a deterministic one here."""
+
+
+class StorageThread:
+    """The one thread of a data directory that writes and syncs.
+
+    It is a daemon: a disk that hangs for ever must not keep the process from ending
+    once the broker has given up waiting for it.
+    """
+
+    def __init__(self, name: str, run: RunBatch) -> None:
+        self._run = run
+        # Unbounded here: the broker bounds the bytes in flight and stops reading.
+        self._queue: SimpleQueue[Request | None] = SimpleQueue()
+        self._thread = Thread(target=self._run_thread, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request and wake the thread."""
+        self._queue.put(request)
+
+    def stop(self) -> None:
+        """Let the thread end when the queue is empty."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
+        self._thread.join(timeout_s)
+
+    def _run_thread(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch = [first]
+            size_bytes = _size_of(first)
+            is_last = False
+            # Only this thread takes, so a queue that is not empty stays so.
+            while size_bytes < GROUP_BYTES_MAX and not self._queue.empty():
+                request = self._queue.get()
+                if request is None:
+                    is_last = True
+                    break
+                batch.append(request)
+                size_bytes += _size_of(request)
+            self._run(batch)
+            # The batch holds the bytes of its group: let go before waiting.
+            del batch, first
+            if is_last:
+                return
+
+
+class LogDir:
+    """One data directory. Owner: the event loop's thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        post: Post,
+        path: Path,
+        *,
+        free_bytes_min: int,
+        size_bytes_max: int,
+        start_worker: StartWorker = StorageThread,
+        on_offline: Callable[["LogDir", StorageError], None],
+    ) -> None:
+        """Describe a directory that is not open yet.
+
+        Args:
+            fs: the disk.
+            clock: for time between looks at the free space.
+            post: runs a callback on the loop's thread.
+            path: the directory; its parent exists.
+            free_bytes_min: with less free space puts are refused; 0: off.
+            size_bytes_max: refuse puts when the logs together are larger; 0: off.
+            start_worker: makes the storage thread.
+            on_offline: called once, on the loop's thread, after a disk error.
+        """
+        self.path: Final = path
+        """The directory."""
+        self.state = DirState.NEW
+        """Whether it can be used."""
+        self.size_bytes = SizeBytes(0)
+        """Bytes of all its logs, kept up by the logs themselves."""
+        self.offline_cause: StorageError | None = None
+        """The disk error that took it offline."""
+        self._fs = fs
+        self._clock = clock
+        self._post = post
+        self._free_bytes_min = free_bytes_min
+        self._size_bytes_max = size_bytes_max
+        self._free_bytes = SizeBytes(0)
+        self._free_seen_s = float("-inf")
+        self._lock: DirLock | None = None
+        self._report_offline = on_offline
+        self.appender: Final = Appender(
+            fs,
+            clock,
+            post,
+            path,
+            on_offline=self._on_offline,
+            on_free_space=self._on_free_space,
+        )
+        """The cycle that its storage thread runs."""
+        self._worker = start_worker(f"storage {path}", self._run_batch)
+
+    def open(self) -> None:
+        """Make the directory if it is missing, and become its only owner. Blocks.
+
+        Raises:
+            LogDirLockedError: another process owns it.
+            StorageError: the disk refuses; a missing parent is one reason.
+        """
+        try:
+            self._fs.make_directory(self.path)
+        except DiskError as error:
+            # The parent of a mount point may be closed to us; its name is as durable
+            # as whoever made it wanted.
+            if error.errno_name != "EACCES" or not self._fs.is_directory(self.path):
+                raise
+        self._fs.sync_directory(self.path)
+        self._lock = self._fs.lock_directory(self.path)
+        self._on_free_space(self._fs.free_bytes(self.path))
+
+    def start(self) -> None:
+        """Start the storage thread; what was recovered may be used now."""
+        self._apply(DirEvent.OPEN)
+        self._worker.start()
+
+    def submit(self, request: Request) -> None:
+        """Hand a request to the storage thread; it never blocks."""
+        self._worker.submit(request)
+
+    def refusal(self) -> Exception | None:
+        """Return why nothing here can be used, as a new error; None when it can."""
+        match self.state:
+            case DirState.ONLINE:
+                return None
+            case DirState.OFFLINE:
+                return LogDirOfflineError(
+                    f"data directory is offline until a restart: directory={self.path}"
+                    f" cause={self.offline_cause}"
+                )
+            case DirState.NEW | DirState.CLOSED:
+                return ClosedError(f"data directory is closed: directory={self.path}")
+
+    def check_room(self, size_bytes: int) -> None:
+        """Raise `NoSpaceError` where a put of so many bytes is not to be accepted.
+
+        Compares cached figures only: the free space is looked at by the storage
+        thread, and what was accepted since then is subtracted here.
+        """
+        if 0 < self._free_bytes_min > self._free_bytes - size_bytes:
+            raise NoSpaceError(
+                f"low on space: directory={self.path} expected at least"
+                f" {self._free_bytes_min} bytes to stay free, got"
+                f" {self._free_bytes - size_bytes}"
+            )
+        if self._size_bytes_max and self.size_bytes + size_bytes > self._size_bytes_max:
+            raise NoSpaceError(
+                f"data directory is full: directory={self.path} expected at most"
+                f" {self._size_bytes_max} bytes, got {self.size_bytes + size_bytes}"
+            )
+        self._free_bytes = SizeBytes(self._free_bytes - size_bytes)
+
+    @property
+    def free_bytes(self) -> SizeBytes:
+        """Return the room on its disk, as far as it is known."""
+        return self._free_bytes
+
+    @property
+    def is_low_on_space(self) -> bool:
+        """Tell whether puts are refused because the disk is nearly full."""
+        return self._free_bytes < self._free_bytes_min
+
+    def tick(self, now_s: float, refresh_s: float) -> None:
+        """Have the free space looked at when the figure is older than `refresh_s`."""
+        if self.state is DirState.ONLINE and now_s - self._free_seen_s >= refresh_s:
+            self._free_seen_s = now_s
+            self._worker.submit(self.appender.look_at_free_space)
+
+    def close(
+        self, logs: Iterable[tuple[LogWriter, AppendReceiver]], on_closed: Task
+    ) -> None:
+        """Close the logs after everything queued, then end the thread.
+
+        Args:
+            logs: both sides of every log in this directory.
+            on_closed: called on the loop's thread when all files are closed; calls
+                `unlock`.
+        """
+        was_started = self.state is not DirState.NEW
+        self._apply(DirEvent.CLOSE)
+        if was_started:
+            self._worker.submit(partial(self.appender.close, tuple(logs), on_closed))
+            self._worker.stop()
+        else:
+            self._post(on_closed)
+
+    def take_offline(self, error: StorageError) -> None:
+        """Take the directory offline for an error that another thread met."""
+        if self.state is DirState.ONLINE:
+            self._worker.submit(partial(self.appender.go_offline, error))
+
+    def unlock(self) -> None:
+        """Give the directory up; for a start that failed half-way."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _run_batch(self, batch: Sequence[Request]) -> None:
+        try:
+            self.appender.run(batch)
+        except Exception as error:  # noqa: BLE001  # the top of the storage thread
+            _log.exception("storage thread failed: directory=%s", self.path)
+            self.appender.go_offline(
+                StorageError(f"bug in the storage thread: {error!r}")
+            )
+
+    def _on_free_space(self, free_bytes: SizeBytes) -> None:
+        self._free_bytes = free_bytes
+        self._free_seen_s = self._clock.monotonic_s()
+
+    def _on_offline(self, error: StorageError) -> None:
+        self.offline_cause = error
+        _log.error("data directory offline: directory=%s cause=%s", self.path, error)
+        if self.state is DirState.ONLINE:
+            self._apply(DirEvent.DISK_ERROR)
+            self._report_offline(self, error)
+
+    def _apply(self, event: DirEvent) -> None:
+        found = TRANSITIONS.get((self.state, event))
+        assert found is not None, f"{self.path}: {event.value} in {self.state.value}"
+        self.state = found
+
+
+def _size_of(request: Request) -> int:
+    return request.size_bytes if isinstance(request, AppendRequest) else 0

@@ -1,0 +1,330 @@
+"""The storage thread's side of one partition: its active segment and what is synced.
+
+Everything here blocks, and belongs to the storage thread of the data directory. The
+loop's side of the same partition is `partition_log.py`; the two exchange values only.
+
+    base offset            synced_end             end
+        |------- synced --------|---- written -----|
+        |            active segment                |
+
+In group commit `synced_end` = `end` between two groups. In threshold mode records lie
+between them until more than `unflush_threshold` are unsynced or the interval is over.
+
+Failures leave one of two states. Without room (`NoSpaceError`) the bytes of the failed
+group are cut off again, so the file ends where it ended before. With any other error
+(`DiskError`) nothing about the file is known any more; the caller takes the whole data
+directory offline and never calls a writer of it again, except to abandon it.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
+from metaq.fs import AppendFile, FileSystem
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.storage.segment import Segment, segment_file_name
+from metaq.storage.span_index import SpanIndexWriter
+
+GROUP_BYTES_MAX: Final = SizeBytes(16 << 20)
+"""Most bytes of one log that are written and not synced in group commit: about 50 ms
+of an SSD. Recovery takes a longer damaged tail for corruption, not for a torn one."""
+
+_FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """What a writer is told when its log is opened."""
+
+    segment_bytes_max: int
+    """Roll when the active segment has this size, bytes, 1 or more."""
+    span_bytes_min: int
+    """Least size of an entry of the span index, bytes."""
+    slow_sync_ms: int
+    """A sync slower than this is logged as a warning."""
+    unflush_threshold: int
+    """0 or less: group commit; n: sync after more than n unsynced records."""
+
+    @property
+    def is_group_commit(self) -> bool:
+        """Tell whether nothing is acknowledged before it is synced."""
+        return self.unflush_threshold <= 0
+
+
+class ActiveSegment:
+    """The open files of the segment that takes appends."""
+
+    __slots__ = ("base_offset", "file", "size_bytes", "spans")
+
+    def __init__(
+        self,
+        base_offset: Offset,
+        size_bytes: SizeBytes,
+        file: AppendFile,
+        spans: SpanIndexWriter | None,
+    ) -> None:
+        self.base_offset = base_offset
+        self.size_bytes = size_bytes
+        self.file = file
+        self.spans = spans
+
+    def as_segment(self) -> Segment:
+        """Return what the loop's side is told about it."""
+        return Segment(self.file.path, self.base_offset, self.size_bytes)
+
+
+class LogWriter:
+    """Write, sync and roll one partition. Owner: the storage thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        directory: Path,
+        options: WriterOptions,
+        *,
+        end: Offset,
+        last_id: MessageId,
+    ) -> None:
+        """Describe a log that has no segment yet; `reopen` gives it one.
+
+        Args:
+            fs: the disk.
+            clock: for append times and sync times.
+            directory: the partition's directory; made by the first write.
+            options: limits and mode; the mode does not change later.
+            end: offset of the next byte.
+            last_id: last message id in the log; negative when there is none.
+        """
+        self._fs = fs
+        self._clock = clock
+        self._options = options
+        self._active: ActiveSegment | None = None
+        self._is_closed = False
+        self.directory: Final = directory
+        """The partition's directory."""
+        self._interval_s = 0.0
+        self.epoch = 0
+        """Grows when queued appends become void because one before them failed."""
+        self.end = end
+        """Offset behind the last byte written."""
+        self.synced_end = end
+        """Offset behind the last byte synced."""
+        self.last_id = last_id
+        """Id of the last record written."""
+        self.unsynced_records = 0
+        """Records written since the last sync."""
+        self.last_sync_s = clock.monotonic_s()
+        """When the last sync ended, on the monotonic clock."""
+        self.sync_count = 0
+        """Syncs of segment files so far."""
+        self.sync_s = 0.0
+        """Time they took together, seconds."""
+
+    def reopen(self, segment: Segment, spans: SpanIndexWriter | None) -> None:
+        """Go on with the active segment that recovery found; takes over `spans`.
+
+        Without `spans` (there was no room for an index) its bytes stay uncovered until
+        the next start; the next segment has an index again.
+        """
+        file = self._fs.open_append(segment.path, create=False)
+        self._active = ActiveSegment(
+            segment.base_offset, segment.size_bytes, file, spans
+        )
+
+    def set_interval_s(self, interval_s: float) -> None:
+        """Threshold mode: sync at a write when the last sync is older; 0: never."""
+        self._interval_s = interval_s
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the active segment has the size at which a log rolls."""
+        active = self._active
+        return (
+            active is not None and active.size_bytes >= self._options.segment_bytes_max
+        )
+
+    def is_sync_due(self) -> bool:
+        """Tell whether what was written has to be synced before it is acknowledged."""
+        if self._options.is_group_commit:
+            return True
+        if self.unsynced_records > self._options.unflush_threshold:
+            return True
+        age_s = self._clock.monotonic_s() - self.last_sync_s
+        return 0 < self._interval_s < age_s
+
+    def write(self, data: bytes, *, record_count: int, last_id: MessageId) -> None:
+        """Write whole records behind the last one; nothing is synced for certain.
+
+        Bytes beyond `GROUP_BYTES_MAX` are synced in steps in group commit, so that a
+        power cut never finds a longer unsynced tail.
+
+        Raises:
+            NoSpaceError: the log ends where it ended before.
+            DiskError: nothing is known about the file any more.
+        """
+        active = self._ready_segment()
+        size_before = active.size_bytes
+        steps = memoryview(data)
+        try:
+            for start in range(0, len(data), GROUP_BYTES_MAX):
+                if start and self._options.is_group_commit:
+                    self._sync_file(active.file)
+                active.file.write(steps[start : start + GROUP_BYTES_MAX])
+        except NoSpaceError:
+            with _no_space_is_final():
+                active.file.truncate(size_before)
+            # A prefix of a refused batch must not come back after a power cut.
+            self._sync_file(active.file)
+            raise
+        finally:
+            steps.release()
+        if active.spans is not None:
+            active.spans.extend(data, record_count=record_count)
+        active.size_bytes = SizeBytes(size_before + len(data))
+        self.end = Offset(self.end + len(data))
+        self.last_id = last_id
+        self.unsynced_records += record_count
+
+    def sync(self) -> None:
+        """Wait until everything written is on disk, then index it.
+
+        Raises:
+            DiskError: final, see `AppendFile.sync`.
+        """
+        active = self._active
+        if active is None or self.synced_end == self.end:
+            return
+        self._sync_file(active.file)
+        if active.spans is not None:
+            with _no_space_is_final():
+                active.spans.commit(self._clock.wall_ms())
+        self.synced_end = self.end
+        self.unsynced_records = 0
+
+    def roll(self) -> tuple[Segment, Segment]:
+        """Seal the active segment and open the next one.
+
+        Returns:
+            The sealed segment and the new active one.
+
+        Raises:
+            NoSpaceError: no room or no descriptor for the next segment now; the log is
+                as it was, and no write succeeds before a roll has.
+            DiskError: nothing is known any more.
+        """
+        sealed = self._active
+        if sealed is None:
+            raise SegmentSealedError(f"nothing to roll: directory={self.directory}")
+        self.sync()
+        # First the next segment, then the seal: a failure in between leaves the log
+        # with an empty file of exactly the name that the next try needs.
+        active = self._create_segment(self.end)
+        self._active = active
+        with _no_space_is_final():
+            if sealed.spans is not None:
+                sealed.spans.seal()
+            sealed.file.close()
+        _log.info(
+            "segment rolled: directory=%s offset=%d size_bytes=%d",
+            self.directory,
+            active.base_offset,
+            sealed.size_bytes,
+        )
+        return sealed.as_segment(), active.as_segment()
+
+    def close(self) -> None:
+        """Sync what is unsynced and close the files; a second call does nothing.
+
+        Raises:
+            DiskError: what was not synced may be lost; the files may be open.
+        """
+        self._is_closed = True
+        if self._active is not None:
+            self.sync()
+            with _no_space_is_final():
+                if self._active.spans is not None:
+                    self._active.spans.close()
+                self._active.file.close()
+            self._active = None
+
+    def abandon(self) -> None:
+        """Close the files of an offline directory, believing and syncing nothing."""
+        self._is_closed = True
+        if self._active is not None:
+            if self._active.spans is not None:
+                self._active.spans.abandon()
+            with suppress(StorageError):
+                self._active.file.close()
+            self._active = None
+
+    def _ready_segment(self) -> ActiveSegment:
+        """Return the segment to write to; makes the first one of a new log."""
+        if self._is_closed:
+            raise SegmentSealedError(f"log is closed: directory={self.directory}")
+        if self._active is None:
+            with _few_descriptors_are_no_space():
+                self._fs.make_directory(self.directory)
+            self._active = self._create_segment(self.end)
+        return self._active
+
+    def _create_segment(self, base_offset: Offset) -> ActiveSegment:
+        path = self.directory / segment_file_name(base_offset)
+        with _few_descriptors_are_no_space():
+            file = self._fs.open_append(path, create=True)
+            try:
+                if file.size():
+                    raise SegmentSealedError(
+                        f"segment exists already: file={path} size_bytes={file.size()}"
+                    )
+                spans = SpanIndexWriter.create(
+                    self._fs,
+                    path,
+                    base_offset,
+                    self.last_id,
+                    span_bytes_min=self._options.span_bytes_min,
+                )
+            except StorageError:
+                file.close()
+                raise
+        return ActiveSegment(base_offset, SizeBytes(0), file, spans)
+
+    def _sync_file(self, file: AppendFile) -> None:
+        """Sync, and keep the books about it."""
+        start_s = self._clock.monotonic_s()
+        file.sync()
+        self.last_sync_s = self._clock.monotonic_s()
+        took_s = self.last_sync_s - start_s
+        self.sync_count += 1
+        self.sync_s += took_s
+        if took_s * 1000 > self._options.slow_sync_ms:
+            _log.warning(
+                "slow sync: file=%s duration_ms=%d", file.path, round(took_s * 1000)
+            )
+
+
+@contextmanager
+def _few_descriptors_are_no_space() -> Iterator[None]:
+    """Report exhausted descriptors as what they are: a lack that passes by itself."""
+    try:
+        yield
+    except DiskError as error:
+        if error.operation == "open" and error.errno_name in _FEW_DESCRIPTORS:
+            raise NoSpaceError(f"no descriptor for a segment: {error}") from error
+        raise
+
+
+@contextmanager
+def _no_space_is_final() -> Iterator[None]:
+    """Report a lack of room where going on would need it as a disk error."""
+    try:
+        yield
+    except NoSpaceError as error:
+        raise DiskError("make room for metadata", str(error), "ENOSPC") from error

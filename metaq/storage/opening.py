@@ -1,0 +1,180 @@
+"""From a data directory to recovered partitions: names, recovery, writers.
+
+The first half of `LogManager.open`, which blocks. Nothing here outlives it: a failure
+closes what was opened, and the manager makes logs of what was found.
+Source: broker spec 2.1, 2.3.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.config import BrokerConfig, TopicConfig
+from metaq.errors import StorageError
+from metaq.fs import FileSystem
+from metaq.model import LogId, MessageId, Millis, Offset
+from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
+from metaq.storage.recovery import RecoveredLog, recover_log
+from metaq.storage.retire import age_facts
+
+NAME_BYTES_MAX: Final = 255
+"""Longest file name that Linux takes."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredPartition:
+    """One partition between recovery and service."""
+
+    log_id: LogId
+    """Which one."""
+    data_path: Path
+    """The data directory it lies in."""
+    settings: TopicConfig
+    """Of its topic."""
+    found: RecoveredLog
+    """What lies on the disk."""
+    writer: LogWriter
+    """Open at the end of the active segment, unless there is damage."""
+    newest_append_ms: Millis | None
+    """When the last record was appended; None where nobody knows."""
+
+
+def log_directory_name(log_id: LogId) -> str:
+    """Return the directory name of a partition.
+
+    Raises:
+        StorageError: no file system has a room for that name; the topic comes from the
+            wire, so it may be anything.
+    """
+    name = str(log_id)
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError as error:
+        raise StorageError(f"topic is not text: topic={log_id.topic!r}") from error
+    if not log_id.topic or "/" in name or "\0" in name:
+        raise StorageError(f"topic cannot name a directory: topic={log_id.topic!r}")
+    if size > NAME_BYTES_MAX:
+        raise StorageError(
+            f"topic is too long: expected a directory name of at most {NAME_BYTES_MAX}"
+            f" bytes, got {size}"
+        )
+    return name
+
+
+def parse_log_directory_name(name: str) -> LogId | None:
+    """Return the partition of a directory name, or None where it is not one.
+
+    The text behind the last '-' is the number; only the spelling that we write is
+    taken, so that two directories never mean one partition.
+    """
+    topic, dash, number = name.rpartition("-")
+    if not (dash and topic and number.isascii() and number.isdecimal()):
+        return None
+    log_id = LogId(topic, int(number))
+    return log_id if str(log_id) == name else None
+
+
+def new_writer(
+    fs: FileSystem,
+    clock: Clock,
+    config: BrokerConfig,
+    settings: TopicConfig,
+    path: Path,
+    *,
+    end: Offset,
+    last_id: MessageId,
+) -> LogWriter:
+    """Return the writer of a partition directory, configured and without files."""
+    options = WriterOptions(
+        segment_bytes_max=config.system.segment_bytes_max,
+        span_bytes_min=config.limits.span_bytes_min,
+        slow_sync_ms=config.limits.slow_sync_ms,
+        unflush_threshold=settings.unflush_threshold,
+    )
+    return LogWriter(fs, clock, path, options, end=end, last_id=last_id)
+
+
+def recover_partitions(
+    fs: FileSystem, clock: Clock, config: BrokerConfig, data_path: Path
+) -> list[RecoveredPartition]:
+    """Recover every partition of one data directory, as many at a time as CPUs.
+
+    Directories without a dash are nobody's business; one that has a dash and is no
+    partition is worth a warning.
+
+    Raises:
+        StorageError: the disk refuses; nothing stays open.
+    """
+    wanted = []
+    for name in fs.list_directory(data_path):
+        path = data_path / name
+        if "-" not in name or not fs.is_directory(path):
+            continue
+        log_id = parse_log_directory_name(name)
+        if log_id is None:
+            _log.warning("directory skipped, no partition: directory=%s", path)
+        else:
+            wanted.append(log_id)
+
+    def recover(log_id: LogId) -> RecoveredPartition:
+        return _recover(fs, clock, config, data_path, log_id)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1, "recovery") as pool:
+        futures = [pool.submit(recover, log_id) for log_id in wanted]
+    try:
+        return [future.result() for future in futures]
+    except StorageError:
+        for future in futures:
+            if future.exception() is None:
+                future.result().writer.abandon()
+        raise
+
+
+def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
+    """Raise `StorageError` where one partition lies in two data directories."""
+    places: dict[LogId, Path] = {}
+    for each in recovered:
+        other = places.setdefault(each.log_id, each.data_path)
+        if other != each.data_path:
+            raise StorageError(
+                f"partition lies in two data directories: partition={each.log_id}"
+                f" directories={other}, {each.data_path}"
+            )
+
+
+def _recover(
+    fs: FileSystem, clock: Clock, config: BrokerConfig, data_path: Path, log_id: LogId
+) -> RecoveredPartition:
+    settings = config.topic(log_id.topic)
+    path = data_path / str(log_id)
+    is_group_commit = settings.unflush_threshold <= 0
+    found = recover_log(
+        fs,
+        path,
+        unsynced_bytes_max=GROUP_BYTES_MAX if is_group_commit else None,
+        span_bytes_min=config.limits.span_bytes_min,
+        now_ms=clock.wall_ms(),
+    )
+    end = found.segments[-1].end_offset if found.segments else Offset(0)
+    writer = new_writer(
+        fs, clock, config, settings, path, end=end, last_id=found.last_id
+    )
+    newest = found.spans.newest_append_ms if found.spans is not None else None
+    try:
+        if newest is None and len(found.segments) > 1:
+            # Right after a roll the active segment is empty.
+            newest = age_facts(fs, found.segments[-2]).newest_append_ms
+        if found.segments and not found.damage:
+            writer.reopen(found.segments[-1], found.spans)
+    except StorageError:
+        if found.spans is not None:
+            found.spans.abandon()
+        raise
+    return RecoveredPartition(log_id, data_path, settings, found, writer, newest)

@@ -1,0 +1,573 @@
+"""One partition on the event loop's side: offsets, reads, waiters, state.
+
+Theory of operation. The loop's thread owns everything in a `PartitionLog` and decides
+everything; the storage thread writes (`log_writer.py`) and reports (`appender.py`).
+
+    log start ... high watermark ... log end ... next offset
+        |------ readable ----|-- written --|-- in flight --|
+
+* `append` gives out the next offset at once and queues a request; it never blocks.
+  Requests are answered in order, so a queue of tickets is all that is remembered.
+* Reads stop at the high watermark: a consumer never sees a byte that a crash could
+  take back. They open files on the loop's thread, but read nothing.
+* When an append finds no room, everything in flight fails with it, `next_offset` goes
+  back to the log end, and the epoch grows (see `appender.py`).
+
+    OPEN ----damage----> STOPPED     puts are refused, gets outside damage go on
+    OPEN, STOPPED --disk error--> OFFLINE    nothing is believed until a restart
+    any --close--> CLOSING --closed--> CLOSED
+
+Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
+of them changes. Source: broker spec 2.4 to 2.8.
+"""
+
+import enum
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from metaq.errors import (
+    ClosedError,
+    CorruptRecordError,
+    DiskError,
+    LogOfflineError,
+    NoSpaceError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.storage.appender import AppendRequest, AppendTicket, Progress
+from metaq.storage.log_dir import LogDir
+from metaq.storage.log_writer import LogWriter
+from metaq.storage.segment import Damage, Segment
+from metaq.storage.segments import Segments
+from metaq.storage.slices import OpenFiles, Slice
+from metaq.storage.waiters import Waiters, WaitHandle
+
+
+class LogState(enum.Enum):
+    """What a partition log may be asked."""
+
+    OPEN = "open"
+    """Everything."""
+    STOPPED = "stopped"
+    """Gets outside the damaged ranges."""
+    OFFLINE = "offline"
+    """Nothing: its data directory had a disk error."""
+    CLOSING = "closing"
+    """Gets; appends in flight are being finished."""
+    CLOSED = "closed"
+    """Nothing."""
+
+
+class LogEvent(enum.Enum):
+    """What happens to a partition log."""
+
+    DAMAGE = "damage"
+    DISK_ERROR = "disk error"
+    CLOSE = "close"
+    CLOSED = "closed"
+
+
+TRANSITIONS: Final[dict[tuple[LogState, LogEvent], LogState]] = {
+    (LogState.OPEN, LogEvent.DAMAGE): LogState.STOPPED,
+    (LogState.STOPPED, LogEvent.DAMAGE): LogState.STOPPED,
+    (LogState.CLOSING, LogEvent.DAMAGE): LogState.CLOSING,
+    (LogState.OPEN, LogEvent.DISK_ERROR): LogState.OFFLINE,
+    (LogState.STOPPED, LogEvent.DISK_ERROR): LogState.OFFLINE,
+    (LogState.OPEN, LogEvent.CLOSE): LogState.CLOSING,
+    (LogState.STOPPED, LogEvent.CLOSE): LogState.CLOSING,
+    (LogState.OFFLINE, LogEvent.CLOSE): LogState.CLOSING,
+    (LogState.CLOSING, LogEvent.CLOSED): LogState.CLOSED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogStatistics:
+    """A snapshot of one partition log."""
+
+    log_id: LogId
+    """Which partition."""
+    state: LogState
+    """What it may be asked."""
+    is_group_commit: bool
+    """Whether an acknowledged record is on disk (else: soon, see the interval)."""
+    log_start: Offset
+    """First readable offset."""
+    high_watermark: Offset
+    """Offset behind the last readable byte."""
+    log_end: Offset
+    """Offset behind the last byte written."""
+    next_offset: Offset
+    """Where the next append will lie."""
+    size_bytes: SizeBytes
+    """Bytes on disk: log end - log start."""
+    segment_count: int
+    """Files, the active one included."""
+    record_count: int
+    """Records stored, as far as they are known to the span index."""
+    append_count: int
+    """Appends answered with success since the log was opened."""
+    refused_count: int
+    """Appends that were refused or failed since the log was opened."""
+    in_flight_count: int
+    """Appends queued and not yet answered."""
+    waiter_count: int
+    """Long polls."""
+    sync_count: int
+    """Syncs since the log was opened."""
+    sync_s: float
+    """Time they took together, seconds."""
+    damage: tuple[str, ...]
+    """One line per damaged range."""
+
+
+class PartitionLog:
+    """One partition. Owner: the event loop's thread.
+
+    Every method is called on that thread and none blocks on writes.
+    """
+
+    def __init__(
+        self,
+        log_id: LogId,
+        log_dir: LogDir,
+        writer: LogWriter,
+        segments: Segments,
+        files: OpenFiles,
+        *,
+        is_group_commit: bool,
+        size_bytes_max: int,
+        record_count: int = 0,
+        damage: tuple[Damage, ...] = (),
+    ) -> None:
+        """Take a log as recovery found it, or a new one.
+
+        Args:
+            log_id: which partition.
+            log_dir: where it lies.
+            writer: the storage thread's side of it.
+            segments: at least one; the last one's end is the end of the log.
+            files: shared by all logs of the broker.
+            is_group_commit: the durability mode, for statistics.
+            size_bytes_max: refuse appends that make the log larger; 0: no limit.
+            record_count: records in it, as far as they are known.
+            damage: damaged ranges; any makes the log start in STOPPED.
+        """
+        self.log_id: Final = log_id
+        """Which partition."""
+        self.log_dir: Final = log_dir
+        """Where it lies."""
+        self.writer: Final = writer
+        """The storage thread's side; not to be touched on the loop's thread."""
+        self._files = files
+        self._is_group_commit = is_group_commit
+        self._size_bytes_max = size_bytes_max
+        self._segments = segments
+        self._log_start = segments.first.base_offset
+        end = segments.active.end_offset
+        self._high_watermark = self._log_end = self._next_offset = end
+        self._record_count = record_count
+        self._damage = damage
+        self._state = LogState.STOPPED if damage else LogState.OPEN
+        self._epoch = 0
+        self._in_flight: deque[AppendRequest] = deque()
+        self._waiters = Waiters()
+        self._append_count = 0
+        self._refused_count = 0
+        self._interval_s = 0.0
+        self._last_sync_s = 0.0
+        self._is_sync_queued = False
+        self._sync_count = 0
+        self._sync_s = 0.0
+        log_dir.size_bytes = SizeBytes(log_dir.size_bytes + self.size_bytes)
+
+    # -- what it is
+
+    @property
+    def state(self) -> LogState:
+        """Return what the log may be asked."""
+        return self._state
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Return the first readable offset; it only grows."""
+        return self._log_start
+
+    @property
+    def high_watermark(self) -> Offset:
+        """Return the offset behind the last readable byte; it only grows."""
+        return self._high_watermark
+
+    @property
+    def next_offset(self) -> Offset:
+        """Return where the next append will lie, those in flight counted."""
+        return self._next_offset
+
+    @property
+    def size_bytes(self) -> SizeBytes:
+        """Return the bytes on disk."""
+        return SizeBytes(self._log_end - self._log_start)
+
+    @property
+    def record_count(self) -> int:
+        """Return the number of records stored, as far as it is known."""
+        return self._record_count
+
+    @property
+    def is_group_commit(self) -> bool:
+        """Tell whether an acknowledged record is on disk."""
+        return self._is_group_commit
+
+    @property
+    def segments(self) -> Segments:
+        """Return the segments as they are now; an immutable value."""
+        return self._segments
+
+    def readable_active(self) -> Segment:
+        """Return the active segment with the size that is readable now."""
+        active = self._segments.active
+        size = max(0, self._high_watermark - active.base_offset)
+        return replace(active, size_bytes=SizeBytes(size))
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """Return the damaged ranges, in order of their offsets."""
+        return self._damage
+
+    def statistics(self) -> LogStatistics:
+        """Return a snapshot."""
+        return LogStatistics(
+            log_id=self.log_id,
+            state=self._state,
+            is_group_commit=self._is_group_commit,
+            log_start=self._log_start,
+            high_watermark=self._high_watermark,
+            log_end=self._log_end,
+            next_offset=self._next_offset,
+            size_bytes=self.size_bytes,
+            segment_count=len(self._segments),
+            record_count=self._record_count,
+            append_count=self._append_count,
+            refused_count=self._refused_count,
+            in_flight_count=len(self._in_flight),
+            waiter_count=len(self._waiters),
+            sync_count=self._sync_count,
+            sync_s=self._sync_s,
+            damage=tuple(str(damage) for damage in self._damage),
+        )
+
+    # -- writing
+
+    def append(
+        self,
+        chunks: list[bytes],
+        *,
+        size_bytes: int,
+        record_count: int,
+        last_id: MessageId,
+        ticket: AppendTicket,
+    ) -> Offset:
+        """Queue whole records for the end of the log; never blocks.
+
+        Args:
+            chunks: their bytes, ownership passes to the log; must not change.
+            size_bytes: sum of the lengths of the chunks, 1 or more.
+            record_count: number of records, 1 or more.
+            last_id: id of the last of them.
+            ticket: told on this thread, in the order of the appends, once.
+
+        Returns:
+            The offset of the first byte; the bytes lie there when the ticket says so.
+
+        Raises:
+            LogOfflineError: the log is stopped because of damage.
+            LogDirOfflineError: its data directory had a disk error.
+            NoSpaceError: the disk or a size limit has no room for it now.
+            ClosedError: the log is closed or closing.
+
+        After an error nothing was queued and the ticket is not called.
+
+        Durability: group commit answers the ticket after the sync; threshold mode
+        after the write.
+        """
+        try:
+            self._check_append(size_bytes)
+        except (StorageError, ClosedError):
+            self._refused_count += 1
+            raise
+        offset = self._next_offset
+        request = AppendRequest(
+            self.writer,
+            self,
+            self._epoch,
+            offset,
+            chunks,
+            SizeBytes(size_bytes),
+            record_count,
+            last_id,
+            ticket,
+        )
+        # All books are kept before the request goes out: a worker that runs at once
+        # comes back to this log before `submit` returns.
+        self._next_offset = Offset(offset + size_bytes)
+        self._in_flight.append(request)
+        self.log_dir.submit(request)
+        return offset
+
+    def set_interval_ms(self, interval_ms: int) -> None:
+        """Change how old unsynced records may become; 0 or less: any age."""
+        self._interval_s = max(0, interval_ms) / 1000
+        self.log_dir.submit(partial(self.writer.set_interval_s, self._interval_s))
+
+    def sync_if_due(self, now_s: float) -> None:
+        """Have unsynced records synced when the last sync is an interval ago.
+
+        Args:
+            now_s: the monotonic clock.
+        """
+        if (
+            not self._is_sync_queued
+            and 0 < self._interval_s <= now_s - self._last_sync_s
+            and self._high_watermark < self._log_end
+        ):
+            self._is_sync_queued = True
+            self.log_dir.submit(partial(self.log_dir.appender.sync, self.writer, self))
+
+    # -- reading
+
+    def read(self, offset: Offset, max_bytes: int) -> Slice:
+        """Return readable bytes from `offset` on, of one segment.
+
+        Args:
+            offset: any offset; it need not be where a record starts.
+            max_bytes: longest slice wanted, 1 or more.
+
+        Returns:
+            A slice of 1 to `max_bytes` bytes; it ends at the latest at the end of the
+            segment, at the high watermark or where damage starts. The caller releases
+            it.
+
+        Raises:
+            OffsetOutOfRangeError: no readable byte has this offset (the high watermark
+                itself is out of range too).
+            CorruptRecordError: the byte lies in a damaged range; the error knows the
+                next good offset.
+            LogDirOfflineError: the data directory had a disk error.
+            ClosedError: the log is closed.
+            DiskError: the file cannot be opened.
+        """
+        if self._state in {LogState.OFFLINE, LogState.CLOSED}:
+            raise self._refusal()
+        if not self._log_start <= offset < self._high_watermark:
+            raise self._out_of_range(offset, self._log_start)
+        end = min(self._high_watermark, offset + max(1, max_bytes))
+        for damage in self._damage:
+            if damage.covers(offset):
+                raise CorruptRecordError(
+                    f"partition {self.log_id}: {damage}",
+                    next_good_offset=damage.next_good_offset,
+                )
+            if damage.offset > offset:
+                end = min(end, damage.offset)
+        segment = self._segments.find(offset)
+        if segment is None:
+            following = self._segments.following(offset)
+            raise CorruptRecordError(
+                f"partition {self.log_id}: no segment holds offset {offset}",
+                next_good_offset=following.base_offset if following else None,
+            )
+        is_active = segment is self._segments.active
+        if not is_active:
+            end = min(end, segment.end_offset)
+        try:
+            open_file = self._files.acquire(segment.path)
+        except DiskError as error:
+            if error.errno_name == "ENOENT" and not is_active:
+                # Retention has removed the file and its report is on the way.
+                raise self._out_of_range(offset, segment.end_offset) from error
+            raise
+        return Slice(
+            open_file,
+            segment.position_of(offset),
+            SizeBytes(end - offset),
+            is_active=is_active,
+        )
+
+    def nearest_offset(self, offset: Offset) -> Offset:
+        """Return the valid offset that MetaQ calls nearest (broker spec 1.6, 2.4).
+
+        Returns:
+            Below the log start: the log start; from the high watermark on: the high
+            watermark; else the base offset of the segment that holds the byte, which
+            is always where a record starts.
+        """
+        if offset < self._log_start:
+            return self._log_start
+        if offset >= self._high_watermark:
+            return self._high_watermark
+        segment = self._segments.find(offset) or self._segments.following(offset)
+        return segment.base_offset if segment else self._high_watermark
+
+    def wait(self, offset: Offset, callback: Callable[[], None]) -> WaitHandle:
+        """Call back once, when a byte at `offset` is readable or the log stops.
+
+        Args:
+            offset: usually the high watermark of the moment.
+            callback: called on this thread, later or, when the condition holds
+                already, before this method returns.
+
+        Returns:
+            A handle that cancels the wait.
+        """
+        handle = self._waiters.add(offset, callback)
+        if offset < self._high_watermark or self._state is not LogState.OPEN:
+            handle.wake()
+        return handle
+
+    # -- what happens to it
+
+    def on_progress(self, progress: Progress) -> None:
+        """Take note of written and synced bytes; answer what they answer."""
+        if self._state in {LogState.OFFLINE, LogState.CLOSED}:
+            return
+        self._is_sync_queued = False
+        self._sync_count = progress.sync_count
+        self._sync_s = progress.sync_s
+        self._last_sync_s = progress.last_sync_s
+        self._set_bounds(
+            log_end=progress.log_end, high_watermark=progress.high_watermark
+        )
+        done = [self._in_flight.popleft() for _ in range(progress.request_count)]
+        self._append_count += len(done)
+        self._record_count += sum(request.record_count for request in done)
+        for request in done:
+            request.ticket.on_stored()
+        self._wake_waiters()
+
+    def on_rolled(self, sealed: Segment, active: Segment) -> None:
+        """Take note of a new active segment."""
+        self._segments = self._segments.rolled(sealed, active)
+
+    def on_refused(self, error: NoSpaceError) -> None:
+        """Fail everything in flight: there was no room, and what comes next is void."""
+        self._epoch += 1
+        self._fail_in_flight(error)
+
+    def on_retired(self, segment: Segment, record_count: int) -> None:
+        """Take note that the oldest segment is gone from the disk.
+
+        Args:
+            segment: the first of `segments`.
+            record_count: records that it held.
+        """
+        self._segments = self._segments.without(segment)
+        self._files.forget(segment.path)
+        self._record_count = max(0, self._record_count - record_count)
+        self._set_bounds(log_start=self._segments.first.base_offset)
+
+    def on_damage(self, damage: Damage) -> None:
+        """Stop the log: bytes in it contradict a checksum.
+
+        Appends in flight are finished; new ones are refused.
+        """
+        self._apply(LogEvent.DAMAGE)
+        if damage not in self._damage:
+            found = (*self._damage, damage)
+            self._damage = tuple(sorted(found, key=lambda each: each.offset))
+        self._wake_waiters()
+
+    def on_offline(self, error: StorageError) -> None:
+        """Fail everything: the data directory had a disk error."""
+        self._apply(LogEvent.DISK_ERROR)
+        self._fail_in_flight(error)
+        self._wake_waiters()
+
+    def begin_close(self) -> None:
+        """Refuse appends from now on; those in flight are finished."""
+        self._apply(LogEvent.CLOSE)
+        self._wake_waiters()
+
+    def finish_close(self) -> None:
+        """Refuse everything, and fail what the storage thread never answered."""
+        self._apply(LogEvent.CLOSED)
+        cause = self.log_dir.offline_cause
+        self._fail_in_flight(
+            StorageError(f"partition {self.log_id} was closed: outcome unknown")
+            if cause is None
+            else cause
+        )
+
+    # -- helpers
+
+    def _check_append(self, size_bytes: int) -> None:
+        if self._state is not LogState.OPEN:
+            raise self._refusal()
+        size_max = self._size_bytes_max
+        size_after = self._next_offset - self._log_start + size_bytes
+        if size_max and size_after > size_max:
+            raise NoSpaceError(
+                f"partition {self.log_id} is full: expected at most {size_max} bytes,"
+                f" got {size_after}"
+            )
+        self.log_dir.check_room(size_bytes)
+
+    def _refusal(self) -> Exception:
+        match self._state:
+            case LogState.STOPPED:
+                return LogOfflineError(
+                    f"partition {self.log_id} is stopped: {self._damage[0]}"
+                )
+            case LogState.OFFLINE:
+                return self.log_dir.refusal() or ClosedError(str(self.log_id))
+            case _:
+                return ClosedError(f"partition {self.log_id} is closed")
+
+    def _out_of_range(self, offset: Offset, log_start: Offset) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            offset, log_start=log_start, high_watermark=self._high_watermark
+        )
+
+    def _fail_in_flight(self, error: StorageError) -> None:
+        failed, self._in_flight = self._in_flight, deque()
+        self._next_offset = self._log_end
+        self._refused_count += len(failed)
+        for request in failed:
+            request.ticket.on_failed(error)
+
+    def _wake_waiters(self) -> None:
+        is_open = self._state is LogState.OPEN
+        self._waiters.wake_below(self._high_watermark if is_open else None)
+
+    def _set_bounds(
+        self,
+        *,
+        log_start: Offset | None = None,
+        high_watermark: Offset | None = None,
+        log_end: Offset | None = None,
+    ) -> None:
+        size_before = self.size_bytes
+        if log_start is not None:
+            assert log_start >= self._log_start, (log_start, self._log_start)
+            self._log_start = log_start
+        if high_watermark is not None:
+            assert high_watermark >= self._high_watermark, high_watermark
+            self._high_watermark = high_watermark
+        if log_end is not None:
+            self._log_end = log_end
+        assert (
+            self._log_start
+            <= self._high_watermark
+            <= self._log_end
+            <= self._next_offset
+        ), self.statistics()
+        self.log_dir.size_bytes = SizeBytes(
+            self.log_dir.size_bytes + self.size_bytes - size_before
+        )
+
+    def _apply(self, event: LogEvent) -> None:
+        found = TRANSITIONS.get((self._state, event))
+        assert found is not None, f"{self.log_id}: {event.value} in {self._state.value}"
+        self._state = found

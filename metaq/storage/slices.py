@@ -1,0 +1,129 @@
+"""Slices: readable byte ranges for the wire, and the open files behind them.
+
+A slice names a file, a position and a length; the broker hands these to sendfile and
+never copies the payload of a get. The file stays open until the last slice of it is
+released, whatever happens meanwhile: a deleted segment is readable through the
+descriptor, and a descriptor that was closed too early could be given to another file
+and send its bytes to a consumer.
+
+`OpenFiles` keeps recently read files open, at most `OPEN_FILES_MAX` that no slice
+uses, so that ten thousand segments do not exhaust the descriptors of the process.
+Owner: the event loop's thread; nothing here is thread-safe.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Final
+
+from metaq.fs import FileSystem, ReadFile
+from metaq.model import Position, SizeBytes
+
+OPEN_FILES_MAX: Final = 512
+"""Read files kept open without use: half of the usual soft limit of 1024 descriptors,
+which leaves the rest to connections and active segments."""
+
+
+class OpenFile:
+    """A file open for reading, with the number of its users."""
+
+    __slots__ = ("file", "is_forgotten", "user_count")
+
+    def __init__(self, file: ReadFile) -> None:
+        self.file = file
+        """The file."""
+        self.user_count = 0
+        """Slices that were handed out and not released."""
+        self.is_forgotten = False
+        """No longer kept: it is closed by its last user."""
+
+    def release(self) -> None:
+        """Give one use back."""
+        self.user_count -= 1
+        assert self.user_count >= 0, self.file.path
+        if self.is_forgotten and not self.user_count:
+            self.file.close()
+
+    def forget(self) -> None:
+        """Close it now, or when its last user is done."""
+        self.is_forgotten = True
+        if not self.user_count:
+            self.file.close()
+
+
+class OpenFiles:
+    """Files open for reading, by path; the least recently used go first."""
+
+    def __init__(self, fs: FileSystem, files_max: int = OPEN_FILES_MAX) -> None:
+        self._fs = fs
+        self._files_max = files_max
+        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def acquire(self, path: Path) -> OpenFile:
+        """Return the open file of `path` with one use added; opens it when needed.
+
+        Raises:
+            StorageError: the file cannot be opened.
+        """
+        found = self._files.get(path)
+        if found is None:
+            found = self._files[path] = OpenFile(self._fs.open_read(path))
+            while len(self._files) > self._files_max:
+                # Also when it is in use: its last slice closes it.
+                self._files.popitem(last=False)[1].forget()
+        else:
+            self._files.move_to_end(path)
+        found.user_count += 1
+        return found
+
+    def forget(self, path: Path) -> None:
+        """Stop keeping a file, because its segment goes."""
+        found = self._files.pop(path, None)
+        if found is not None:
+            found.forget()
+
+    def close(self) -> None:
+        """Forget everything; files with users are closed by the last of them."""
+        while self._files:
+            self._files.popitem()[1].forget()
+
+
+class Slice:
+    """A readable range of one segment; the holder calls `release` exactly once."""
+
+    __slots__ = ("_open_file", "is_active", "position", "size_bytes")
+
+    def __init__(
+        self,
+        open_file: OpenFile,
+        position: Position,
+        size_bytes: SizeBytes,
+        *,
+        is_active: bool,
+    ) -> None:
+        """Take over one use of `open_file`."""
+        self._open_file = open_file
+        self.position = position
+        """Where in the file it starts."""
+        self.size_bytes = size_bytes
+        """Its length, 1 or more; these bytes do not change any more."""
+        self.is_active = is_active
+        """Whether it was cut from the active segment, whose tail is in page cache."""
+
+    def fileno(self) -> int:
+        """Return the descriptor for sendfile; valid until `release`."""
+        return self._open_file.file.fileno()
+
+    def read(self) -> bytes:
+        """Return a copy of the bytes: for tests, tools and the replay check.
+
+        Raises:
+            DiskError: the disk does not give them.
+        """
+        return self._open_file.file.read_at(self.position, self.size_bytes)
+
+    def release(self) -> None:
+        """Give the file back."""
+        self._open_file.release()

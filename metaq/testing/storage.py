@@ -1,0 +1,156 @@
+"""A storage thread and an event loop that run when the test says so."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from metaq.clock import Clock, SystemClock
+from metaq.config import BrokerConfig
+from metaq.errors import StorageError
+from metaq.fs import FileSystem
+from metaq.model import MessageId
+from metaq.record.layout import encode_record
+from metaq.storage.appender import AppendRequest, AppendTicket, Request
+from metaq.storage.log_dir import RunBatch
+from metaq.storage.log_manager import LogManager
+from metaq.storage.partition_log import PartitionLog
+
+
+class ManualLoop:
+    """Callbacks in the order they were posted, run by `run`."""
+
+    def __init__(self) -> None:
+        self._callbacks: deque[Callable[[], None]] = deque()
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Queue a callback; `loop.call_soon_threadsafe` of a real loop."""
+        self._callbacks.append(callback)
+
+    def run(self) -> None:
+        """Run everything that is queued, and what that queues."""
+        while self._callbacks:
+            self._callbacks.popleft()()
+
+
+class StepWorker:
+    """A storage thread without a thread: `step` runs what is queued as one batch."""
+
+    def __init__(self, name: str, run: RunBatch) -> None:
+        self.name = name
+        self.queue: list[Request] = []
+        self.is_stopped = False
+        self._run = run
+
+    def start(self) -> None:
+        """Do nothing: there is no thread."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
+        assert not self.is_stopped, "a request after the end of the thread"
+        self.queue.append(request)
+
+    def stop(self) -> None:
+        """Take no more requests."""
+        self.is_stopped = True
+
+    def step(self) -> None:
+        """Run everything that is queued as one batch."""
+        batch, self.queue = self.queue, []
+        if batch:
+            self._run(batch)
+
+
+class Ticket:
+    """What became of one append."""
+
+    def __init__(self, log: "list[Ticket] | None" = None) -> None:
+        self.is_stored = False
+        self.error: StorageError | None = None
+        self._order = log
+
+    @property
+    def is_answered(self) -> bool:
+        """Tell whether it was stored or failed."""
+        return self.is_stored or self.error is not None
+
+    def on_stored(self) -> None:
+        """Take note."""
+        assert not self.is_answered
+        self.is_stored = True
+        if self._order is not None:
+            self._order.append(self)
+
+    def on_failed(self, error: StorageError) -> None:
+        """Take note."""
+        assert not self.is_answered
+        self.error = error
+        if self._order is not None:
+            self._order.append(self)
+
+
+class StorageBench:
+    """A `LogManager` whose storage threads and loop run step by step."""
+
+    def __init__(
+        self, fs: FileSystem, config: BrokerConfig, clock: Clock | None = None
+    ) -> None:
+        self.fs = fs
+        self.config = config
+        self.loop = ManualLoop()
+        self.workers: list[StepWorker] = []
+        self.next_id = 1
+        self.manager = LogManager(
+            fs,
+            clock or SystemClock(),
+            self.loop.post,
+            config,
+            start_worker=self._start_worker,
+        )
+
+    def open(self) -> None:
+        """Open the logs; ids go on behind those on the disk."""
+        self.manager.open()
+        self.next_id = max(0, self.manager.last_message_id()) + 1
+
+    def append(
+        self, log: PartitionLog, payloads: Sequence[bytes], ticket: AppendTicket
+    ) -> bytes:
+        """Queue one append with a record for each payload; return its bytes."""
+        chunks = []
+        for payload in payloads:
+            chunks.append(encode_record(payload, id=MessageId(self.next_id)))
+            self.next_id += 1
+        data = b"".join(chunks)
+        log.append(
+            chunks,
+            size_bytes=len(data),
+            record_count=len(chunks),
+            last_id=MessageId(self.next_id - 1),
+            ticket=ticket,
+        )
+        return data
+
+    def run(self) -> None:
+        """Run the storage threads and the loop until nothing is queued."""
+        while True:
+            self.loop.run()
+            if not any(worker.queue for worker in self.workers):
+                return
+            for worker in self.workers:
+                worker.step()
+
+    def close(self) -> None:
+        """Close the logs."""
+        self.manager.close(lambda: None)
+        self.run()
+
+    def queued_appends(self) -> int:
+        """Return how many appends the storage threads have not seen yet."""
+        return sum(
+            isinstance(request, AppendRequest)
+            for worker in self.workers
+            for request in worker.queue
+        )
+
+    def _start_worker(self, name: str, run: RunBatch) -> StepWorker:
+        self.workers.append(StepWorker(name, run))
+        return self.workers[-1]

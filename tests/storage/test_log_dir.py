@@ -1,0 +1,373 @@
+"""Data directories: lock, room, the storage thread, the offline switch."""
+
+import errno
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from metaq.config import BrokerConfig, LimitsConfig, SystemConfig
+from metaq.errors import (
+    DiskError,
+    LogDirLockedError,
+    LogDirOfflineError,
+    NoSpaceError,
+    StorageError,
+)
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.storage.appender import AppendRequest, Request
+from metaq.storage.log_dir import (
+    TRANSITIONS,
+    DirEvent,
+    DirState,
+    StorageThread,
+)
+from metaq.storage.log_manager import OfflineDirectory
+from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.partition_log import LogState
+from metaq.testing.clock import ManualClock
+from metaq.testing.fs import FaultyFileSystem, keep_none
+from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
+
+
+@pytest.fixture
+def fs() -> FaultyFileSystem:
+    return FaultyFileSystem()
+
+
+def limited(fs: FaultyFileSystem, clock: ManualClock, **limits: int) -> StorageBench:
+    settings = BrokerConfig(
+        system=SystemConfig(data_path=str(DATA), segment_bytes_max=1000),
+        limits=LimitsConfig(**{"free_bytes_min": 0, **limits}),
+    )
+    bench = StorageBench(fs, settings, clock)
+    bench.open()
+    return bench
+
+
+def put(bench: StorageBench, size: int = 100) -> Ticket:
+    ticket = Ticket()
+    bench.append(log_of(bench), [b"x" * (size - 20)], ticket)
+    return ticket
+
+
+def test_a_data_directory_has_one_owner(fs: FaultyFileSystem) -> None:
+    """A second broker on the same directory refuses to start, and harms nothing."""
+    bench = opened(fs)
+    ticket = put(bench)
+    with pytest.raises(LogDirLockedError, match="directory=/data"):
+        opened(fs)
+    bench.run()
+    assert ticket.is_stored
+    bench.close()
+    opened(fs).close()
+
+
+def test_the_parent_of_a_data_directory_has_to_exist(fs: FaultyFileSystem) -> None:
+    """As in MetaQ only one level is made."""
+    settings = BrokerConfig(system=SystemConfig(data_path="/no/such/parent"))
+    with pytest.raises(DiskError, match="ENOENT"):
+        StorageBench(fs, settings).open()
+
+
+def test_a_file_in_the_place_of_the_data_directory_is_fatal(
+    fs: FaultyFileSystem,
+) -> None:
+    """A path that is not a directory is refused."""
+    fs.open_append(DATA, create=True).close()
+    with pytest.raises(DiskError, match="path=/data"):
+        opened(fs)
+
+
+def test_names_that_were_never_synced_are_durable_after_the_start(
+    fs: FaultyFileSystem,
+) -> None:
+    """A partition directory that another hand left there survives a power cut."""
+    opened(fs).close()
+    fs._calls.mkdir(DATA / "copied-0", 0o755)
+    assert not fs.crash(keep_none).exists(DATA / "copied-0")
+    opened(fs).close()
+    assert fs.crash(keep_none).exists(DATA / "copied-0")
+
+
+# -- offline
+
+
+def test_a_disk_error_takes_all_logs_of_the_directory_offline_once(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every append in flight fails, one ERROR line is written, one report is made."""
+    bench = opened(fs)
+    logs = [log_of(bench), log_of(bench, OTHER)]
+    tickets = [Ticket() for _ in range(4)]
+    for number, ticket in enumerate(tickets):
+        bench.append(logs[number % 2], [b"x"], ticket)
+    fs.fail_at(fs.calls + 1, errno.EIO)
+    bench.run()
+    assert all(isinstance(ticket.error, DiskError) for ticket in tickets)
+    assert {log.state for log in logs} == {LogState.OFFLINE}
+    lines = [r for r in caplog.records if "data directory offline" in r.message]
+    assert len(lines) == 1
+    assert lines[0].levelname == "ERROR"
+    assert bench.manager.offline_directories() == (
+        OfflineDirectory(DATA, str(tickets[0].error)),
+    )
+    calls = fs.calls
+    bench.manager.tick(1e9)
+    bench.run()
+    assert fs.calls == calls, "nothing is tried again"
+    with pytest.raises(LogDirOfflineError):
+        bench.manager.get_or_create(LOG.__class__("new", 0), bench.config.topic("new"))
+    bench.close()
+    assert fs.open_paths() == []
+
+
+def test_another_data_directory_goes_on(fs: FaultyFileSystem) -> None:
+    """A disk error is contained in its directory."""
+    text = {"test": "/data", "safe": "/other"}
+    settings = BrokerConfig(limits=LimitsConfig(free_bytes_min=0))
+    topics = {
+        name: settings.topic(name).__class__(name=name, data_path=path)
+        for name, path in text.items()
+    }
+    settings = BrokerConfig(
+        system=SystemConfig(data_path="/data"),
+        limits=LimitsConfig(free_bytes_min=0),
+        topics=topics,
+    )
+    bench = StorageBench(fs, settings)
+    bench.open()
+    safe = log_of(bench, LOG.__class__("safe", 0))
+    put(bench)
+    fs.fail_at(fs.calls + 1, errno.EIO)
+    bench.run()
+    assert [each.path for each in bench.manager.offline_directories()] == [DATA]
+    ticket = Ticket()
+    bench.append(safe, [b"x"], ticket)
+    bench.run()
+    assert ticket.is_stored
+    assert fs.exists(Path("/other/safe-0/00000000000000000000.meta"))
+    bench.close()
+    assert fs.open_paths() == []
+
+
+def test_a_failed_sync_is_never_repeated(fs: FaultyFileSystem) -> None:
+    """After the error no sync of the file is asked for, not even when closing."""
+    bench = opened(fs)
+    put(bench)
+    bench.run()
+    put(bench)
+    segment = DATA / "test-0" / "00000000000000000000.meta"
+    fs.fail_at(fs.calls + 2, errno.EIO)
+    bench.run()
+    bench.close()
+    syncs = [c for c in fs.log if c.path == segment and c.name == "sync"]
+    assert [call.error for call in syncs] == ["", "EIO"]
+
+
+def test_every_event_of_a_directory_has_its_state() -> None:
+    """CLOSED is the end; a directory never comes back from OFFLINE by itself."""
+    assert (DirState.OFFLINE, DirEvent.OPEN) not in TRANSITIONS
+    assert not any(state is DirState.CLOSED for state, _event in TRANSITIONS)
+    assert TRANSITIONS[DirState.OFFLINE, DirEvent.CLOSE] is DirState.CLOSED
+
+
+def test_a_bug_in_the_storage_thread_takes_the_directory_offline(
+    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An unexpected exception leaves no put unanswered."""
+    bench = opened(fs)
+    log = log_of(bench)
+    ticket = put(bench)
+
+    def broken(*_args: object, **_kwargs: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(log.writer, "write", broken)
+    bench.run()
+    assert isinstance(ticket.error, StorageError)
+    assert "ZeroDivisionError" in str(ticket.error)
+    assert log.state is LogState.OFFLINE
+    bench.close()
+
+
+# -- room
+
+
+def test_low_space_refuses_puts_before_the_disk_is_full(fs: FaultyFileSystem) -> None:
+    """With less than the watermark free puts are refused; gets go on; space that
+    comes back is noticed without a put and without a look per put.
+    """
+    clock = ManualClock()
+    fs.set_capacity(10_000)
+    bench = limited(fs, clock, free_bytes_min=9_000)
+    first = put(bench, 500)
+    bench.run()
+    assert first.is_stored
+    with pytest.raises(NoSpaceError, match="low on space"):
+        put(bench, 600)
+    assert len(content_of(log_of(bench))) == 500
+    fs.set_capacity(9_400)
+    clock.advance_s(1.5)
+    put(bench, 10 + 20)
+    bench.run()
+    assert bench.manager.directories()[0].is_low_on_space
+    with pytest.raises(NoSpaceError):
+        put(bench, 30)
+    fs.set_capacity(100_000)
+    clock.advance_s(0.5)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    with pytest.raises(NoSpaceError):
+        put(bench, 30)
+    clock.advance_s(0.6)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    again = put(bench, 30)
+    bench.run()
+    assert again.is_stored
+    bench.close()
+
+
+def test_the_free_space_is_not_asked_for_with_every_put(fs: FaultyFileSystem) -> None:
+    """A hundred groups within a second look at most twice."""
+    bench = limited(fs, ManualClock(), free_bytes_min=1)
+    for _ in range(100):
+        put(bench)
+        bench.run()
+    assert sum(call.name == "statvfs" for call in fs.log) <= 2
+    bench.close()
+
+
+def test_the_free_space_is_looked_at_now_and_then_without_puts(
+    fs: FaultyFileSystem,
+) -> None:
+    """An idle broker asks every half minute, not every tick."""
+    clock = ManualClock()
+    bench = limited(fs, clock, free_bytes_min=1)
+    before = sum(call.name == "statvfs" for call in fs.log)
+    for _ in range(60):
+        clock.advance_s(1)
+        bench.manager.tick(clock.monotonic_s())
+        bench.run()
+    assert sum(call.name == "statvfs" for call in fs.log) - before == 2
+    bench.close()
+
+
+@pytest.mark.parametrize("limit", ["log_bytes_max", "data_dir_bytes_max"])
+def test_a_size_limit_refuses_puts_a_segment_above_it(
+    fs: FaultyFileSystem, limit: str
+) -> None:
+    """Retention keeps to the limit; a log that is one segment larger takes nothing."""
+    bench = limited(fs, ManualClock(), **{limit: 2_000})
+    for _ in range(30):
+        put(bench)
+        bench.run()
+    assert bench.manager.is_over_size_limit
+    with pytest.raises(NoSpaceError, match="expected at most 3000 bytes, got 3100"):
+        put(bench)
+    log = log_of(bench)
+    fs.unlink(log.segments.first.path)
+    log.on_retired(log.segments.first, 10)
+    assert bench.manager.directories()[0].size_bytes == 2_000
+    ticket = put(bench)
+    bench.run()
+    assert ticket.is_stored
+    bench.close()
+
+
+def test_the_size_of_a_directory_is_that_of_its_logs(fs: FaultyFileSystem) -> None:
+    """It is counted on, over appends, retirement and a restart."""
+    bench = opened(fs)
+    put(bench)
+    bench.append(log_of(bench, OTHER), [b"x" * 30], Ticket())
+    bench.run()
+    assert bench.manager.directories()[0].size_bytes == 150
+    bench.close()
+    again = opened(fs)
+    assert again.manager.directories()[0].size_bytes == 150
+    again.close()
+
+
+# -- slow syncs
+
+
+def test_a_slow_sync_is_a_warning(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sync that takes longer than the limit is named with its duration."""
+    clock = ManualClock()
+    bench = limited(fs, clock, slow_sync_ms=100)
+    put(bench)
+    fs.on_call(lambda call: clock.advance_s(0.25) if call.name == "sync" else None)
+    bench.run()
+    fs.on_call(None)
+    (line,) = [r.getMessage() for r in caplog.records if "slow sync" in r.message]
+    assert line == (
+        "slow sync: file=/data/test-0/00000000000000000000.meta duration_ms=250"
+    )
+    assert log_of(bench).statistics().sync_s == pytest.approx(0.25)
+    bench.close()
+
+
+# -- the thread
+
+
+class Gate:
+    """A batch runner that waits for the test."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.entered = threading.Semaphore(0)
+        self.go_on = threading.Semaphore(0)
+
+    def run(self, batch: Sequence[Request]) -> None:
+        self.batches.append(len(batch))
+        self.entered.release()
+        assert self.go_on.acquire(timeout=10)
+
+
+def request(size: int) -> Request:
+    return AppendRequest(
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        0,
+        Offset(0),
+        [],
+        SizeBytes(size),
+        1,
+        MessageId(1),
+        Ticket(),
+    )
+
+
+def test_the_thread_takes_everything_that_is_queued() -> None:
+    """What comes while a group is written is the next group; a group is bounded."""
+    gate = Gate()
+    thread = StorageThread("test", gate.run)
+    thread.start()
+    thread.submit(request(1))
+    assert gate.entered.acquire(timeout=10)
+    for _ in range(5):
+        thread.submit(request(10))
+    thread.submit(request(GROUP_BYTES_MAX))
+    thread.submit(request(10))
+    thread.stop()
+    for _ in range(3):
+        gate.go_on.release()
+    thread.join(10)
+    assert gate.batches == [1, 6, 1]
+
+
+def test_the_thread_ends_when_the_queue_is_empty() -> None:
+    """`stop` lets everything before it run."""
+    done: list[int] = []
+    thread = StorageThread("test", lambda batch: done.append(len(batch)))
+    for _ in range(3):
+        thread.submit(request(1))
+    thread.stop()
+    thread.start()
+    thread.join(10)
+    assert sum(done) == 3

@@ -1,0 +1,692 @@
+"""One partition: appends, rolls, reads, waiters, states."""
+
+import errno
+import itertools
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from metaq.errors import (
+    ClosedError,
+    CorruptRecordError,
+    DiskError,
+    LogDirOfflineError,
+    LogOfflineError,
+    NoSpaceError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from metaq.model import LogId, Offset, SizeBytes
+from metaq.record.scan import CleanEnd, scan_records
+from metaq.storage import log_writer
+from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.partition_log import TRANSITIONS, LogEvent, LogState, PartitionLog
+from metaq.storage.segment import Damage
+from metaq.testing.fs import FaultyFileSystem, keep_none
+from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
+
+RECORD = 120
+"""Size of a record that `put` makes."""
+
+
+@pytest.fixture
+def fs() -> FaultyFileSystem:
+    return FaultyFileSystem()
+
+
+def put(
+    bench: StorageBench, log: PartitionLog, count: int = 1, size: int = 100
+) -> Ticket:
+    ticket = Ticket()
+    bench.append(log, [b"x" * size] * count, ticket)
+    return ticket
+
+
+def filled(
+    fs: FaultyFileSystem, segments: int = 4
+) -> tuple[StorageBench, PartitionLog]:
+    """Return a log with sealed segments of 1024 bytes, the last of them active."""
+    bench = opened(fs, segment_bytes_max=1024)
+    log = log_of(bench)
+    for _ in range(segments):
+        put(bench, log, 2, 492)
+        bench.run()
+    return bench, log
+
+
+# -- appends
+
+
+def test_two_appends_lie_behind_each_other(fs: FaultyFileSystem) -> None:
+    """The first has the offset 0, the second its size; both are known at once."""
+    bench = opened(fs)
+    log = log_of(bench)
+    first, second = put(bench, log), put(bench, log)
+    assert log.next_offset == 2 * RECORD
+    assert log.high_watermark == 0
+    assert not first.is_answered
+    bench.run()
+    assert first.is_stored
+    assert second.is_stored
+    assert log.high_watermark == 2 * RECORD
+    bench.close()
+
+
+def test_a_batch_is_contiguous_and_counts_its_records(fs: FaultyFileSystem) -> None:
+    """Two records in one append lie at 0, one behind the other."""
+    bench = opened(fs)
+    log = log_of(bench)
+    ticket = Ticket()
+    data = bench.append(log, [b"a", b"b"], ticket)
+    put(bench, log)
+    bench.run()
+    assert content_of(log)[: len(data)] == data
+    assert log.record_count == 3
+    assert log.statistics().append_count == 2
+    bench.close()
+
+
+def test_appends_in_one_group_cost_one_write_and_one_sync(
+    fs: FaultyFileSystem,
+) -> None:
+    """However many appends are queued, the disk is asked once."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    before = len(fs.log)
+    for _ in range(100):
+        put(bench, log)
+    bench.run()
+    segment = DATA / "test-0" / "00000000000000000000.meta"
+    calls = [call.name for call in fs.log[before:] if call.path == segment]
+    assert calls == ["write", "sync"]
+    assert log.statistics().sync_count == 2
+    bench.close()
+
+
+def test_the_ticket_is_answered_after_the_sync(fs: FaultyFileSystem) -> None:
+    """When a put is acknowledged its bytes are on the device, and not before."""
+    bench = opened(fs)
+    log = log_of(bench)
+    ticket = put(bench, log)
+    path = DATA / "test-0" / "00000000000000000000.meta"
+    seen = []
+    fs.on_call(lambda call: seen.append((call.name, ticket.is_answered)))
+    bench.run()
+    assert ("sync", False) in seen
+    assert ticket.is_stored
+    assert len(fs.synced_bytes(path)) == RECORD
+    bench.close()
+
+
+def test_the_high_watermark_never_passes_what_is_synced(fs: FaultyFileSystem) -> None:
+    """At every call of the disk, what is readable is on the device already."""
+    bench = opened(fs, segment_bytes_max=500)
+    log = log_of(bench)
+
+    def check(_call: object) -> None:
+        on_device = 0
+        for name in fs.list_directory(DATA / "test-0") if log.high_watermark else ():
+            if name.endswith(".meta"):
+                on_device += len(fs.synced_bytes(DATA / "test-0" / name))
+        assert log.high_watermark <= on_device
+
+    looking = False
+
+    def on_call(call: object) -> None:
+        nonlocal looking
+        if not looking:  # `check` itself asks the disk
+            looking = True
+            check(call)
+            looking = False
+
+    fs.on_call(on_call)
+    for count in range(1, 12):
+        put(bench, log, count)
+        bench.run()
+    fs.on_call(None)
+    assert log.high_watermark == 66 * RECORD
+    bench.close()
+
+
+def test_a_large_record_takes_the_same_path_as_a_small_one(
+    fs: FaultyFileSystem,
+) -> None:
+    """A record of 1 MiB between small ones: one group, one order, one sync."""
+    bench = opened(fs)
+    log = log_of(bench)
+    order: list[Ticket] = []
+    tickets = [Ticket(order) for _ in range(3)]
+    for ticket, size in zip(tickets, (10, 1 << 20, 10), strict=True):
+        bench.append(log, [b"y" * size], ticket)
+    bench.run()
+    assert order == tickets
+    assert log.statistics().sync_count == 1
+    assert isinstance(scan_records(content_of(log)), CleanEnd)
+    bench.close()
+
+
+def test_an_append_larger_than_a_group_is_synced_in_steps(
+    fs: FaultyFileSystem,
+) -> None:
+    """No more than `GROUP_BYTES_MAX` of one log are ever written and not synced."""
+    bench = opened(fs)
+    log = log_of(bench)
+    ticket = put(bench, log, 1, 2 * GROUP_BYTES_MAX)
+    segment = DATA / "test-0" / "00000000000000000000.meta"
+    bench.run()
+    calls = [(c.name, c.size) for c in fs.log if c.path == segment]
+    calls = [call for call in calls if call[0] in {"write", "sync"}]
+    assert [name for name, _size in calls] == ["write", "sync"] * 3
+    assert max(size for _name, size in calls) == GROUP_BYTES_MAX
+    assert ticket.is_stored
+    bench.close()
+
+
+def test_a_thousand_interleaved_appends_keep_their_order(fs: FaultyFileSystem) -> None:
+    """Over ten logs: answers come in order per log, and bytes lie in that order."""
+    bench = opened(fs, segment_bytes_max=5_000)
+    logs = [log_of(bench, LogId("test", number)) for number in range(10)]
+    orders: list[list[Ticket]] = [[] for _ in logs]
+    tickets: list[list[Ticket]] = [[] for _ in logs]
+    expected = [b"" for _ in logs]
+    for number in range(1_000):
+        which = number * 7 % 10
+        ticket = Ticket(orders[which])
+        tickets[which].append(ticket)
+        expected[which] += bench.append(logs[which], [b"%d" % number], ticket)
+        if number % 37 == 0:
+            bench.run()
+    bench.run()
+    assert orders == tickets
+    assert [content_of(log) for log in logs] == expected
+    bench.close()
+
+
+def test_many_appends_survive_a_close_with_the_same_layout(
+    fs: FaultyFileSystem,
+) -> None:
+    """100 appends, close, open: same segments, same sizes, no gap, same bytes."""
+    bench = opened(fs, segment_bytes_max=1_000)
+    log = log_of(bench)
+    for _ in range(100):
+        put(bench, log)
+        bench.run()
+    before, content = list(log.segments), content_of(log)
+    bench.close()
+    assert fs.open_paths() == []
+    again = opened(fs, segment_bytes_max=1_000)
+    log = log_of(again)
+    after = list(log.segments)
+    assert [s.path for s in after] == [s.path for s in before]
+    assert [s.size_bytes for s in after[:-1]] == [s.size_bytes for s in before[:-1]]
+    assert all(one.end_offset == two.base_offset for one, two in pairwise(after))
+    assert content_of(log) == content
+    assert log.record_count == 100
+    assert log.next_offset == 100 * RECORD
+    again.close()
+
+
+def test_a_log_may_start_at_any_offset(fs: FaultyFileSystem) -> None:
+    """A log made at 2048 names its file and its offsets accordingly."""
+    bench = opened(fs)
+    settings = bench.config.topic("test")
+    log = bench.manager.get_or_create(LOG, settings, start_offset=Offset(2048))
+    assert log.log_start_offset == log.next_offset == 2048
+    put(bench, log)
+    bench.run()
+    assert fs.exists(DATA / "test-0" / "00000000000000002048.meta")
+    assert log.high_watermark == 2048 + RECORD
+    assert log.read(Offset(2048), 20).position == 0
+    bench.close()
+
+
+# -- rolls
+
+
+def test_ten_records_roll_exactly(fs: FaultyFileSystem) -> None:
+    """A segment of ten records is sealed by the tenth; the next one is empty."""
+    bench = opened(fs, segment_bytes_max=10 * RECORD)
+    log = log_of(bench)
+    for number in range(10):
+        assert len(log.segments) == 1, number
+        put(bench, log)
+        bench.run()
+    names = fs.list_directory(DATA / "test-0")
+    assert [name for name in names if name.endswith(".meta")] == [
+        "00000000000000000000.meta",
+        "00000000000000001200.meta",
+    ]
+    assert fs.size_of(DATA / "test-0" / "00000000000000001200.meta") == 0
+    assert [s.size_bytes for s in log.segments] == [1200, 0]
+    bench.close()
+
+
+def test_a_batch_larger_than_a_segment_stays_in_one(fs: FaultyFileSystem) -> None:
+    """A segment exceeds its limit by one group at most, and is sealed behind it."""
+    bench = opened(fs, segment_bytes_max=200)
+    log = log_of(bench)
+    put(bench, log, 1)
+    bench.run()
+    put(bench, log, 50)
+    bench.run()
+    assert [s.base_offset for s in log.segments] == [0, 51 * RECORD]
+    bench.close()
+
+
+def test_a_roll_makes_the_new_name_durable_before_it_is_used(
+    fs: FaultyFileSystem,
+) -> None:
+    """A power cut right after the first put to a new segment keeps the put."""
+    bench = opened(fs, segment_bytes_max=RECORD)
+    log = log_of(bench)
+    for _ in range(3):
+        put(bench, log)
+        bench.run()
+    found = opened(fs.crash(keep_none))
+    assert log_of(found).next_offset == 3 * RECORD
+    found.close()
+    bench.close()
+
+
+def test_exhausted_descriptors_refuse_puts_until_there_are_some(
+    fs: FaultyFileSystem,
+) -> None:
+    """No descriptor for the next segment is a lack that passes: nothing is lost, no
+    put goes to the full segment, and the roll is tried again.
+    """
+    next_name = f"{RECORD:020d}.meta"
+    trial = FaultyFileSystem()
+    bench = opened(trial, segment_bytes_max=RECORD)
+    put(bench, log_of(bench))
+    bench.run()
+    bench.close()
+    creation = next(c for c in trial.log if c.path.name == next_name)
+    fs.fail_at(creation.number, errno.EMFILE)
+    bench = opened(fs, segment_bytes_max=RECORD)
+    log = log_of(bench)
+    first = put(bench, log)
+    bench.run()
+    assert first.is_stored
+    assert len(log.segments) == 1
+    fs.fail_at(fs.calls + 1, errno.EMFILE)
+    second, third = put(bench, log), put(bench, log)
+    bench.run()
+    assert isinstance(second.error, NoSpaceError)
+    assert isinstance(third.error, NoSpaceError)
+    assert log.state is LogState.OPEN
+    fourth = put(bench, log)
+    bench.run()
+    assert fourth.is_stored
+    assert [s.base_offset for s in log.segments] == [0, RECORD, 2 * RECORD]
+    bench.close()
+
+
+# -- room
+
+
+def test_without_room_a_put_fails_and_later_puts_succeed(fs: FaultyFileSystem) -> None:
+    """No half record stays, reads go on, and no offset is lost or given twice."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    fs.set_capacity(600)
+    failing, behind = put(bench, log, 3), put(bench, log)
+    bench.run()
+    assert isinstance(failing.error, NoSpaceError)
+    assert isinstance(behind.error, NoSpaceError)
+    assert log.next_offset == log.high_watermark == RECORD
+    assert fs.size_of(DATA / "test-0" / "00000000000000000000.meta") == RECORD
+    assert len(content_of(log)) == RECORD
+    fs.set_capacity(1 << 30)
+    later = put(bench, log)
+    bench.run()
+    assert later.is_stored
+    assert log.high_watermark == 2 * RECORD
+    assert log.statistics().refused_count == 2
+    bench.close()
+
+
+def test_a_refused_batch_does_not_come_back_after_a_power_cut(
+    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first step was synced before the room ran out; the cut is synced as well."""
+    monkeypatch.setattr(log_writer, "GROUP_BYTES_MAX", RECORD)
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    fs.set_capacity(600)
+    failing = put(bench, log, 10)
+    bench.run()
+    assert isinstance(failing.error, NoSpaceError)
+    found = opened(fs.crash(keep_none))
+    assert log_of(found).high_watermark == RECORD
+    found.close()
+    bench.close()
+
+
+def test_puts_queued_behind_a_failed_one_are_void_and_newer_ones_are_not(
+    fs: FaultyFileSystem,
+) -> None:
+    """Requests of two epochs in one queue: the old ones go, the new ones stay."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    (worker,) = bench.workers
+    failing = put(bench, log)
+    fs.set_capacity(fs.size_of(DATA / "test-0" / "00000000000000000000.meta"))
+    worker.step()
+    void = put(bench, log)
+    bench.loop.run()
+    assert isinstance(failing.error, NoSpaceError)
+    assert isinstance(void.error, NoSpaceError)
+    fs.set_capacity(1 << 30)
+    fresh = put(bench, log)
+    assert log.next_offset == 2 * RECORD
+    bench.run()
+    assert fresh.is_stored
+    assert log.high_watermark == 2 * RECORD
+    assert isinstance(scan_records(content_of(log)), CleanEnd)
+    bench.close()
+
+
+# -- reads
+
+
+NEAREST = [
+    (-100, 0),
+    (0, 0),
+    (1023, 0),
+    (1024, 1024),
+    (2000, 1024),
+    (2049, 2048),
+    (3073, 3072),
+    (4096, 4096),
+    (16384, 4096),
+]
+
+
+@pytest.mark.parametrize(("offset", "nearest"), NEAREST)
+def test_the_nearest_offset_is_a_segment_start_or_a_bound(
+    fs: FaultyFileSystem, offset: int, nearest: int
+) -> None:
+    """MetaQ's matrix: four segments of 1024 bytes from 0 on."""
+    bench, log = filled(fs)
+    assert log.nearest_offset(Offset(offset)) == nearest
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "size", "position", "expected"),
+    [
+        (0, 10, 0, 10),
+        (1, 10, 1, 10),
+        (1000, 4096, 1000, 24),
+        (1023, 4096, 1023, 1),
+        (1024, 4096, 0, 1024),
+        (4000, 4096, 928, 96),
+        (0, 1, 0, 1),
+    ],
+)
+def test_a_slice_ends_with_its_segment(
+    fs: FaultyFileSystem, offset: int, size: int, position: int, expected: int
+) -> None:
+    """A slice never spans two segments; offsets need not be record boundaries."""
+    bench, log = filled(fs)
+    found = log.read(Offset(offset), size)
+    assert (found.position, found.size_bytes) == (position, expected)
+    assert found.read() == content_of(log)[offset : offset + expected]
+    found.release()
+    bench.close()
+
+
+@pytest.mark.parametrize("offset", [-1, 4096, 10_000, 2**63 - 1])
+def test_an_offset_without_a_readable_byte_is_out_of_range(
+    fs: FaultyFileSystem, offset: int
+) -> None:
+    """The error carries both bounds; the high watermark itself is out of range."""
+    bench, log = filled(fs)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        log.read(Offset(offset), 10)
+    assert (caught.value.log_start, caught.value.high_watermark) == (0, 4096)
+    assert caught.value.offset == offset
+    bench.close()
+
+
+def test_bytes_in_flight_cannot_be_read(fs: FaultyFileSystem) -> None:
+    """A slice stops at the high watermark although the file is longer."""
+    bench = opened(fs, unflush_threshold=100)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(Offset(0), 10)
+    assert log.statistics().log_end == RECORD
+    bench.close()
+
+
+def test_a_slice_in_flight_survives_the_end_of_its_segment(
+    fs: FaultyFileSystem,
+) -> None:
+    """A get that is being sent goes on while retention removes the file."""
+    bench, log = filled(fs)
+    held = log.read(Offset(100), 50)
+    expected = held.read()
+    segment = log.segments.first
+    fs.unlink(segment.path)
+    log.on_retired(segment, 2)
+    assert held.read() == expected
+    held.release()
+    assert log.log_start_offset == 1024
+    assert log.record_count == 6
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(Offset(100), 50)
+    assert log.nearest_offset(Offset(0)) == 1024
+    bench.close()
+    assert fs.open_paths() == []
+
+
+def test_a_get_between_removal_and_its_report_is_out_of_range(
+    fs: FaultyFileSystem,
+) -> None:
+    """The file is gone and the loop has not heard: the answer is the next segment."""
+    bench, log = filled(fs)
+    fs.unlink(log.segments.first.path)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        log.read(Offset(100), 50)
+    assert caught.value.log_start == 1024
+    bench.close()
+
+
+def test_a_file_that_cannot_be_opened_fails_that_get_alone(
+    fs: FaultyFileSystem,
+) -> None:
+    """EIO on opening is the answer to one get; the log stays open."""
+    bench, log = filled(fs)
+    fs.fail_at(fs.calls + 1, errno.EIO)
+    with pytest.raises(DiskError):
+        log.read(Offset(100), 50)
+    log.read(Offset(100), 50).release()
+    assert log.state is LogState.OPEN
+    bench.close()
+
+
+# -- waiters
+
+
+def test_a_waiter_is_woken_once_when_its_byte_is_readable(fs: FaultyFileSystem) -> None:
+    """A long poll at the end of the log hears of the next put."""
+    bench = opened(fs)
+    log = log_of(bench)
+    woken: list[str] = []
+    log.wait(Offset(0), lambda: woken.append("first"))
+    log.wait(Offset(RECORD), lambda: woken.append("second"))
+    cancelled = log.wait(Offset(0), lambda: woken.append("cancelled"))
+    assert log.statistics().waiter_count == 3
+    cancelled.cancel()
+    cancelled.cancel()
+    put(bench, log)
+    bench.run()
+    assert woken == ["first"]
+    put(bench, log)
+    bench.run()
+    assert woken == ["first", "second"]
+    assert log.statistics().waiter_count == 0
+    bench.close()
+
+
+def test_a_waiter_for_a_readable_byte_is_called_at_once(fs: FaultyFileSystem) -> None:
+    """No put is needed when the byte is there already."""
+    bench, log = filled(fs, 1)
+    woken: list[bool] = []
+    handle = log.wait(Offset(0), lambda: woken.append(True))
+    assert woken == [True]
+    handle.cancel()
+    bench.close()
+
+
+@pytest.mark.parametrize("event", ["damage", "offline", "close"])
+def test_a_waiter_hears_that_the_log_stops(fs: FaultyFileSystem, event: str) -> None:
+    """Nobody waits for a log that takes no more puts."""
+    bench = opened(fs)
+    log = log_of(bench)
+    woken: list[bool] = []
+    log.wait(Offset(0), lambda: woken.append(True))
+    if event == "damage":
+        log.on_damage(Damage(Path("x"), Offset(0), None, "rot"))
+    elif event == "offline":
+        put(bench, log)
+        fs.fail_at(fs.calls + 1, errno.EIO)
+        bench.run()
+    else:
+        bench.close()
+    assert woken == [True]
+    bench.run()
+
+
+# -- states
+
+
+def test_a_stopped_log_refuses_puts_and_serves_what_is_not_damaged(
+    fs: FaultyFileSystem,
+) -> None:
+    """Gets around the damage work; a get inside learns the next good offset."""
+    bench, log = filled(fs)
+    path = log.segments.first.path
+    in_flight = put(bench, log)
+    log.on_damage(Damage(path, Offset(512), Offset(1024), "checksum mismatch"))
+    log.on_damage(Damage(path, Offset(100), Offset(200), "checksum mismatch"))
+    log.on_damage(Damage(path, Offset(512), Offset(1024), "checksum mismatch"))
+    assert log.state is LogState.STOPPED
+    assert [damage.offset for damage in log.damage] == [100, 512]
+    with pytest.raises(LogOfflineError, match=r"offset=100 next_good_offset=200"):
+        put(bench, log)
+    bench.run()
+    assert in_flight.is_stored
+    assert log.read(Offset(0), 4096).size_bytes == 100
+    assert log.read(Offset(200), 4096).size_bytes == 312
+    assert log.read(Offset(1024), 4096).size_bytes == 1024
+    with pytest.raises(CorruptRecordError) as caught:
+        log.read(Offset(1000), 10)
+    assert caught.value.next_good_offset == 1024
+    assert len(log.statistics().damage) == 2
+    bench.close()
+
+
+def test_an_offline_log_refuses_everything(fs: FaultyFileSystem) -> None:
+    """After a disk error nothing in the directory is believed."""
+    bench, log = filled(fs)
+    ticket = put(bench, log)
+    fs.fail_at(fs.calls + 1, errno.EIO)
+    bench.run()
+    assert isinstance(ticket.error, DiskError)
+    assert log.state is LogState.OFFLINE
+    with pytest.raises(LogDirOfflineError):
+        put(bench, log)
+    with pytest.raises(LogDirOfflineError):
+        log.read(Offset(0), 10)
+    assert log.nearest_offset(Offset(0)) == 0
+    bench.close()
+    assert fs.open_paths() == []
+
+
+def test_a_closed_log_refuses_everything(fs: FaultyFileSystem) -> None:
+    """Closing answers what is in flight first."""
+    bench, log = filled(fs)
+    ticket = put(bench, log)
+    bench.manager.close(lambda: None)
+    assert log.state is LogState.CLOSING
+    with pytest.raises(ClosedError):
+        put(bench, log)
+    log.read(Offset(0), 10).release()
+    bench.run()
+    assert ticket.is_stored
+    with pytest.raises(ClosedError):
+        log.read(Offset(0), 10)
+    assert log.state.value == "closed"
+
+
+def test_every_state_answers_every_event_or_calls_it_a_bug() -> None:
+    """The table is closed: targets are states, and CLOSED is the end."""
+    for state, event in itertools.product(LogState, LogEvent):
+        target = TRANSITIONS.get((state, event))
+        if state is LogState.CLOSED:
+            assert target is None
+        if event is LogEvent.CLOSED:
+            assert (target is not None) == (state is LogState.CLOSING)
+
+
+def test_a_late_report_changes_nothing_in_an_offline_log(fs: FaultyFileSystem) -> None:
+    """What was posted before the disk error was posted counts, later ones do not."""
+    bench = opened(fs)
+    log, other = log_of(bench), log_of(bench, OTHER)
+    one, two = put(bench, log), put(bench, other)
+    fs.fail_at(fs.calls + 40, errno.EIO)
+    for _ in range(40):
+        put(bench, log)
+        put(bench, other)
+        bench.run()
+        if bench.manager.offline_directories():
+            break
+    assert one.is_stored
+    assert two.is_stored
+    assert log.state is other.state is LogState.OFFLINE
+    assert log.statistics().in_flight_count == 0
+    bench.close()
+
+
+def test_statistics_are_one_value(fs: FaultyFileSystem) -> None:
+    """Everything about a log in one snapshot."""
+    bench, log = filled(fs)
+    put(bench, log)
+    shown = log.statistics()
+    assert shown.log_id == LOG
+    assert shown.is_group_commit
+    assert (shown.log_start, shown.high_watermark, shown.log_end) == (0, 4096, 4096)
+    assert shown.next_offset == 4096 + RECORD
+    assert shown.size_bytes == SizeBytes(4096)
+    assert shown.segment_count == 5
+    assert shown.record_count == 8
+    assert shown.in_flight_count == 1
+    assert shown.sync_count == 4
+    assert shown.damage == ()
+    bench.close()
+
+
+def test_a_refusal_queues_nothing(fs: FaultyFileSystem) -> None:
+    """After an append raised, its ticket is never called and no offset is taken."""
+    bench, log = filled(fs, 1)
+    log.on_damage(Damage(Path("x"), Offset(0), None, "rot"))
+    ticket = Ticket()
+    with pytest.raises(StorageError):
+        bench.append(log, [b"x"], ticket)
+    bench.run()
+    assert not ticket.is_answered
+    assert log.next_offset == 1024
+    bench.close()

@@ -1,0 +1,260 @@
+"""Retention carried out: from a run's job to the log start of a live log."""
+
+import errno
+from dataclasses import replace
+
+import pytest
+
+from metaq.config import (
+    BrokerConfig,
+    DeleteKind,
+    DeletePolicy,
+    LimitsConfig,
+    SystemConfig,
+    TopicConfig,
+)
+from metaq.errors import OffsetOutOfRangeError
+from metaq.model import Millis, Offset
+from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.retention_run import RetentionReport
+from metaq.storage.segment import Damage
+from metaq.testing.clock import ManualClock
+from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.support import DATA, LOG, OTHER, content_of, log_of
+
+HOUR_S = 3600
+SEGMENT = 100
+
+
+def opened(
+    fs: FaultyFileSystem, clock: ManualClock, policy: DeletePolicy, **limits: int
+) -> StorageBench:
+    settings = BrokerConfig(
+        system=SystemConfig(data_path=str(DATA), segment_bytes_max=SEGMENT),
+        limits=LimitsConfig(**{"free_bytes_min": 0, **limits}),
+        topics={
+            "test": TopicConfig(name="test", data_path=str(DATA), delete_policy=policy)
+        },
+    )
+    bench = StorageBench(fs, settings, clock)
+    bench.open()
+    return bench
+
+
+def fill(bench: StorageBench, log: PartitionLog, segments: int) -> None:
+    for _ in range(segments):
+        bench.append(log, [b"x" * 80], Ticket())
+        bench.run()
+
+
+def run(bench: StorageBench, *topics: str) -> RetentionReport:
+    job = bench.manager.begin_retention(topics)
+    assert job is not None
+    report = job()
+    bench.run()
+    return report
+
+
+def hours(count: int) -> DeletePolicy:
+    return DeletePolicy(DeleteKind.DELETE, count * HOUR_S * 1000)
+
+
+@pytest.fixture
+def fs() -> FaultyFileSystem:
+    return FaultyFileSystem()
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+def test_old_segments_go_and_the_active_one_stays(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Log start, files and counts follow; a get below is out of range."""
+    bench = opened(fs, clock, hours(10))
+    log = log_of(bench)
+    fill(bench, log, 3)
+    clock.advance_s(8 * HOUR_S)
+    fill(bench, log, 1)
+    clock.advance_s(4 * HOUR_S)
+    report = run(bench, "test")
+    assert report == RetentionReport(3, report.size_bytes, (), None)
+    assert report.size_bytes == 300
+    assert log.log_start_offset == 300
+    assert log.record_count == 1
+    assert bench.manager.directories()[0].size_bytes == 100
+    names = [n for n in fs.list_directory(DATA / "test-0") if n.endswith(".meta")]
+    assert names == [f"{300:020d}.meta", f"{400:020d}.meta"]
+    with pytest.raises(OffsetOutOfRangeError):
+        log.read(Offset(0), 10)
+    assert len(content_of(log)) == 100
+    clock.advance_s(1000 * HOUR_S)
+    assert run(bench, "test").segment_count == 1
+    assert log.log_start_offset == log.high_watermark == 400
+    fill(bench, log, 1)
+    bench.close()
+
+
+def test_only_the_topics_that_are_due_lose_segments_by_age(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """A run for another topic's schedule leaves this one alone."""
+    bench = opened(fs, clock, hours(1))
+    log = log_of(bench)
+    fill(bench, log, 2)
+    clock.advance_s(5 * HOUR_S)
+    assert run(bench, "other").segment_count == 0
+    assert run(bench).segment_count == 0
+    assert run(bench, "other", "test").segment_count == 2
+    bench.close()
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [("log_bytes_max", 2), ("data_dir_bytes_max", 1)]
+)
+def test_segments_above_a_size_limit_go_without_a_schedule(
+    fs: FaultyFileSystem, clock: ManualClock, limit: str, left: int
+) -> None:
+    """A run without topics keeps to the limits, the oldest segments first."""
+    bench = opened(fs, clock, hours(1000), **{limit: 250})
+    for _ in range(5):
+        for log_id in (LOG, OTHER):
+            if not bench.manager.is_over_size_limit:
+                fill(bench, log_of(bench, log_id), 1)
+                clock.advance_s(1)
+    assert bench.manager.is_over_size_limit
+    run(bench)
+    assert not bench.manager.is_over_size_limit
+    assert len(log_of(bench).segments) - 1 <= left
+    bench.close()
+
+
+def test_a_stopped_log_is_not_touched(fs: FaultyFileSystem, clock: ManualClock) -> None:
+    """Evidence stays: nothing of a damaged log is deleted."""
+    bench = opened(fs, clock, hours(1))
+    log = log_of(bench)
+    fill(bench, log, 2)
+    log.on_damage(Damage(log.segments.first.path, Offset(0), None, "rot"))
+    clock.advance_s(5 * HOUR_S)
+    assert run(bench, "test").segment_count == 0
+    bench.close()
+
+
+def test_a_clock_that_jumped_deletes_nothing(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Ten years ahead within a second: the report says why nothing went."""
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 2)
+    run(bench, "test")
+    clock.advance_s(1)
+    clock.jump_wall_ms(10 * 365 * 24 * HOUR_S * 1000)
+    report = run(bench, "test")
+    assert report.segment_count == 0
+    assert report.doubt is not None
+    assert "not believed" in report.doubt
+    bench.close()
+
+
+def test_a_restart_with_a_clock_far_ahead_deletes_nothing(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """The newest stored record says what time it was, also behind a fresh roll."""
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 2)
+    bench.close()
+    late = ManualClock(Millis(clock.wall_ms() + 10 * 365 * 24 * HOUR_S * 1000))
+    again = opened(fs, late, hours(1))
+    assert log_of(again).segments.active.size_bytes == 0
+    report = run(again, "test")
+    assert report.segment_count == 0
+    assert report.doubt is not None
+    again.close()
+
+
+def test_a_compressed_archive_replaces_its_segment(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """The segment's bytes are in the zip before the segment goes."""
+    policy = replace(hours(1), kind=DeleteKind.ARCHIVE, is_compressed=True)
+    bench = opened(fs, clock, policy)
+    fill(bench, log_of(bench), 1)
+    clock.advance_s(2 * HOUR_S)
+    assert run(bench, "test").segment_count == 1
+    names = fs.list_directory(DATA / "test-0")
+    assert f"{0:020d}.meta.zip" in names
+    assert f"{0:020d}.meta" not in names
+    bench.close()
+
+
+def test_runs_never_overlap(fs: FaultyFileSystem, clock: ManualClock) -> None:
+    """A second run is refused until the first one's end has reached the loop."""
+    bench = opened(fs, clock, hours(1))
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    assert bench.manager.begin_retention(["test"]) is None
+    job()
+    assert bench.manager.begin_retention(["test"]) is None
+    bench.run()
+    again = bench.manager.begin_retention(["test"])
+    assert again is not None
+    again()
+    bench.run()
+    bench.close()
+
+
+def test_closing_waits_for_a_run(fs: FaultyFileSystem, clock: ManualClock) -> None:
+    """The run stops before its next segment; then the directory is given up."""
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 2)
+    clock.advance_s(5 * HOUR_S)
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    closed: list[bool] = []
+    bench.manager.close(lambda: closed.append(True))
+    bench.run()
+    assert closed == []
+    assert job().segment_count == 0
+    bench.run()
+    assert closed == [True]
+    assert bench.manager.begin_retention(["test"]) is None
+
+
+def test_a_failed_retirement_is_reported_and_loses_nothing(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Whichever call of a run fails: what is in the log can be read, and a failed
+    change of the directory takes the directory offline.
+    """
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 3)
+    bench.close()
+    trial = fs.snapshot()
+    counting = opened(trial, clock, hours(1))
+    before = trial.calls
+    clock.advance_s(5 * HOUR_S)
+    run(counting, "test")
+    calls = trial.calls
+    counting.close()
+    reported = 0
+    for number in range(before + 1, calls + 1):
+        disk, fresh = fs.snapshot(), ManualClock()
+        bench = opened(disk, fresh, hours(1))
+        fresh.advance_s(5 * HOUR_S)
+        disk.fail_at(number, errno.EIO)
+        report = run(bench, "test")
+        log = log_of(bench)
+        reported += bool(report.failures)
+        if log.state is LogState.OPEN:
+            assert len(content_of(log)) == log.size_bytes
+        else:
+            assert bench.manager.offline_directories()
+        bench.close()
+        assert disk.open_paths() == []
+        again = opened(disk.crash(), fresh, hours(1))
+        assert not log_of(again).damage
+        again.close()
+    assert reported > 5
