@@ -1,0 +1,94 @@
+"""The partition logs are the sink that the transaction journal declares."""
+
+import pytest
+
+from metaq.errors import ClosedError, OffsetOutOfRangeError
+from metaq.model import LogId, MessageId, Offset
+from metaq.record.layout import encode_record
+from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.storage import Ticket
+from metaq.txn.ports import MessageSink
+from tests.storage.support import LOG, log_of, opened
+
+
+def batch(*payloads: bytes) -> list[bytes]:
+    return [encode_record(payload, id=MessageId(7)) for payload in payloads]
+
+
+def append(
+    sink: MessageSink, log_id: LogId, chunks: list[bytes]
+) -> tuple[Offset, Ticket]:
+    ticket = Ticket()
+    offset = sink.append(
+        log_id,
+        chunks,
+        size_bytes=sum(map(len, chunks)),
+        record_count=len(chunks),
+        last_id=MessageId(7),
+        ticket=ticket,
+    )
+    return offset, ticket
+
+
+def test_a_batch_is_appended_whole_and_read_back() -> None:
+    """The offset that was given is where the bytes are, in one piece, in a log that
+    did not exist before.
+    """
+    bench = opened(FaultyFileSystem(), segment_bytes_max=100)
+    sink: MessageSink = bench.manager
+    first = batch(b"one", b"two" * 100)
+    second = batch(b"three")
+    places = [append(sink, LOG, first), append(sink, LOG, second)]
+    bench.run()
+    assert all(ticket.is_stored for _offset, ticket in places)
+    for (offset, _ticket), chunks in zip(places, (first, second), strict=True):
+        data = b"".join(chunks)
+        assert sink.read_back(LOG, offset, len(data)) == data
+    bench.close()
+
+
+def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
+    """The bounds in the error are what the replay check decides by."""
+    bench = opened(FaultyFileSystem(), segment_bytes_max=10)
+    sink: MessageSink = bench.manager
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        sink.read_back(LOG, Offset(0), 10)
+    assert caught.value.high_watermark == 0
+    offset, _ticket = append(sink, LOG, batch(b"x"))
+    bench.run()
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        sink.read_back(LOG, Offset(21), 10)
+    assert caught.value.high_watermark <= 21
+    log = log_of(bench)
+    log.on_retired(log.segments.first, 1)
+    with pytest.raises(OffsetOutOfRangeError) as caught:
+        sink.read_back(LOG, offset, 21)
+    assert caught.value.log_start > offset
+    bench.close()
+
+
+def test_a_batch_that_is_cut_by_the_end_is_returned_short() -> None:
+    """Fewer bytes than asked for: the batch at that offset is another one."""
+    bench = opened(FaultyFileSystem())
+    sink: MessageSink = bench.manager
+    append(sink, LOG, batch(b"x"))
+    bench.run()
+    assert len(sink.read_back(LOG, Offset(0), 1000)) == 21
+    bench.close()
+
+
+def test_a_closed_sink_takes_nothing() -> None:
+    """After `close` an append raises and its ticket stays unanswered."""
+    bench = opened(FaultyFileSystem())
+    bench.close()
+    ticket = Ticket()
+    with pytest.raises(ClosedError):
+        bench.manager.append(
+            LOG,
+            [b"x"],
+            size_bytes=1,
+            record_count=1,
+            last_id=MessageId(1),
+            ticket=ticket,
+        )
+    assert not ticket.is_answered
