@@ -174,7 +174,7 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             identity = coordinator._client.client_id
             await asyncio.to_thread(expire_session, zookeeper, *identity)
-            await until(lambda: coordinator.status.epoch == 2)
+            await until(lambda: coordinator.status.epoch >= 2)
             await until_tree(zookeeper, recorded("after_broker_start"))
             _, owners = await asyncio.to_thread(read_tree, zookeeper)
             assert owners == {coordinator.status.session_id}
@@ -280,7 +280,7 @@ def test_a_server_that_lost_its_data_is_filled_again(
             zookeeper_alone.kill()
             zookeeper_alone.wipe()
             zookeeper_alone.start()
-            await until(lambda: coordinator.status.epoch == 2)
+            await until(lambda: coordinator.status.epoch >= 2)
             await until_tree(zookeeper_alone.address, recorded("after_broker_start"))
             await registry.withdraw(deadline_s=in_s())
 
