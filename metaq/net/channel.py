@@ -1,0 +1,499 @@
+"""One connection's bytes: a non-blocking socket on the event loop.
+
+Theory of operation. The loop's readers and writers are used directly, because the
+unit that crosses this module is a group of commands and a group of replies:
+
+* a readable socket gives up to RECEIVE_BYTES in one call, as one `bytes` object, and
+  the owner gets it as it is;
+* replies are queued by `send` and `send_range` and leave at the end of the loop's
+  turn, joined: one system call for a whole group;
+* a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
+  first bytes share a packet. A range that is not in the page cache is warmed on a
+  reader thread first (see `cold.py`); everything queued behind it waits, which keeps
+  the order.
+
+The queue is bounded by its owner: `queued_bytes` says how much has not left, and
+`on_room` calls back once it fell below half of `room_bytes` again. A peer that reads
+nothing makes no progress, which `stalled_s` tells.
+
+The end comes in one of two ways. `close_after_flush` sends what is queued, then FIN,
+then discards what the peer still sends until it closes or LINGER_S have passed: a
+close with unread input would be an RST, and an RST may destroy the replies on their
+way. `abort` drops everything at once. MetaQ sets SO_LINGER to 0 on every socket, with
+the effect of `abort`; here that happens in `abort` only.
+
+    Invariant: every range that was queued is released exactly once.
+    Invariant: after `on_closed` nothing is called back.
+
+Source: broker spec 1.1.
+"""
+
+import asyncio
+import contextlib
+import enum
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.clock import Clock
+from metaq.net.cold import is_cached, warm
+
+RECEIVE_BYTES: Final = 256 * 1024
+"""Most bytes taken from a socket at once; a larger read only moves work about."""
+
+SEND_BYTES_MAX: Final = 1024 * 1024
+"""Most queued bytes joined for one send."""
+
+TURN_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Most bytes one channel sends before other channels get their turn."""
+
+LINGER_S: Final = 2.0
+"""How long input is discarded after FIN before the socket is closed anyway."""
+
+_RESET: Final = struct.pack("ii", 1, 0)
+
+
+class FileRange(Protocol):
+    """Bytes of a file that a channel can send without reading them."""
+
+    def fileno(self) -> int:
+        """Return a descriptor open for reading, valid until `release`."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Return where the range starts in the file."""
+        ...
+
+    @property
+    def size_bytes(self) -> int:
+        """Return its length, 1 or more."""
+        ...
+
+    def release(self) -> None:
+        """Tell the owner that the range is no longer needed."""
+        ...
+
+
+class ChannelState(enum.Enum):
+    """Life of a channel; it only goes down this list."""
+
+    OPEN = "open"
+    FLUSHING = "flushing"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """A snapshot of a channel's counters."""
+
+    peer: str
+    """`host:port` of the other side."""
+    state: ChannelState
+    """Where in its life it is."""
+    received_bytes: int
+    """Bytes taken from the socket."""
+    sent_bytes: int
+    """Bytes given to the socket, ranges included."""
+    queued_bytes: int
+    """Reply bytes that have not left, ranges included."""
+    range_count: int
+    """Ranges sent by sendfile."""
+    cold_range_count: int
+    """Ranges that had to be warmed first."""
+
+
+class _QueuedRange:
+    """A range in the queue, and how much of it has left."""
+
+    __slots__ = ("file", "head", "is_warm", "left_bytes", "position", "substitute")
+
+    def __init__(self, file: FileRange, head: bytes, substitute: bytes) -> None:
+        self.file = file
+        self.head: bytes | memoryview = head
+        self.substitute = substitute
+        self.position = file.position
+        self.left_bytes = file.size_bytes
+        self.is_warm = False
+
+
+class Channel:
+    """A connected socket; owned by one session, used on the loop's thread only."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        reader: Executor,
+        room_bytes: int,
+    ) -> None:
+        """Take over a connected socket; nothing is read before `start`.
+
+        Args:
+            sock: owned from now on.
+            loop: the loop whose thread calls everything here.
+            clock: for idle times.
+            reader: runs the warming of cold ranges.
+            room_bytes: `on_room` is called when the queue was at least so long and
+                has fallen below half of it.
+        """
+        sock.setblocking(False)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = loop
+        self._clock = clock
+        self._reader = reader
+        self._room_bytes = room_bytes
+        self._state = ChannelState.OPEN
+        self._on_data: Callable[[bytes], None] = _ignore_data
+        self._on_end: Callable[[], None] = _ignore
+        self._on_room: Callable[[], None] = _ignore
+        self._on_closed: Callable[[str], None] = _ignore_data
+        self._queue: deque[bytes | memoryview | _QueuedRange] = deque()
+        self.queued_bytes = 0
+        """Bytes that were sent by the owner and have not left yet."""
+        self._is_flush_due = False
+        self._is_reading = False
+        self._is_writing = False
+        self._is_full = False
+        self._has_ended = False
+        self._warming: Future[None] | None = None
+        self._linger: asyncio.TimerHandle | None = None
+        self._reason = ""
+        now_s = clock.monotonic_s()
+        self._received_s = now_s
+        self._sent_s = now_s
+        self._received_bytes = 0
+        self._sent_bytes = 0
+        self._range_count = 0
+        self._cold_range_count = 0
+        self.peer = _name_of(sock)
+        """`host:port` of the other side, for people."""
+
+    # -- for the owner ----------------------------------------------------------------
+
+    def start(
+        self,
+        *,
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[], None],
+        on_room: Callable[[], None],
+        on_closed: Callable[[str], None],
+    ) -> None:
+        """Begin to read.
+
+        Args:
+            on_data: gets received bytes, never empty.
+            on_end: the peer will send no more; it may still read.
+            on_room: see the class.
+            on_closed: the socket is closed, and why; called once.
+        """
+        self._on_data = on_data
+        self._on_end = on_end
+        self._on_room = on_room
+        self._on_closed = on_closed
+        self.resume_reading()
+
+    @property
+    def state(self) -> ChannelState:
+        """Return where in its life the channel is."""
+        return self._state
+
+    def send(self, data: bytes) -> None:
+        """Queue bytes; they leave at the end of this turn of the loop."""
+        if self._state is not ChannelState.OPEN or not data:
+            return
+        self._queue.append(data)
+        self._grow(len(data))
+
+    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
+        """Queue a file range behind its header.
+
+        Args:
+            head: bytes before the range.
+            file: released when it has left or the channel is closed.
+            substitute: sent in place of both if the disk cannot read the range and
+                nothing of it has left yet.
+        """
+        if self._state is not ChannelState.OPEN:
+            file.release()
+            return
+        self._queue.append(_QueuedRange(file, head, substitute))
+        self._grow(len(head) + file.size_bytes)
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the socket: the peer is slowed down, nothing lost."""
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume_reading(self) -> None:
+        """Read again; harmless when reading, when the peer ended, on the way out."""
+        if self._is_reading or self._has_ended:
+            return
+        if self._state is ChannelState.OPEN:
+            self._is_reading = True
+            self._loop.add_reader(self._fd, self._on_readable)
+
+    def close_after_flush(self, reason: str) -> None:
+        """Send what is queued, then close; nothing more is read or accepted."""
+        if self._state is not ChannelState.OPEN:
+            return
+        self.pause_reading()
+        self._state = ChannelState.FLUSHING
+        self._reason = reason
+        if not self._queue:
+            self._finish()
+        # Otherwise the flush that `send` asked for goes on, and finishes.
+
+    def abort(self, reason: str) -> None:
+        """Close at once and drop what is queued; the peer sees a reset."""
+        if self._state is not ChannelState.CLOSED:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._close(reason)
+
+    def idle_s(self, now_s: float) -> float:
+        """Return for how long nothing has moved in either direction."""
+        return now_s - max(self._received_s, self._sent_s)
+
+    def stalled_s(self, now_s: float) -> float:
+        """Return for how long the peer has not read what waits for it; 0: it reads."""
+        return now_s - self._sent_s if self._queue and not self._warming else 0.0
+
+    def statistics(self) -> ChannelStatistics:
+        """Return a snapshot of the counters."""
+        return ChannelStatistics(
+            peer=self.peer,
+            state=self._state,
+            received_bytes=self._received_bytes,
+            sent_bytes=self._sent_bytes,
+            queued_bytes=self.queued_bytes,
+            range_count=self._range_count,
+            cold_range_count=self._cold_range_count,
+        )
+
+    # -- reading ----------------------------------------------------------------------
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._close(f"receive failed: {error}")
+            return
+        if not data:
+            self.pause_reading()
+            self._has_ended = True
+            self._on_end()
+            return
+        self._received_s = self._clock.monotonic_s()
+        self._received_bytes += len(data)
+        self._on_data(data)
+
+    # -- writing ----------------------------------------------------------------------
+
+    def _grow(self, size_bytes: int) -> None:
+        if not self.queued_bytes:
+            self._sent_s = self._clock.monotonic_s()
+        self.queued_bytes += size_bytes
+        if self.queued_bytes >= self._room_bytes:
+            self._is_full = True
+        if not self._is_flush_due and not self._is_writing and not self._warming:
+            self._is_flush_due = True
+            self._loop.call_soon(self._on_flush_due)
+
+    def _on_flush_due(self) -> None:
+        self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send until the socket is full, a range is cold, or the turn is over."""
+        if self._state is ChannelState.CLOSED or self._warming:
+            return
+        limit = self._sent_bytes + TURN_BYTES_MAX
+        try:
+            while self._queue and self._sent_bytes < limit:
+                head = self._queue[0]
+                if isinstance(head, _QueuedRange):
+                    if not self._prepare(head):
+                        self._watch_writable(wanted=False)
+                        return
+                    self._send_range(head)
+                else:
+                    self._send_bytes()
+        except (BlockingIOError, InterruptedError):
+            self._watch_writable(wanted=True)
+        except OSError as error:
+            self._close(f"send failed: {error}")
+            return
+        else:
+            # What is left belongs to the next turn: a socket that is still writable
+            # calls back at once, after the others had theirs.
+            self._watch_writable(wanted=bool(self._queue))
+            if not self._queue and self._state is ChannelState.FLUSHING:
+                self._finish()
+                return
+        if self._is_full and self.queued_bytes < self._room_bytes // 2:
+            self._is_full = False
+            self._on_room()
+
+    def _send_bytes(self) -> None:
+        """Send what stands at the head of the queue as bytes, joined."""
+        parts: list[bytes | memoryview] = []
+        size_bytes, follower = 0, None
+        for part in self._queue:
+            if isinstance(part, _QueuedRange):
+                follower = part
+                break
+            if size_bytes >= SEND_BYTES_MAX:
+                break
+            parts.append(part)
+            size_bytes += len(part)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        flags = socket.MSG_MORE if follower is not None else 0
+        sent = self._sock.send(data, flags)
+        self._note_sent(sent)
+        for _ in parts:
+            self._queue.popleft()
+        if sent < size_bytes:
+            self._queue.appendleft(memoryview(data)[sent:])
+            raise BlockingIOError
+
+    def _send_range(self, item: _QueuedRange) -> None:
+        while item.head:
+            sent = self._sock.send(item.head, socket.MSG_MORE)
+            self._note_sent(sent)
+            item.head = memoryview(item.head)[sent:]
+        # One call moves the whole range if the socket has room; it never raises for
+        # a part, so what it returns is exact.
+        sent = os.sendfile(self._fd, item.file.fileno(), item.position, item.left_bytes)
+        if not sent:
+            raise OSError(f"range ends {item.left_bytes} bytes early")
+        self._note_sent(sent)
+        item.position += sent
+        item.left_bytes -= sent
+        if not item.left_bytes:
+            self._queue.popleft()
+            self._range_count += 1
+            item.file.release()
+
+    def _note_sent(self, size_bytes: int) -> None:
+        self.queued_bytes -= size_bytes
+        self._sent_bytes += size_bytes
+        self._sent_s = self._clock.monotonic_s()
+
+    def _watch_writable(self, *, wanted: bool) -> None:
+        if wanted and not self._is_writing:
+            self._loop.add_writer(self._fd, self._flush)
+        elif not wanted and self._is_writing:
+            self._loop.remove_writer(self._fd)
+        self._is_writing = wanted
+
+    # -- cold ranges ------------------------------------------------------------------
+
+    def _prepare(self, item: _QueuedRange) -> bool:
+        """Return True if a range may be sent now; else it is being warmed."""
+        file = item.file
+        if item.is_warm or is_cached(
+            file.fileno(), position=item.position, size_bytes=item.left_bytes
+        ):
+            item.is_warm = True
+            return True
+        self._cold_range_count += 1
+        self._warming = self._reader.submit(
+            warm, file.fileno(), position=item.position, size_bytes=item.left_bytes
+        )
+        self._warming.add_done_callback(
+            lambda future: self._loop.call_soon_threadsafe(self._on_warm, item, future)
+        )
+        return False
+
+    def _on_warm(self, item: _QueuedRange, future: Future[None]) -> None:
+        self._warming = None
+        if self._state is ChannelState.CLOSED:
+            item.file.release()
+            return
+        if future.cancelled() or future.exception() is not None:
+            self._queue[0] = item.substitute
+            self.queued_bytes += len(item.substitute)
+            self.queued_bytes -= len(item.head) + item.left_bytes
+            item.file.release()
+        item.is_warm = True
+        self._sent_s = self._clock.monotonic_s()
+        self._flush()
+
+    # -- the end ----------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        """Send FIN, then discard what still comes until the peer closes too."""
+        self._state = ChannelState.LINGERING
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._close(self._reason or f"shutdown failed: {error}")
+            return
+        self._loop.add_reader(self._fd, self._on_discard)
+        self._is_reading = True
+        self._linger = self._loop.call_later(LINGER_S, self._close, self._reason)
+
+    def _on_discard(self) -> None:
+        try:
+            data = self._sock.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        self._received_bytes += len(data)
+        if not data:
+            self._close(self._reason)
+
+    def _close(self, reason: str) -> None:
+        if self._state is ChannelState.CLOSED:
+            return
+        self._state = ChannelState.CLOSED
+        if self._linger is not None:
+            self._linger.cancel()
+        if self._is_reading:
+            self._loop.remove_reader(self._fd)
+        if self._is_writing:
+            self._loop.remove_writer(self._fd)
+        self._is_reading = self._is_writing = False
+        self._sock.close()
+        self._release_queue()
+        self._on_closed(reason)
+
+    def _release_queue(self) -> None:
+        """Give ranges back; one that is being warmed follows when that is done."""
+        for index, item in enumerate(self._queue):
+            if isinstance(item, _QueuedRange) and not (self._warming and not index):
+                item.file.release()
+        self._queue.clear()
+        self.queued_bytes = 0
+
+
+def _name_of(sock: socket.socket) -> str:
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "unknown"
+    if not isinstance(address, tuple):
+        return "local"
+    return f"{str(address[0]).removeprefix('::ffff:')}:{address[1]}"
+
+
+def _ignore() -> None:
+    """Do nothing: stands in until `start`."""
+
+
+def _ignore_data(_data: object) -> None:
+    """Do nothing: stands in until `start`."""

@@ -1,0 +1,219 @@
+"""The accept loop: how connections come in, and when they do not.
+
+Connections are accepted in batches by the loop's reader. Two caps bound them: in all,
+and per remote address; one more is closed at once, which a client sees as a refused
+connection. When the process has no descriptors left (EMFILE) accepting pauses for
+PAUSE_S: what waits in the kernel's backlog stays there, connections that are open go
+on, and the files of the log are not touched.
+
+Accepted sockets get TCP_NODELAY and keep-alive. Their buffers are left to the kernel,
+which tunes them to the path; MetaQ's fixed 64 KiB would only slow a fast peer down.
+
+Source: broker spec 1.1.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.errors import MetaqError
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 1000
+"""Connections that the kernel holds for us (broker spec 1.1)."""
+
+ACCEPT_BATCH_MAX: Final = 64
+"""Connections accepted before the others get their turn."""
+
+PAUSE_S: Final = 0.5
+"""How long accepting pauses when the process has no descriptors left."""
+
+_EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+
+class ListenError(MetaqError):
+    """The port cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerStatistics:
+    """A snapshot of a listener's counters."""
+
+    open_count: int
+    """Connections that are open now."""
+    accepted_count: int
+    """Connections taken since start."""
+    refused_count: int
+    """Connections closed at once because a cap was reached."""
+    exhausted_count: int
+    """Pauses because the process had no descriptors or memory for one more."""
+
+
+class Listener:
+    """A listening socket. Owner: the broker; used on the loop's thread only."""
+
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_connection: Callable[[socket.socket, str], None],
+        connection_count_max: int,
+        connection_count_per_host_max: int,
+    ) -> None:
+        """Prepare a listener; `open` binds it.
+
+        Args:
+            loop: the loop whose thread calls everything here.
+            on_connection: gets each accepted socket, its owner from now on, and the
+                host to hand to `forget` when the connection is closed.
+            connection_count_max: cap in all, 1 or more.
+            connection_count_per_host_max: cap per remote address; 0: no cap.
+        """
+        self._loop = loop
+        self._on_connection = on_connection
+        self._count_max = connection_count_max
+        self._per_host_max = connection_count_per_host_max
+        self._sock: socket.socket | None = None
+        self._resume: asyncio.TimerHandle | None = None
+        self._hosts: Counter[str] = Counter()
+        self._open_count = 0
+        self._accepted_count = 0
+        self._refused_count = 0
+        self._exhausted_count = 0
+
+    def open(self, host: str, port: int) -> int:
+        """Bind and listen; connections are accepted from now on.
+
+        Args:
+            host: address to bind; "" for every interface, IPv4 and IPv6.
+            port: TCP port; 0 lets the system pick one.
+
+        Returns:
+            The port.
+
+        Raises:
+            ListenError: the address is in use or not ours.
+        """
+        try:
+            sock = _bind(host, port)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            where = f"{host or '*'}:{port}"
+            raise ListenError(f"cannot listen on {where}: {reason}") from error
+        sock.setblocking(False)
+        self._sock = sock
+        self._loop.add_reader(sock.fileno(), self._on_acceptable)
+        bound: int = sock.getsockname()[1]
+        return bound
+
+    def close(self) -> None:
+        """Stop listening; open connections are not touched. Harmless twice."""
+        if self._resume is not None:
+            self._resume.cancel()
+            self._resume = None
+        if self._sock is not None:
+            self._loop.remove_reader(self._sock.fileno())
+            self._sock.close()
+            self._sock = None
+
+    def forget(self, host: str) -> None:
+        """Count a connection from `host` as closed."""
+        self._open_count -= 1
+        self._hosts[host] -= 1
+        if not self._hosts[host]:
+            del self._hosts[host]
+
+    def statistics(self) -> ListenerStatistics:
+        """Return a snapshot of the counters."""
+        return ListenerStatistics(
+            open_count=self._open_count,
+            accepted_count=self._accepted_count,
+            refused_count=self._refused_count,
+            exhausted_count=self._exhausted_count,
+        )
+
+    def _on_acceptable(self) -> None:
+        for _ in range(ACCEPT_BATCH_MAX):
+            if self._sock is None:
+                return
+            try:
+                sock, address = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._on_accept_error(error)
+                return
+            # One host is one host, whichever family its packets came in.
+            self._admit(sock, str(address[0]).removeprefix("::ffff:"))
+
+    def _on_accept_error(self, error: OSError) -> None:
+        if error.errno not in _EXHAUSTED:
+            # Errors of a connection that died in the backlog; the next may be fine.
+            log.warning("accept failed error=%s", error)
+            return
+        self._exhausted_count += 1
+        log.error(
+            "accept paused, no descriptors left error=%s open=%d pause_s=%s",
+            error.strerror,
+            self._open_count,
+            PAUSE_S,
+        )
+        assert self._sock is not None
+        self._loop.remove_reader(self._sock.fileno())
+        self._resume = self._loop.call_later(PAUSE_S, self._on_resume)
+
+    def _on_resume(self) -> None:
+        self._resume = None
+        if self._sock is not None:
+            self._loop.add_reader(self._sock.fileno(), self._on_acceptable)
+
+    def _admit(self, sock: socket.socket, host: str) -> None:
+        is_full = self._open_count >= self._count_max
+        is_host_full = 0 < self._per_host_max <= self._hosts[host]
+        if is_full or is_host_full:
+            self._refused_count += 1
+            if self._refused_count & (self._refused_count - 1) == 0:
+                # Only every power of two is logged: a flood must not fill the disk.
+                log.warning(
+                    "connection refused host=%s open=%d from_host=%d refused=%d",
+                    host,
+                    self._open_count,
+                    self._hosts[host],
+                    self._refused_count,
+                )
+            sock.close()
+            return
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        except OSError:
+            sock.close()
+            return
+        self._open_count += 1
+        self._accepted_count += 1
+        self._hosts[host] += 1
+        self._on_connection(sock, host)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; every interface means both families in one."""
+    if not host and socket.has_dualstack_ipv6():
+        try:
+            return socket.create_server(
+                ("::", port),
+                family=socket.AF_INET6,
+                backlog=BACKLOG,
+                dualstack_ipv6=True,
+            )
+        except OSError as error:
+            # A kernel with IPv6 switched off at run time.
+            if error.errno not in {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}:
+                raise
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=BACKLOG)

@@ -1,0 +1,317 @@
+"""A channel over a socket pair: order, bounds, ranges, and how it ends."""
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from metaq.net import channel as channel_module
+from metaq.net.channel import Channel, ChannelState
+from metaq.testing.clock import ManualClock
+
+ROOM = 1000
+
+
+class Range:
+    """A file range that counts its releases."""
+
+    def __init__(self, data: bytes, position: int = 0, size: int | None = None) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by release
+        self._file.write(data)
+        self._file.flush()
+        self.position = position
+        self.size_bytes = len(data) - position if size is None else size
+        self.release_count = 0
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def release(self) -> None:
+        self.release_count += 1
+        self._file.close()
+
+
+class Rig:
+    """A channel, the other end of its socket, and what was called back."""
+
+    def __init__(self, reader: ThreadPoolExecutor) -> None:
+        ours, self.peer = socket.socketpair()
+        self.peer.settimeout(2)
+        self.clock = ManualClock()
+        self.channel = Channel(
+            ours,
+            loop=asyncio.get_running_loop(),
+            clock=self.clock,
+            reader=reader,
+            room_bytes=ROOM,
+        )
+        self.received: list[bytes] = []
+        self.events: list[str] = []
+        self.channel.start(
+            on_data=self.received.append,
+            on_end=lambda: self.events.append("end"),
+            on_room=lambda: self.events.append("room"),
+            on_closed=lambda reason: self.events.append(f"closed: {reason}"),
+        )
+
+    async def read(self, size: int) -> bytes:
+        """Read exactly `size` bytes at the other end, in a thread."""
+        data = b""
+        while len(data) < size:
+            piece = await asyncio.to_thread(self.peer.recv, size - len(data))
+            if not piece:
+                break
+            data += piece
+        return data
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(2):
+            while not condition():
+                await asyncio.sleep(0.0005)
+
+
+def run(scenario: Callable[[Rig], Awaitable[None]]) -> None:
+    async def main() -> None:
+        with ThreadPoolExecutor(1) as reader:
+            rig = Rig(reader)
+            try:
+                await scenario(rig)
+            finally:
+                rig.channel.abort("test over")
+                rig.peer.close()
+
+    asyncio.run(main())
+
+
+def test_replies_of_one_turn_leave_in_one_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group of replies is one system call."""
+
+    async def scenario(rig: Rig) -> None:
+        for number in range(100):
+            rig.channel.send(b"%d," % number)
+        assert rig.channel.statistics().sent_bytes == 0
+        expected = b"".join(b"%d," % number for number in range(100))
+        await rig.until(lambda: rig.channel.statistics().sent_bytes)
+        assert rig.channel.statistics().sent_bytes == len(expected)
+        assert await rig.read(len(expected)) == expected
+
+    run(scenario)
+
+
+def test_bytes_and_ranges_keep_their_order() -> None:
+    """What was queued first leaves first, whatever it is; each range is released."""
+
+    async def scenario(rig: Rig) -> None:
+        first, second = Range(b"0123456789", 2, 5), Range(b"x" * 100_000)
+        rig.channel.send(b"a")
+        rig.channel.send_range(b"head1:", first, substitute=b"!")
+        rig.channel.send_range(b"head2:", second, substitute=b"!")
+        rig.channel.send(b"z")
+        expected = b"ahead1:23456head2:" + b"x" * 100_000 + b"z"
+        assert await rig.read(len(expected)) == expected
+        await rig.until(lambda: rig.channel.queued_bytes == 0)
+        assert (first.release_count, second.release_count) == (1, 1)
+        assert rig.channel.statistics().range_count == 2
+
+    run(scenario)
+
+
+def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is not in the page cache never goes to sendfile on the loop's thread."""
+    warmed = []
+    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: bool(warmed))
+    monkeypatch.setattr(
+        channel_module, "warm", lambda fd, **where: warmed.append(where)
+    )
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.send_range(b"head:", Range(b"payload"), substitute=b"!")
+        rig.channel.send(b"after")
+        assert await rig.read(17) == b"head:payloadafter"
+        assert warmed == [{"position": 0, "size_bytes": 7}]
+        assert rig.channel.statistics().cold_range_count == 1
+
+    run(scenario)
+
+
+def test_a_range_that_the_disk_cannot_read_becomes_its_substitute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An unreadable range is answered with an error, and the stream stays in step."""
+
+    def fail(_fd: int, **_where: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: False)
+    monkeypatch.setattr(channel_module, "warm", fail)
+
+    async def scenario(rig: Rig) -> None:
+        broken = Range(b"payload")
+        rig.channel.send_range(b"head:", broken, substitute=b"sorry")
+        rig.channel.send(b"after")
+        assert await rig.read(10) == b"sorryafter"
+        assert broken.release_count == 1
+        await rig.until(lambda: rig.channel.queued_bytes == 0)
+
+    run(scenario)
+
+
+def test_a_range_that_is_shorter_than_promised_ends_the_connection() -> None:
+    """The header has left: no other bytes may stand where the range should."""
+
+    async def scenario(rig: Rig) -> None:
+        short = Range(b"0123456789", 0, 20)
+        rig.channel.send_range(b"head:", short, substitute=b"sorry")
+        await rig.until(lambda: rig.events)
+        assert rig.events[-1].startswith("closed: send failed: range ends")
+        assert short.release_count == 1
+
+    run(scenario)
+
+
+def test_room_is_called_when_the_peer_has_read() -> None:
+    """on_room comes once, when a full queue fell below half."""
+
+    async def scenario(rig: Rig) -> None:
+        big = b"x" * (4 * 1024 * 1024)
+        rig.channel.send(big)
+        await asyncio.sleep(0.005)
+        assert rig.channel.queued_bytes > ROOM
+        assert rig.events == []
+        assert await rig.read(len(big)) == big
+        await rig.until(lambda: rig.events)
+        assert rig.events == ["room"]
+
+    run(scenario)
+
+
+def test_close_after_flush_sends_everything_then_ends() -> None:
+    """Queued bytes and ranges arrive before the end of the stream."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.send(b"a" * 300_000)
+        rig.channel.send_range(b"head:", Range(b"payload"), substitute=b"!")
+        rig.channel.close_after_flush("done")
+        rig.channel.send(b"too late")
+        data = await rig.read(1 << 20)
+        assert data == b"a" * 300_000 + b"head:payload"
+        assert rig.channel.state is ChannelState.LINGERING
+        rig.peer.close()
+        await rig.until(lambda: rig.events)
+        assert rig.events == ["closed: done"]
+
+    run(scenario)
+
+
+def test_unread_input_does_not_destroy_the_last_replies() -> None:
+    """Closing while the peer still sends is a FIN, not a reset."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.pause_reading()
+        rig.peer.send(b"unread " * 1000)
+        rig.channel.send(b"last words")
+        rig.channel.close_after_flush("done")
+        assert await rig.read(100) == b"last words"
+
+    run(scenario)
+
+
+def test_lingering_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that never closes does not keep the socket."""
+    monkeypatch.setattr(channel_module, "LINGER_S", 0.01)
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.close_after_flush("done")
+        await rig.until(lambda: rig.events)
+        assert rig.events == ["closed: done"]
+
+    run(scenario)
+
+
+def test_the_end_of_the_peer_is_told_once_and_writing_goes_on() -> None:
+    """A peer that will send no more may still read."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.peer.send(b"last")
+        rig.peer.shutdown(socket.SHUT_WR)
+        await rig.until(lambda: rig.events)
+        assert (rig.received, rig.events) == ([b"last"], ["end"])
+        rig.channel.resume_reading()
+        rig.channel.send(b"answer")
+        assert await rig.read(6) == b"answer"
+        assert rig.events == ["end"]
+
+    run(scenario)
+
+
+def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
+    """After an abort nothing is kept, and nothing is called but on_closed."""
+
+    async def scenario(rig: Rig) -> None:
+        queued = [Range(b"payload") for _ in range(3)]
+        rig.channel.send(b"x" * (4 * 1024 * 1024))
+        for each in queued:
+            rig.channel.send_range(b"head:", each, substitute=b"!")
+        await asyncio.sleep(0.002)
+        rig.channel.abort("enough")
+        rig.channel.abort("again")
+        assert rig.events == ["closed: enough"]
+        assert [each.release_count for each in queued] == [1, 1, 1]
+        assert rig.channel.queued_bytes == 0
+        late = Range(b"payload")
+        rig.channel.send_range(b"head:", late, substitute=b"!")
+        assert late.release_count == 1
+
+    run(scenario)
+
+
+def test_abort_while_a_range_is_being_warmed_releases_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file stays open for the thread that reads it, and no longer."""
+    release, wait = os.pipe()
+    monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: False)
+    monkeypatch.setattr(channel_module, "warm", lambda _fd, **_k: os.read(release, 1))
+
+    async def scenario(rig: Rig) -> None:
+        file = Range(b"payload")
+        rig.channel.send_range(b"head:", file, substitute=b"!")
+        await rig.until(lambda: rig.channel.statistics().cold_range_count)
+        rig.channel.abort("enough")
+        assert file.release_count == 0
+        os.write(wait, b"x")
+        await rig.until(lambda: file.release_count)
+        assert file.release_count == 1
+
+    try:
+        run(scenario)
+    finally:
+        os.close(release)
+        os.close(wait)
+
+
+def test_silence_and_stalls_are_measured() -> None:
+    """idle_s counts silence in both directions, stalled_s unread replies."""
+
+    async def scenario(rig: Rig) -> None:
+        now_s = rig.clock.monotonic_s
+        rig.clock.advance_s(10)
+        assert rig.channel.idle_s(now_s()) == 10
+        assert rig.channel.stalled_s(now_s()) == 0
+        rig.channel.send(b"x" * (4 * 1024 * 1024))
+        await asyncio.sleep(0.002)
+        rig.clock.advance_s(7)
+        assert rig.channel.stalled_s(now_s()) == 7
+        rig.peer.send(b"hello")
+        await rig.until(lambda: rig.received)
+        assert rig.channel.idle_s(now_s()) == 0
+
+    run(scenario)

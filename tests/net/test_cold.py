@@ -1,0 +1,46 @@
+"""Asking the page cache, and filling it without copying."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from metaq.net.cold import is_cached, warm
+
+
+@pytest.fixture
+def fd(tmp_path: Path):
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * 1_000_000)
+    number = os.open(path, os.O_RDWR)
+    os.fsync(number)
+    yield number
+    os.close(number)
+
+
+def test_what_was_just_written_is_cached(fd: int) -> None:
+    """The tail of a log is never taken for cold."""
+    assert is_cached(fd, position=0, size_bytes=1_000_000)
+    assert is_cached(fd, position=999_999, size_bytes=1)
+
+
+def test_a_dropped_file_is_cold_until_it_was_warmed(fd: int) -> None:
+    """Warming brings in what the cache had dropped."""
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(fd, position=0, size_bytes=1_000_000):
+        pytest.skip("this file system keeps its pages, or cannot say")
+    warm(fd, position=0, size_bytes=1_000_000)
+    assert is_cached(fd, position=0, size_bytes=1_000_000)
+
+
+def test_a_descriptor_that_cannot_be_asked_counts_as_cached() -> None:
+    """Where the kernel cannot say, warming would not help either."""
+    read, write = os.pipe()
+    assert is_cached(read, position=0, size_bytes=1)
+    os.close(read)
+    os.close(write)
+
+
+def test_warming_behind_the_end_of_a_file_ends(fd: int) -> None:
+    """A file that got shorter is no endless loop."""
+    warm(fd, position=900_000, size_bytes=500_000)

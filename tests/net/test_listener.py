@@ -1,0 +1,150 @@
+"""The accept loop: caps, exhaustion, closing."""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from metaq.net import listener as listener_module
+from metaq.net.listener import Listener, ListenError
+
+
+class Rig:
+    def __init__(self, count_max: int = 100, per_host_max: int = 0) -> None:
+        self.accepted: list[tuple[socket.socket, str]] = []
+        self.listener = Listener(
+            loop=asyncio.get_running_loop(),
+            on_connection=lambda sock, host: self.accepted.append((sock, host)),
+            connection_count_max=count_max,
+            connection_count_per_host_max=per_host_max,
+        )
+        self.port = self.listener.open("", 0)
+        self.clients: list[socket.socket] = []
+
+    async def connect(self) -> socket.socket:
+        client = socket.create_connection(("127.0.0.1", self.port))
+        client.settimeout(2)
+        self.clients.append(client)
+        await asyncio.sleep(0.002)
+        return client
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(2):
+            while not condition():
+                await asyncio.sleep(0.0005)
+
+    def close(self) -> None:
+        self.listener.close()
+        self.listener.close()
+        for sock in (*self.clients, *(sock for sock, _ in self.accepted)):
+            sock.close()
+
+
+def run(scenario: Callable[[Rig], Awaitable[None]], **caps: int) -> None:
+    async def main() -> None:
+        rig = Rig(**caps)
+        try:
+            await scenario(rig)
+        finally:
+            rig.close()
+
+    asyncio.run(main())
+
+
+def test_connections_are_handed_over_with_their_options() -> None:
+    """Accepted sockets do not delay small packets, and notice dead peers."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.connect()
+        await rig.until(lambda: rig.accepted)
+        sock, _host = rig.accepted[0]
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert rig.listener.statistics().open_count == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("caps", [{"count_max": 2}, {"per_host_max": 2}])
+def test_one_connection_too_many_is_closed_and_counted(caps: dict[str, int]) -> None:
+    """Both caps refuse by closing; room made by `forget` is given again."""
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(2):
+            await rig.connect()
+        third = await rig.connect()
+        assert await asyncio.to_thread(third.recv, 1) == b""
+        assert rig.listener.statistics().refused_count == 1
+        assert len(rig.accepted) == 2
+        rig.listener.forget(rig.accepted[0][1])
+        await rig.connect()
+        await rig.until(lambda: len(rig.accepted) == 3)
+
+    run(scenario, **caps)
+
+
+def test_accepting_pauses_when_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """EMFILE: counted, no busy loop, and what waited is accepted afterwards."""
+    monkeypatch.setattr(listener_module, "PAUSE_S", 0.01)
+
+    class Exhausted:
+        """A listening socket whose first accept fails."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+            self.call_count = 0
+
+        def accept(self) -> tuple[socket.socket, object]:
+            self.call_count += 1
+            if self.call_count == 1:
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._sock.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
+
+    async def scenario(rig: Rig) -> None:
+        exhausted = Exhausted(rig.listener._sock)
+        rig.listener._sock = exhausted
+        await rig.connect()
+        await rig.until(lambda: rig.listener.statistics().exhausted_count)
+        await rig.until(lambda: rig.accepted)
+        assert rig.listener.statistics().exhausted_count == 1
+        assert exhausted.call_count <= 4
+
+    run(scenario)
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    """A taken port is a ListenError that names it."""
+
+    async def scenario(rig: Rig) -> None:
+        other = Listener(
+            loop=asyncio.get_running_loop(),
+            on_connection=lambda _sock, _host: None,
+            connection_count_max=1,
+            connection_count_per_host_max=0,
+        )
+        with pytest.raises(ListenError, match=f"cannot listen on .*:{rig.port}: "):
+            other.open("", rig.port)
+
+    run(scenario)
+
+
+def test_after_close_nobody_is_let_in() -> None:
+    """A closed listener refuses; open connections stay."""
+
+    async def scenario(rig: Rig) -> None:
+        await rig.connect()
+        await rig.until(lambda: rig.accepted)
+        rig.listener.close()
+        with pytest.raises(OSError):
+            socket.create_connection(("127.0.0.1", rig.port), timeout=1)
+        rig.accepted[0][0].send(b"still here")
+        assert await asyncio.to_thread(rig.clients[0].recv, 10) == b"still here"
+
+    run(scenario)
