@@ -1,0 +1,196 @@
+"""Appending runs of puts, and answering them when the disk has them.
+
+A *run* is what one session puts to one log in one pass over its input. It is appended
+as one piece, has one ticket, and is answered by one formatting operation: the flat
+list (opaque, id, offset, opaque, id, offset, ...) is all that is kept of a put.
+"""
+
+from typing import Final, Protocol
+
+from metaq.broker.context import BrokerContext
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    MetaqError,
+    ServerError,
+    StorageError,
+    WireError,
+)
+from metaq.model import MessageId, SizeBytes
+from metaq.protocol import texts
+from metaq.protocol.commands import NO_CHECKSUM
+from metaq.protocol.encode import encode_put_replies, encode_result
+from metaq.record.checksum import checksum
+from metaq.storage.partition_log import PartitionLog
+
+REPLY_FIELDS: Final = 3
+"""opaque, id, offset: what `encode_put_replies` takes."""
+
+PUT_OVERHEAD_BYTES: Final = 128
+"""What a command counts for in the in-flight bounds besides its records: its reply and
+the objects that carry both."""
+
+
+class Answerer(Protocol):
+    """What whoever puts needs of its session."""
+
+    def hold(self, *, count: int, size_bytes: int) -> None:
+        """Count commands as in flight until `answer`."""
+        ...
+
+    def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
+        """Send replies to `count` commands that held `size_bytes` in flight."""
+        ...
+
+
+class PutTicket:
+    """A run of puts that waits for the disk. Called once, on the loop's thread."""
+
+    __slots__ = (
+        "_answerer", "_appended_s", "_context", "_flat", "_log", "_record_count",
+        "_size_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        context: BrokerContext,
+        *,
+        log: PartitionLog,
+        flat: list[int],
+        record_count: int,
+        size_bytes: int,
+    ) -> None:
+        self._answerer = answerer
+        self._context = context
+        self._log = log
+        self._flat = flat
+        self._record_count = record_count
+        self._size_bytes = size_bytes
+        self._appended_s = context.clock.monotonic_s()
+
+    def on_stored(self) -> None:
+        """Answer 200: the bytes are as durable as the topic's policy says."""
+        waited_s = self._context.clock.monotonic_s() - self._appended_s
+        self._context.put_latency.record(waited_s, self._record_count)
+        self._answerer.answer(
+            encode_put_replies(self._log.log_id.partition, self._flat),
+            count=len(self._flat) // REPLY_FIELDS,
+            size_bytes=self._size_bytes,
+        )
+
+    def on_failed(self, error: StorageError | ClosedError) -> None:
+        """Answer 500 to every put of the run."""
+        log_id = self._log.log_id
+        refusal = refuse_put(
+            self._context,
+            error,
+            topic=log_id.topic,
+            partition=log_id.partition,
+            count=self._record_count,
+        )
+        body = str(refusal).encode()
+        opaques = self._flat[::REPLY_FIELDS]
+        self._answerer.answer(
+            b"".join([encode_result(refusal.status, body, o) for o in opaques]),
+            count=len(opaques),
+            size_bytes=self._size_bytes,
+        )
+
+
+def append_run(
+    log: PartitionLog,
+    chunks: list[bytes],
+    answerer: Answerer,
+    context: BrokerContext,
+    *,
+    size_bytes: int,
+    record_count: int,
+    last_id: MessageId,
+    flat: list[int],
+) -> None:
+    """Append a run; its commands are answered by its ticket, now if refused.
+
+    Args:
+        log: where to.
+        chunks: the records, in any split; owned by the log from now on.
+        answerer: the session that put.
+        context: counters and texts.
+        size_bytes: length of all chunks.
+        record_count: records in them.
+        last_id: id of the last one.
+        flat: REPLY_FIELDS values per command; owned from now on.
+    """
+    assert flat[2] == log.next_offset, f"{log.log_id}: {flat[2]!r} {log.next_offset}"
+    count = len(flat) // REPLY_FIELDS
+    in_flight = size_bytes + count * PUT_OVERHEAD_BYTES
+    answerer.hold(count=count, size_bytes=in_flight)
+    ticket = PutTicket(
+        answerer,
+        context,
+        log=log,
+        flat=flat,
+        record_count=record_count,
+        size_bytes=in_flight,
+    )
+    try:
+        log.append(
+            chunks,
+            size_bytes=SizeBytes(size_bytes),
+            record_count=record_count,
+            last_id=last_id,
+            ticket=ticket,
+        )
+    except (StorageError, ClosedError) as error:
+        ticket.on_failed(error)
+
+
+def verify_checksum(payload: bytes, wanted: int) -> None:
+    """Compare a payload with the checksum that came with it.
+
+    Args:
+        payload: as sent.
+        wanted: its checksum, or NO_CHECKSUM, which is not compared.
+
+    Raises:
+        ServerError: they differ.
+    """
+    if wanted not in (NO_CHECKSUM, checksum(payload)):
+        raise ServerError(texts.CHECKSUM_FAILURE)
+
+
+def count_puts(
+    context: BrokerContext, topic: str, *, count: int, payload_bytes: int
+) -> None:
+    """Count attempts to put."""
+    context.counters.cmd_put += count
+    if context.topics.has_stat(topic):
+        realtime = context.realtime
+        realtime.record("put", topic, count=count)
+        realtime.record("message_size", topic, count=count, value=payload_bytes)
+
+
+def refuse_put(
+    context: BrokerContext,
+    error: MetaqError,
+    *,
+    topic: str,
+    partition: int,
+    count: int = 1,
+) -> WireError:
+    """Return the answer to puts that failed, and count them.
+
+    Args:
+        context: counters and texts.
+        error: ForbiddenError becomes 403, which is no failure; others 500.
+        topic: as sent.
+        partition: as resolved; as sent when it failed before that.
+        count: how many puts.
+    """
+    text = texts.put_failed(context.address, topic, partition, str(error))
+    if isinstance(error, ForbiddenError):
+        return ForbiddenError(text)
+    context.counters.put_failed += count
+    if context.topics.has_stat(topic):
+        context.realtime.record("put_failed", topic, count=count)
+    return ServerError(text)

@@ -1,0 +1,503 @@
+"""Assembly: settings → a broker that runs. The only file that knows everybody.
+
+Start order: recover the data directories, then ids above everything they hold, the
+port, the admin socket, the registration (whoever finds us may connect at once), then
+housekeeping, deletion schedules and HTTP. A start that fails takes down what it brought
+up, in reverse, and raises one sentence.
+
+Stop order: withdraw from ZooKeeper and give clients the time to notice, close the
+port, answer every waiting get, let what is in flight be stored and answered, close the
+connections, sync and close the logs. The whole is bounded by shutdownTimeoutMs; what
+is not done by then is dropped, and the process still ends.
+
+`Broker` is a library: tests and `metaq local` start it on port 0. `run_broker` is the
+process: signals, and how it ends.
+
+Source: broker spec 10.1, 10.2; section 12 rows 11, 18 and 19.
+"""
+
+import asyncio
+import logging
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from metaq.broker.admin import AdminServer
+from metaq.broker.context import BrokerContext, Load
+from metaq.broker.control import Control, deletion_schedules
+from metaq.broker.housekeeping import (
+    CONNECTION_CHECK_S,
+    REALTIME_RESET_S,
+    SCRUB_STEP_S,
+    Finish,
+    Housekeeping,
+    Job,
+    Work,
+    every,
+    log_check_s,
+    retention_job,
+)
+from metaq.broker.realtime import Realtime
+from metaq.broker.registration import Registration, advertised_host, make_snapshot
+from metaq.broker.schedule import Schedules, local_timezone
+from metaq.broker.session import Session
+from metaq.broker.status import RetentionFigures, add_run
+from metaq.broker.topics import Topics
+from metaq.broker.waiters import Waiters
+from metaq.clock import Clock, SystemClock
+from metaq.config import BrokerConfig
+from metaq.errors import MetaqError
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.lifecycle import Service
+from metaq.model import LogId
+from metaq.net.channel import Channel
+from metaq.net.listener import Listener
+from metaq.record.ids import IdGenerator
+from metaq.storage.log_manager import LogManager, OfflineDirectory
+from metaq.storage.scrub import Scrub, run_step
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.plan import BrokerSnapshot
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import BrokerAddress
+
+log = logging.getLogger(__name__)
+
+READER_THREADS: Final = 2
+"""Threads that warm cold ranges: one slow read does not hold up all others."""
+
+UPKEEP_THREADS: Final = 2
+"""Threads for retention, scrub and metrics: an archive takes minutes, the rest not."""
+
+PART_STOP_S_MAX: Final = 2.0
+"""Bound on the stop of what serves administrators and housekeeping."""
+
+WITHDRAW_SHARE: Final = 0.4
+"""Part of the shutdown time that withdrawing, and waiting for clients to notice, may
+take; as much again is left to the drain, and the rest to the logs."""
+
+SWITCH_INTERVAL_S: Final = 0.000_5
+"""How soon the storage thread gets the interpreter back after an fsync; Python's
+default of 5 ms would be most of the latency of a put under load."""
+
+
+class Broker(Service):
+    """One broker. Owner: whoever starts it; everything happens on one event loop."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        overrides: Mapping[str, str] | None = None,
+        clock: Clock | None = None,
+        fs: FileSystem | None = None,
+        coordinator: Coordinator | None = None,
+        choose: Callable[[int], int] = secrets.randbelow,
+        on_failure: Callable[[Service, BaseException], None] | None = None,
+    ) -> None:
+        """Describe a broker; nothing is opened before `start`.
+
+        Args:
+            config: its settings.
+            overrides: what the settings were overridden with, for reloads.
+            clock: time; the machine's by default.
+            fs: the disk; the machine's by default.
+            coordinator: the ZooKeeper session; by default one to zk.zkConnect. Not
+                used when zk.zkEnable is false.
+            choose: returns a random number in 0..n-1, for puts to any partition.
+            on_failure: told when a running part fails; the owner stops the broker.
+        """
+        self._shutdown_s = config.limits.shutdown_timeout_ms / 1000
+        super().__init__(
+            "broker", stop_timeout_s=self._shutdown_s, on_failure=on_failure
+        )
+        self._config = config
+        self._overrides = dict(overrides or {})
+        self._clock = clock or SystemClock()
+        self._fs = fs or SystemFileSystem()
+        self._coordinator = coordinator
+        self._choose = choose
+        self._sessions: dict[Session, str] = {}
+        self._is_drained = asyncio.Event()
+        self._registration: Registration | None = None
+
+    @property
+    def address(self) -> str:
+        """Return the advertised address, `meta://host:port`; valid after `start`."""
+        return self._context.address
+
+    @property
+    def port(self) -> int:
+        """Return the port that is listened on; valid after `start`."""
+        return self._context.port
+
+    @property
+    def http_port(self) -> int | None:
+        """Return the port of /health and /metrics; None when there is none."""
+        return self._http_port
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Return the open connections, oldest first."""
+        return tuple(self._sessions)
+
+    @property
+    def context(self) -> BrokerContext:
+        """Return what the handlers work with; valid after `start`."""
+        return self._context
+
+    @property
+    def control(self) -> Control:
+        """Return the administration; valid after `start`."""
+        return self._control
+
+    # -- start ------------------------------------------------------------------------
+
+    async def on_start(self) -> None:
+        """Bring everything up in order.
+
+        Raises:
+            MetaqError: a part cannot start; the text is one sentence.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._http_port: int | None = None
+        started_s = self._clock.monotonic_s()
+        await self._open_logs()
+        self._schedules = Schedules(self._clock, local_timezone())
+        self._schedules.replace_jobs(deletion_schedules(self._config, self._logs))
+        self._listen(started_s)
+        data_path = Path(self._config.system.data_path)
+        await self.start_owned(
+            AdminServer(
+                self._fs, data_path, self._control, stop_timeout_s=PART_STOP_S_MAX
+            )
+        )
+        await self._advertise()
+        await self.start_owned(self._housekeeping)
+        await self._begin_http()
+        log.info(
+            "broker started broker=%d address=%s data=%s logs=%d duration_ms=%d",
+            self._config.system.broker_id,
+            self.address,
+            data_path,
+            len(self._logs.logs()),
+            (self._clock.monotonic_s() - started_s) * 1000,
+        )
+
+    async def _open_logs(self) -> None:
+        self._logs = LogManager(
+            self._fs,
+            self._clock,
+            self._loop.call_soon_threadsafe,
+            self._config,
+            on_offline=self._on_offline,
+        )
+        self.on_way_down("logs", self._close_logs)
+        await asyncio.to_thread(self._logs.open)
+
+    def _listen(self, started_s: float) -> None:
+        self._upkeep = ThreadPoolExecutor(UPKEEP_THREADS, "metaq-upkeep")
+        self.on_way_down("upkeep", self._stop_upkeep)
+        config, limits = self._config, self._config.limits
+        self._reader = ThreadPoolExecutor(READER_THREADS, "metaq-reader")
+        self.on_way_down("reader", self._stop_reader)
+        topics = Topics(config, self._logs, choose=self._choose)
+        topics.on_new_log = self._on_new_log
+        self._context = BrokerContext(
+            config=config,
+            clock=self._clock,
+            topics=topics,
+            ids=IdGenerator(
+                self._clock, config.system.broker_id, self._logs.last_message_id()
+            ),
+            realtime=Realtime(self._clock),
+            waiters=Waiters(self._loop),
+            load=Load(limits.in_flight_bytes_max),
+            address="",
+            port=0,
+            started_s=started_s,
+        )
+        self._listener = Listener(
+            loop=self._loop,
+            on_connection=self._on_connection,
+            connection_count_max=limits.connection_count_max,
+            connection_count_per_host_max=limits.connection_count_per_host_max,
+        )
+        self._scrub = Scrub(
+            bytes_per_s=limits.scrub_bytes_per_s,
+            span_bytes_min=limits.span_bytes_min,
+            first=self._clock.wall_ms(),
+            on_damage=self._logs.on_damage,
+        )
+        self._control = Control(
+            self._context,
+            self._logs,
+            self._schedules,
+            self._fs,
+            scrub=self._scrub,
+            overrides=self._overrides,
+            listener=self._listener.statistics,
+            state=lambda: self.state,
+            on_change=self._on_reloaded,
+        )
+        # Built before the port opens: a put that makes a log wakes it.
+        self._housekeeping = Housekeeping(
+            self._jobs(),
+            clock=self._clock,
+            executor=self._upkeep,
+            stop_timeout_s=PART_STOP_S_MAX,
+        )
+        self._control.jobs = self._housekeeping.statistics
+        self.on_way_down("connections", self._drain)
+        port = self._listener.open("", config.system.server_port)
+        self._address = BrokerAddress(advertised_host(config), port)
+        self._context.address, self._context.port = str(self._address), port
+
+    async def _advertise(self) -> None:
+        zookeeper = self._config.zookeeper
+        if not zookeeper.is_enabled:
+            return
+        coordinator = self._coordinator or KazooCoordinator(
+            zookeeper.connect,
+            session_timeout_ms=zookeeper.session_timeout_ms,
+            clock=self._clock,
+        )
+        registration = Registration(self._config, coordinator, self._clock)
+        await self.start_owned(registration)
+        self._registration = self._control.registration = registration
+        await registration.advertise(self._snapshot())
+
+    async def _begin_http(self) -> None:
+        limits = self._config.limits
+        if not limits.http_port:
+            return
+        from metaq.broker.http import HttpServer  # noqa: PLC0415  # off by default, and aiohttp is large
+
+        server = HttpServer(
+            limits.http_host,
+            limits.http_port,
+            self._control.status,
+            clock=self._clock,
+            executor=self._upkeep,
+            stop_timeout_s=PART_STOP_S_MAX,
+        )
+        await self.start_owned(server)
+        self._http_port = server.port
+
+    # -- connections ------------------------------------------------------------------
+
+    def _on_connection(self, sock: socket.socket, host: str) -> None:
+        channel = Channel(
+            sock,
+            loop=self._loop,
+            clock=self._clock,
+            reader=self._reader,
+            room_bytes=self._config.limits.connection_buffer_bytes_max,
+        )
+        session = Session(
+            channel, self._context, loop=self._loop, on_closed=self._on_session_closed
+        )
+        self._sessions[session] = host
+        session.start()
+
+    def _on_session_closed(self, session: Session) -> None:
+        self._listener.forget(self._sessions.pop(session))
+        if not self._sessions:
+            self._is_drained.set()
+
+    def _check_sessions(self) -> None:
+        now_s = self._clock.monotonic_s()
+        timeout_s = self._config.limits.idle_timeout_ms / 1000
+        for session in list(self._sessions):
+            session.check(now_s, timeout_s)
+
+    # -- logs -------------------------------------------------------------------------
+
+    def _on_new_log(self, log_id: LogId) -> None:
+        new = self._logs.get(log_id)
+        assert new is not None, log_id
+        self._context.waiters.on_new_log(log_id, new)
+        self._schedules.replace_jobs(
+            deletion_schedules(self._context.config, self._logs)
+        )
+        self._housekeeping.wake()
+        self._update_registration()
+
+    def _on_offline(self, directory: OfflineDirectory) -> None:
+        log.error(
+            "data directory offline until restart directory=%s cause=%s",
+            directory.path,
+            directory.cause,
+        )
+
+    def _jobs(self) -> tuple[Job, ...]:
+        realtime = self._context.realtime
+        return (
+            Job("logs", self._log_check_s, self._tick_logs),
+            every("connections", CONNECTION_CHECK_S, self._check_sessions),
+            every("realtime", REALTIME_RESET_S, realtime.reset),
+            every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
+            retention_job(
+                self._schedules,
+                clock=self._clock,
+                begin=self._logs.begin_retention,
+                find_early=self._find_early_retention,
+                on_end=self._on_retention_end,
+            ),
+        )
+
+    def _log_check_s(self) -> float:
+        config = self._context.config
+        return log_check_s(config.topic(log_id.topic) for log_id in self._logs.logs())
+
+    def _tick_logs(self) -> None:
+        self._logs.tick(self._clock.monotonic_s())
+
+    def _begin_scrub_step(self) -> Work | None:
+        """Return the next piece of verification, if it is due."""
+        scrub, clock, fs = self._scrub, self._clock, self._fs
+        step = scrub.take_step(self._logs.scrub_targets(), clock.monotonic_s())
+        if step is None:
+            return None
+
+        def work() -> Finish:
+            result = run_step(fs, step)
+            return lambda: scrub.finish_step(step, result, clock.monotonic_s())
+
+        return work
+
+    def _find_early_retention(self) -> Collection[str] | None:
+        """Return for which topics a full disk or a size limit asks for a run."""
+        if any(each.is_low_on_space for each in self._logs.directories()):
+            return {log_id.topic for log_id in self._logs.logs()}
+        return () if self._logs.is_over_size_limit else None
+
+    def _on_retention_end(self, run: RetentionFigures) -> None:
+        control = self._control
+        control.retention = add_run(control.retention, run)
+        if run.segment_count or run.failures:
+            log.info(
+                "retention complete segments=%d bytes=%d failures=%d",
+                run.segment_count,
+                run.size_bytes,
+                len(run.failures),
+            )
+
+    # -- registration -----------------------------------------------------------------
+
+    def _snapshot(self) -> BrokerSnapshot:
+        topics = {log_id.topic for log_id in self._logs.logs()}
+        return make_snapshot(self._context.config, self._address, topics)
+
+    def _on_reloaded(self) -> None:
+        self._housekeeping.wake()
+        self._update_registration()
+
+    def _update_registration(self) -> None:
+        if self._registration is not None:
+            self._registration.update(self._snapshot())
+
+    # -- stop -------------------------------------------------------------------------
+
+    async def on_stop(self) -> None:
+        """Withdraw while everything still works, and let clients notice."""
+        if self._registration is None:
+            return
+        share_s = self._shutdown_s * WITHDRAW_SHARE
+        deadline_s = self._clock.monotonic_s() + share_s
+        was_there = await self._registration.withdraw(timeout_s=share_s)
+        left_s = deadline_s - self._clock.monotonic_s()
+        notice_s = min(left_s, self._config.zookeeper.sync_time_ms / 1000)
+        if was_there and self._sessions and notice_s > 0:
+            self._is_drained.clear()
+            await self._wait_drained(notice_s)
+
+    async def _drain(self) -> None:
+        self._listener.close()
+        self._is_drained.clear()
+        for session in list(self._sessions):
+            session.end("broker stops")
+        if self._sessions:
+            await self._wait_drained(self._shutdown_s * WITHDRAW_SHARE)
+        for session in list(self._sessions):
+            session.abort("broker stops")
+
+    async def _wait_drained(self, timeout_s: float) -> None:
+        """Wait until no connection is left, or the time is over."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._is_drained.wait()
+        except TimeoutError:
+            log.info("connections left open=%d", len(self._sessions))
+
+    async def _stop_upkeep(self) -> None:
+        # Nothing is called off: the logs count on a retention that was handed out.
+        self._upkeep.shutdown(wait=False)
+
+    async def _stop_reader(self) -> None:
+        self._reader.shutdown(wait=False, cancel_futures=True)
+
+    async def _close_logs(self) -> None:
+        closed = asyncio.Event()
+        self._logs.close(closed.set)
+        try:
+            await closed.wait()
+        except asyncio.CancelledError:
+            self._logs.abandon()
+            raise
+
+
+async def run_broker(
+    config: BrokerConfig,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    on_ready: Callable[[Broker], None] | None = None,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT; SIGHUP reloads its configuration.
+
+    Args:
+        config: its settings.
+        overrides: what they were overridden with, for reloads.
+        on_ready: called once when the broker serves.
+
+    Raises:
+        MetaqError: it could not start, or a part of it failed later.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    broker = Broker(
+        config, overrides=overrides, on_failure=lambda _broker, _error: is_over.set()
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, is_over.set)
+    starter = loop.create_task(broker.start(), name="broker.run")
+    waiter = loop.create_task(is_over.wait(), name="broker.over")
+    try:
+        await asyncio.wait((starter, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if not starter.done():
+            starter.cancel()
+            await asyncio.wait([starter])
+            return
+        await starter
+        loop.add_signal_handler(signal.SIGHUP, _reload, broker)
+        if on_ready is not None:
+            on_ready(broker)
+        await waiter
+    finally:
+        waiter.cancel()
+        await broker.stop()
+    if broker.failure is not None:
+        raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
+
+
+def _reload(broker: Broker) -> None:
+    """Reload on SIGHUP; what is wrong with the file is in the log."""
+    try:
+        broker.control.reload()
+    except MetaqError:
+        log.warning("reload by signal had no effect")

@@ -1,0 +1,198 @@
+"""What an operator asks of a running broker: status, reload, partitions.
+
+The admin socket, SIGHUP and `/health` are three ways here. A reload takes over topics
+and schedules as a whole or not at all; a bad file keeps the old settings and says so,
+to whoever asked and in `status` until a reload succeeds.
+
+Source: broker spec 2.10, 4.5.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.registration import Registration
+from metaq.broker.schedule import Schedules
+from metaq.broker.status import (
+    BrokerStatus,
+    CommandStatus,
+    DirectoryStatus,
+    JobStatus,
+    RetentionStatus,
+)
+from metaq.config import BrokerConfig, Reload, reload_config
+from metaq.errors import AdminError, ConfigError, StorageError
+from metaq.fs import FileSystem
+from metaq.lifecycle import State
+from metaq.model import SizeBytes
+from metaq.net.listener import ListenerStatistics
+from metaq.protocol.version import SERVER_VERSION
+from metaq.storage.log_manager import LogManager
+from metaq.storage.scrub import Scrub
+
+log = logging.getLogger(__name__)
+
+CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
+"""Largest configuration file that is read."""
+
+
+class Control:
+    """Administration of one broker. Owner: the app; used on the loop's thread."""
+
+    def __init__(
+        self,
+        context: BrokerContext,
+        logs: LogManager,
+        schedules: Schedules,
+        fs: FileSystem,
+        *,
+        scrub: Scrub,
+        overrides: Mapping[str, str],
+        listener: Callable[[], ListenerStatistics],
+        state: Callable[[], State],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Take over what is administered.
+
+        Args:
+            context: settings and topics.
+            logs: the partition logs.
+            schedules: of deletion.
+            fs: reads the configuration file.
+            scrub: the background check of stored bytes.
+            overrides: what the settings were overridden with at start.
+            listener: returns the snapshot of the public port.
+            state: returns where the broker is in its life.
+            on_change: called after a reload, for the registration.
+        """
+        self._context = context
+        self._logs = logs
+        self._schedules = schedules
+        self._fs = fs
+        self._scrub = scrub
+        self._overrides = dict(overrides)
+        self._on_change = on_change
+        self._listener = listener
+        self._state = state
+        self._reload_count = 0
+        self._reload_error = ""
+        self.retention = RetentionStatus()
+        """What retention did so far."""
+        self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
+        """Snapshot of the housekeeping, once there is one."""
+        self.registration: Registration | None = None
+        """Set when there is one."""
+
+    def status(self) -> BrokerStatus:
+        """Return a snapshot of the whole broker."""
+        context, counters = self._context, self._context.counters
+        registration = self.registration
+        return BrokerStatus(
+            version=SERVER_VERSION,
+            broker_id=context.config.system.broker_id,
+            address=context.address,
+            state=self._state(),
+            uptime_s=context.clock.monotonic_s() - context.started_s,
+            config_path=context.config.path,
+            config_checksum=context.config.checksum,
+            connection_count_max=context.config.limits.connection_count_max,
+            listener=self._listener(),
+            commands=CommandStatus(
+                put_count=counters.cmd_put,
+                put_failed_count=counters.put_failed,
+                get_count=counters.cmd_get,
+                get_miss_count=counters.get_miss,
+                get_failed_count=counters.get_failed,
+                offset_count=counters.cmd_offset,
+                wait_count=counters.wait_count,
+                waiting_count=context.waiters.count,
+                malformed_count=counters.malformed_count,
+                error_count=counters.error_count,
+                in_flight_bytes=context.load.in_flight_bytes,
+            ),
+            logs=tuple(
+                each.statistics() for _, each in sorted(self._logs.logs().items())
+            ),
+            directories=tuple(
+                DirectoryStatus(
+                    path=str(each.path),
+                    size_bytes=each.size_bytes,
+                    free_bytes=each.free_bytes,
+                    is_low_on_space=each.is_low_on_space,
+                    offline_cause=None
+                    if each.offline_cause is None
+                    else str(each.offline_cause),
+                )
+                for each in self._logs.directories()
+            ),
+            scrub=self._scrub.state(),
+            put_latency=context.put_latency.snapshot(),
+            registration=None if registration is None else registration.statistics(),
+            reload_count=self._reload_count,
+            reload_error=self._reload_error,
+            closed_partitions=context.topics.closed_partitions(),
+            retention=self.retention,
+            jobs=self.jobs(),
+        )
+
+    # -- reload -----------------------------------------------------------------------
+
+    def reload(self) -> Reload:
+        """Read the configuration file again and take over what may change.
+
+        Raises:
+            AdminError: there is no file.
+            StorageError: it cannot be read.
+            ConfigError: it is wrong; the old settings stay in effect.
+        """
+        try:
+            outcome = self._reload()
+        except (AdminError, ConfigError, StorageError) as error:
+            self._reload_error = str(error)
+            log.error("reload failed, old settings stay error=%s", error)
+            raise
+        self._reload_error = ""
+        self._reload_count += 1
+        return outcome
+
+    def _reload(self) -> Reload:
+        context, path = self._context, self._context.config.path
+        if not path:
+            raise AdminError("this broker was started without a configuration file")
+        data = self._fs.read_file(Path(path), CONFIG_BYTES_MAX)
+        outcome = reload_config(context.config, data, self._overrides)
+        # The schedules are the last thing that can be refused, and are replaced as a
+        # whole; behind them nothing fails.
+        self._schedules.replace_jobs(deletion_schedules(outcome.config, self._logs))
+        context.config = outcome.config
+        context.topics.apply(outcome.config)
+        self._logs.apply_settings(outcome.config)
+        self._on_change()
+        return outcome
+
+    # -- partitions -------------------------------------------------------------------
+
+    def close_partitions(
+        self, topic: str, *, start: int, end: int | None
+    ) -> Sequence[int]:
+        """Close partitions and end the waits on them; see `AdminActions`."""
+        topics = self._context.topics
+        topics.close_partitions(topic, start=start, end=end)
+        self._context.waiters.end_topic(topic)
+        return topics.closed_partitions().get(topic, ())
+
+    def open_partitions(
+        self, topic: str, *, start: int, end: int | None
+    ) -> Sequence[int]:
+        """Open partitions again; see `AdminActions`."""
+        topics = self._context.topics
+        topics.open_partitions(topic, start=start, end=end)
+        return topics.closed_partitions().get(topic, ())
+
+
+def deletion_schedules(config: BrokerConfig, logs: LogManager) -> dict[str, str]:
+    """Return topic → quartz expression, for configured topics and those with a log."""
+    topics = {*config.topics, *(log_id.topic for log_id in logs.logs())}
+    return {topic: config.topic(topic).delete_when for topic in topics}

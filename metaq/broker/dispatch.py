@@ -1,0 +1,95 @@
+"""Command → handler, and errors → replies.
+
+A handler answers by returning a body (200), by raising a `WireError` (its number and
+text), or by itself, later. Whatever else it raises is a bug: it is logged with its
+traceback and answered 500, and the connection goes on, because the bytes of the
+command were taken in whole.
+"""
+
+import logging
+from typing import assert_never
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.get import GetAnswerer, handle_get
+from metaq.broker.handlers.mput import handle_mput
+from metaq.broker.handlers.offset import handle_offset
+from metaq.broker.handlers.put import handle_put
+from metaq.broker.handlers.stats import handle_stats
+from metaq.broker.handlers.txn import handle_sync, handle_transaction
+from metaq.broker.handlers.version import handle_version
+from metaq.errors import ServerError, WireError
+from metaq.protocol import texts
+from metaq.protocol.commands import (
+    Get,
+    Mput,
+    OffsetQuery,
+    Put,
+    Stats,
+    Sync,
+    TransactionCommand,
+    Version,
+)
+from metaq.protocol.connection import Oversized
+from metaq.protocol.encode import encode_result
+from metaq.protocol.status import Status
+
+log = logging.getLogger(__name__)
+
+Answerable = (
+    Put | Mput | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
+    | Oversized
+)  # fmt: skip
+"""What a server is asked; a quit is the session's business."""
+
+INTERNAL_ERROR = "Internal error, see the broker's log."
+"""Answer to a command that found a bug; the log has the traceback."""
+
+
+def dispatch(
+    command: Answerable, answerer: GetAnswerer, context: BrokerContext
+) -> bytes:
+    """Carry out one command.
+
+    Returns:
+        The reply; b"" when it follows later, or never.
+    """
+    try:
+        body = _handle(command, answerer, context)
+    except WireError as error:
+        return encode_result(error.status, str(error).encode(), command.opaque)
+    except Exception:
+        context.counters.error_count += 1
+        log.exception("command failed command=%s", type(command).__name__)
+        text = INTERNAL_ERROR.encode()
+        return encode_result(Status.SERVER_ERROR, text, command.opaque)
+    return b"" if body is None else encode_result(Status.OK, body, command.opaque)
+
+
+def _handle(
+    command: Answerable, answerer: GetAnswerer, context: BrokerContext
+) -> bytes | None:
+    match command:
+        case Put():
+            handle_put(command, answerer, context)
+        case Get():
+            handle_get(command, answerer, context)
+        case Mput():
+            handle_mput(command, answerer, context)
+        case OffsetQuery():
+            return handle_offset(command, context)
+        case Version():
+            return handle_version(context)
+        case Stats():
+            return handle_stats(command, context)
+        case TransactionCommand():
+            handle_transaction(command)
+        case Sync():
+            handle_sync(command)
+        case Oversized():
+            context.counters.put_failed += 1
+            raise ServerError(
+                texts.too_large(command.word, command.length, command.limit)
+            )
+        case _:  # pragma: no cover
+            assert_never(command)
+    return None

@@ -1,0 +1,200 @@
+"""`get`: the rows of the table in broker spec 1.5, in its order.
+
+What MetaQ calls the maximal offset is the high watermark here: no reader sees a byte
+that a crash could take back (section 12, row 24). A get at the end of a log, or of a
+log that no put has made yet, may wait for data (`wait=<ms>`); when the wait is over,
+for whatever reason, the same rows are gone through once more.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from metaq.broker.acks import Answerer
+from metaq.broker.context import BrokerContext
+from metaq.broker.waiters import Waiter
+from metaq.errors import (
+    BadRequestError,
+    ClosedError,
+    ForbiddenError,
+    MovedError,
+    NotFoundError,
+    OffsetOutOfRangeError,
+    ServerError,
+    StorageError,
+)
+from metaq.model import MAX_OFFSET, Offset, SizeBytes
+from metaq.net.channel import FileRange
+from metaq.protocol import texts
+from metaq.protocol.commands import Get
+from metaq.protocol.encode import encode_result, encode_value_line
+from metaq.protocol.status import Status
+from metaq.storage.partition_log import PartitionLog
+
+
+class GetAnswerer(Answerer, Protocol):
+    """What a get needs of its session."""
+
+    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
+        """Send a header and a range of a file."""
+        ...
+
+    def finish_wait(self, waiter: Waiter) -> None:
+        """Answer a get whose wait is over."""
+        ...
+
+    def keep_waiter(self, waiter: Waiter) -> None:
+        """Remember a waiter, to end it with the session."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """No data at that offset, though there may be some later."""
+
+    log: PartitionLog | None
+    """None when no put has made the log yet."""
+    error: NotFoundError
+    """What to answer without a wait."""
+
+
+def handle_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
+    """Answer with bytes of the log, or wait for some.
+
+    Raises:
+        WireError: no bytes; the text is the answer.
+    """
+    found = _find(command, context)
+    if isinstance(found, _End):
+        if not _wait(command, found, answerer, context):
+            count_get(context, command, is_miss=True, is_failure=found.log is not None)
+            raise found.error
+        return
+    count_get(context, command)
+    _send(command, found, answerer, context)
+
+
+def finish_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
+    """Answer a get whose wait is over; like `handle_get`, but it never waits."""
+    found = _find(command, context)
+    if isinstance(found, _End):
+        count_get(context, command, is_miss=True, is_failure=found.log is not None)
+        raise found.error
+    count_get(context, command)
+    _send(command, found, answerer, context)
+
+
+def _find(command: Get, context: BrokerContext) -> FileRange | _End:
+    """Go through the rows; the numbers are those of the table.
+
+    Raises:
+        WireError: rows 1, 3, 4, 7, 8 and 9.
+    """
+    topics, topic, partition = context.topics, command.topic, command.partition
+    if topics.is_closed(topic, partition):  # 1
+        broker_id = context.config.system.broker_id
+        count_get(context, command)
+        raise ForbiddenError(texts.get_closed(broker_id, partition))
+    log = topics.find_log(topic, partition)
+    if log is None:  # 2
+        return _End(None, NotFoundError(texts.no_such_log(topic, partition)))
+    if command.max_size <= 0:  # 3
+        count_get(context, command)
+        raise BadRequestError(texts.invalid_max_size(command.max_size))
+    offset, size_bytes = command.offset, _cap(command, context)
+    try:
+        if log.log_start_offset <= offset < log.high_watermark:  # 5
+            return log.read(Offset(offset), size_bytes)
+    except OffsetOutOfRangeError:
+        # Retention was faster: the rows below are judged by what is there now.
+        pass
+    except (StorageError, ClosedError) as error:  # 9
+        count_get(context, command, is_failure=True)
+        raise ServerError(
+            texts.put_failed(context.address, topic, partition, str(error))
+        ) from error
+    return _outside(command, log, context)
+
+
+def _outside(command: Get, log: PartitionLog, context: BrokerContext) -> _End:
+    """Answer an offset that is not in the log.
+
+    Raises:
+        MovedError: rows 4 and 7.
+        NotFoundError: row 8.
+    """
+    offset, start, end = command.offset, log.log_start_offset, log.high_watermark
+    if offset < start:  # 4
+        count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
+        raise MovedError(str(start))
+    nothing = NotFoundError(texts.nothing_at(offset))
+    if offset == end:  # 6
+        return _End(log, nothing)
+    is_told = context.config.system.update_consumer_offsets
+    if offset == MAX_OFFSET or is_told:  # 7
+        count_get(context, command, is_miss=True, is_failure=True, is_moved=True)
+        raise MovedError(str(end))
+    count_get(context, command, is_miss=True, is_failure=True)
+    raise nothing  # 8
+
+
+def _cap(command: Get, context: BrokerContext) -> SizeBytes:
+    limit = context.config.system.transfer_bytes_max
+    return SizeBytes(min(command.max_size, limit))
+
+
+def _wait(
+    command: Get, found: _End, answerer: GetAnswerer, context: BrokerContext
+) -> bool:
+    """Let a get wait if it wants to and may; return whether it does."""
+    limits, waiters = context.config.limits, context.waiters
+    wait_ms = min(command.wait_ms, limits.wait_ms_max)
+    if wait_ms <= 0 or waiters.count >= limits.waiters_max:
+        return False
+    if found.log is None:
+        offset = Offset(0)
+        if not context.topics.may_appear(command.topic, command.partition):
+            return False
+    else:
+        offset = Offset(command.offset)
+    context.counters.wait_count += 1
+    answerer.hold(count=1, size_bytes=0)
+    waiter = Waiter(command, offset, answerer.finish_wait)
+    answerer.keep_waiter(waiter)
+    waiters.add(waiter, log=found.log, wait_ms=wait_ms)
+    return True
+
+
+def _send(
+    command: Get, found: FileRange, answerer: GetAnswerer, context: BrokerContext
+) -> None:
+    text = texts.put_failed(
+        context.address, command.topic, command.partition, "the disk cannot read it"
+    )
+    answerer.send_range(
+        encode_value_line(found.size_bytes, command.opaque),
+        found,
+        substitute=encode_result(Status.SERVER_ERROR, text.encode(), command.opaque),
+    )
+
+
+def count_get(
+    context: BrokerContext,
+    command: Get,
+    *,
+    is_miss: bool = False,
+    is_failure: bool = False,
+    is_moved: bool = False,
+) -> None:
+    """Count a get by its outcome (broker spec 1.5, statistics)."""
+    counters = context.counters
+    counters.cmd_get += 1
+    counters.get_miss += is_miss
+    counters.get_failed += is_failure
+    counters.cmd_offset += is_moved
+    if context.topics.has_stat(command.topic):
+        realtime = context.realtime
+        realtime.record("get", command.topic)
+        if is_miss:
+            realtime.record("get_miss", command.topic)
+        if is_moved:
+            realtime.record("offset", command.topic)

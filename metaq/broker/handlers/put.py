@@ -1,0 +1,51 @@
+"""`put` in the general path: every form, every refusal (broker spec 1.4).
+
+Order of the checks: closed partition, topic, partition range, checksum, then the log
+itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail that
+names what is wrong; MetaQ sends no detail there.
+
+Keep in step: `hot_puts.py`, which does the ordinary case of this.
+"""
+
+from metaq.broker.acks import (
+    Answerer,
+    append_run,
+    count_puts,
+    refuse_put,
+    verify_checksum,
+)
+from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.txn import TRANSACTIONS_MISSING
+from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
+from metaq.protocol.commands import Put
+from metaq.record.layout import encode_record
+
+
+def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None:
+    """Append one message; it is answered when it is stored.
+
+    Raises:
+        WireError: refused; the text is the answer.
+    """
+    if command.transaction is not None:
+        raise ServerError(TRANSACTIONS_MISSING)
+    topic, partition, payload = command.topic, command.partition, command.payload
+    count_puts(context, topic, count=1, payload_bytes=len(payload))
+    try:
+        partition = context.topics.resolve_put(topic, partition)
+        verify_checksum(payload, command.checksum)
+        log = context.topics.log_for_put(topic, partition)
+    except (ForbiddenError, ServerError, StorageError, ClosedError) as error:
+        raise refuse_put(context, error, topic=topic, partition=partition) from error
+    message_id = context.ids.reserve(1)
+    record = encode_record(payload, id=message_id, flag=command.flag)
+    append_run(
+        log,
+        [record],
+        answerer,
+        context,
+        size_bytes=len(record),
+        record_count=1,
+        last_id=message_id,
+        flat=[command.opaque, message_id, log.next_offset],
+    )

@@ -1,0 +1,157 @@
+"""`stats`: text snapshots, line by line as MetaQ writes them (broker spec 7.1).
+
+Every body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does
+not have come last, where its tools do not look: `durability` says what an
+acknowledgement means.
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.realtime import OPERATIONS
+from metaq.config import TopicConfig
+from metaq.protocol.commands import Stats
+from metaq.protocol.version import SERVER_VERSION
+from metaq.storage.partition_log import LogStatistics
+
+_HELP = (
+    "*EMPTY* Returns broker info.",
+    "help Prints this menu.",
+    "topics Returns every topic's partitions, messages and bytes.",
+    "offsets Returns every partition's offsets.",
+    "realtime Returns sums since the last reset.",
+    "reset Resets the realtime statistics.",
+    "config Returns the configuration file.",
+    "<topic> Returns one topic.",
+)
+
+
+def handle_stats(command: Stats, context: BrokerContext) -> bytes:
+    """Return the body for an item; a word that is no item is a topic's name."""
+    match command.item:
+        case "config":
+            # The file as it was loaded: what the broker runs on, also while somebody
+            # is editing it.
+            return context.config.data
+        case "":
+            lines = _broker_lines(context)
+        case "topics":
+            lines = _topics_lines(context)
+        case "offsets":
+            lines = _offsets_lines(context)
+        case "realtime":
+            lines = [f"realtime_{name} {context.realtime.describe(name)}"
+                     for name in OPERATIONS]  # fmt: skip
+        case "reset":
+            context.realtime.reset()
+            lines = ["reset ok"]
+        case "help":
+            lines = list(_HELP)
+        case topic:
+            lines = _topic_lines(topic, context)
+    return _wrap(lines)
+
+
+def describe_durability(topic: TopicConfig) -> str:
+    """Return in words what an acknowledgement of this topic means."""
+    if topic.unflush_threshold <= 0:
+        return "synced-before-ack"
+    return (
+        f"synced-later after {topic.unflush_threshold} messages"
+        f" or {topic.unflush_interval_ms} ms"
+    )
+
+
+def _wrap(lines: Iterable[str]) -> bytes:
+    return "\r\n".join(("STATS", *lines, "END", "")).encode()
+
+
+def _broker_lines(context: BrokerContext) -> list[str]:
+    config, counters = context.config, context.counters
+    logs = by_topic(context)
+    total = sum(s.record_count for logs_ in logs.values() for s in logs_)
+    uptime_s = int(context.clock.monotonic_s() - context.started_s)
+    modes = {
+        describe_durability(config.topic(name)) for name in {*logs, *config.topics}
+    }
+    return [
+        f"pid {os.getpid()}",
+        f"broker_id {config.system.broker_id}",
+        f"port {context.port}",
+        f"uptime {uptime_s}",
+        f"version {SERVER_VERSION}",
+        "slave false",
+        f"curr_connections {context.connection_count}",
+        f"threads {threading.active_count()}",
+        f"cmd_put {counters.cmd_put}",
+        f"cmd_get {counters.cmd_get}",
+        f"cmd_offset {counters.cmd_offset}",
+        "tx_begin 0",
+        "tx_xa_begin 0",
+        "tx_commit 0",
+        "tx_rollback 0",
+        f"get_miss {counters.get_miss}",
+        f"put_failed {counters.put_failed}",
+        f"total_messages {total}",
+        f"topics {len({*logs, *config.topics})}",
+        f"config_checksum {config.checksum}",
+        f"durability {'; '.join(sorted(modes))}",
+    ]
+
+
+def _topics_lines(context: BrokerContext) -> list[str]:
+    logs = by_topic(context)
+    lines = []
+    for topic, found in logs.items():
+        config = context.config.topic(topic)
+        lines.append(
+            f"{topic} partitions {len(found)}"
+            f" message_count {sum(s.record_count for s in found)}"
+            f" message_bytes {sum(s.size_bytes for s in found)}"
+            f" accept_publish {_bool(config.accept_publish)}"
+            f" accept_subscribe {_bool(config.accept_subscribe)}"
+        )
+    empty = [topic for topic in context.config.topics if topic not in logs]
+    return lines + [f"{topic} *Empty*" for topic in empty]
+
+
+def _offsets_lines(context: BrokerContext) -> list[str]:
+    return [
+        f"{s.log_id.topic} part {s.log_id.partition}"
+        f" min_offset {s.log_start} max_offset {s.high_watermark}"
+        for found in by_topic(context).values()
+        for s in found
+    ]
+
+
+def _topic_lines(topic: str, context: BrokerContext) -> list[str]:
+    found = by_topic(context).get(topic, [])
+    code = 0 if found else 2 if topic in context.config.topics else 1
+    lines = [
+        topic,
+        f"resultCode {code}",
+        f"partitions {len(found)}",
+        f"message_count {sum(s.record_count for s in found)}",
+        f"bytes {sum(s.size_bytes for s in found)}",
+    ]
+    realtime = context.realtime
+    lines += [
+        f"topic_realtime_{name} {realtime.describe_topic(name, topic)}"
+        for name in OPERATIONS
+    ]
+    lines.append(f"durability {describe_durability(context.config.topic(topic))}")
+    return lines
+
+
+def by_topic(context: BrokerContext) -> dict[str, list[LogStatistics]]:
+    """Return the snapshots of all logs by topic, sorted."""
+    found: dict[str, list[LogStatistics]] = {}
+    for log in sorted(context.topics.logs(), key=lambda log: log.log_id):
+        found.setdefault(log.log_id.topic, []).append(log.statistics())
+    return found
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"

@@ -1,0 +1,110 @@
+"""Realtime statistics: sums since the last reset, per operation and topic.
+
+MetaQ keeps a third key (partition or consumer group) that no command ever shows. It is
+left out here: groups are whatever a stranger writes into a get, and a counter for each
+would let strangers fill the memory. For the same reason topics are bounded; what is
+beyond the bound still counts for its operation as a whole.
+
+Source: broker spec 7.2.
+"""
+
+from typing import Final
+
+from metaq.clock import Clock
+
+OPERATIONS: Final = (
+    "put",
+    "get",
+    "offset",
+    "get_miss",
+    "put_failed",
+    "message_size",
+)
+"""In the order of `stats realtime`."""
+
+TOPIC_COUNT_MAX: Final = 10_000
+"""Topics counted one by one, per operation."""
+
+
+class _Sample:
+    """Count and value of one key since the last reset."""
+
+    __slots__ = ("count", "value")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.value = 0
+
+
+class Realtime:
+    """The counters of one broker. Used on the loop's thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._reset_s = clock.monotonic_s()
+        self._totals: dict[str, _Sample] = {}
+        self._topics: dict[str, dict[str, _Sample]] = {}
+
+    def record(
+        self, operation: str, topic: str, *, count: int = 1, value: int | None = None
+    ) -> None:
+        """Add samples.
+
+        Args:
+            operation: one of OPERATIONS.
+            topic: the topic as sent.
+            count: how many samples.
+            value: their sum; None: one each.
+        """
+        amount = count if value is None else value
+        total = self._totals.get(operation)
+        if total is None:
+            total = self._totals[operation] = _Sample()
+        total.count += count
+        total.value += amount
+        topics = self._topics.setdefault(operation, {})
+        sample = topics.get(topic)
+        if sample is None:
+            if len(topics) >= TOPIC_COUNT_MAX:
+                return
+            sample = topics[topic] = _Sample()
+        sample.count += count
+        sample.value += amount
+
+    def describe(self, operation: str) -> str:
+        """Return the result of an operation over all topics, as `stats` shows it."""
+        total = self._totals.get(operation)
+        return "null" if total is None else self._format(total)
+
+    def describe_topic(self, operation: str, topic: str) -> str:
+        """Return the result of an operation on one topic, as `stats` shows it."""
+        topics = self._topics.get(operation)
+        if topics is None:
+            return "null"
+        sample = topics.get(topic)
+        return f"Invalid keyTwo:{topic}" if sample is None else self._format(sample)
+
+    def reset(self) -> None:
+        """Set everything to zero; what was counted once stays listed."""
+        self._reset_s = self._clock.monotonic_s()
+        for sample in self._totals.values():
+            sample.count = sample.value = 0
+        for topics in self._topics.values():
+            for sample in topics.values():
+                sample.count = sample.value = 0
+
+    def _format(self, sample: _Sample) -> str:
+        duration_s = int(self._clock.monotonic_s() - self._reset_s)
+        return (
+            f"Count={sample.count},Value={sample.value},"
+            f"Value/Count={_ratio(sample.value, sample.count)},"
+            f"Count/Duration={_ratio(sample.count, duration_s)},"
+            f"Duration={duration_s}"
+        )
+
+
+def _ratio(dividend: int, divisor: int) -> str:
+    """Return a quotient with at most two decimals, as MetaQ writes it."""
+    if not divisor:
+        return "invalid"
+    return f"{dividend / divisor:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,266 @@
+"""One client connection: bytes in, commands carried out, replies out.
+
+Theory of operation. The channel gives bytes; the hot loop takes the ordinary puts off
+their front, the general path takes one frame, and so on until the bytes end inside a
+frame. Replies go out as they are ready, which is the order of the commands but for
+puts and waiting gets: those are answered when the disk has them, puts to one log in
+their order. Clients pair replies by opaque (broker spec 1.2, rule 8).
+
+Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
+puts in flight on this connection, the same for the whole broker, reply bytes that the
+peer has not read. It goes on when there is room again.
+
+The end: after a quit, a malformed frame, the peer's own end, or the broker's, nothing
+more is read; what the commands so far are owed is sent first, then the connection is
+closed. A peer that is silent, that does not finish a frame, or that does not read is
+cut off by `check`, which housekeeping calls.
+
+    Invariant: `_owed` counts commands that will still be answered; the channel is
+    closed by us only when it is 0, or by `abort`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.dispatch import dispatch
+from metaq.broker.handlers.get import finish_get
+from metaq.broker.hot_puts import HotPuts
+from metaq.broker.waiters import Waiter
+from metaq.errors import RemoteProtocolError, WireError
+from metaq.net.channel import Channel, FileRange
+from metaq.protocol.commands import Quit, Result, Value
+from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encode import encode_result
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """One connection. Owner: the app; used on the loop's thread."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        context: BrokerContext,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_closed: Callable[["Session"], None],
+    ) -> None:
+        limits = context.config.limits
+        self._channel = channel
+        self._context = context
+        self._loop = loop
+        self._on_closed = on_closed
+        self._connection = Connection(
+            Role.SERVER,
+            WireLimits(
+                line_bytes_max=limits.line_bytes_max,
+                payload_bytes_max=limits.payload_bytes_max,
+                batch_bytes_max=limits.batch_bytes_max,
+            ),
+        )
+        self._hot = HotPuts(self, context)
+        self._in_flight_max = limits.connection_in_flight_bytes_max
+        self._queue_max = limits.connection_buffer_bytes_max
+        self._in_flight_bytes = 0
+        self._owed = 0
+        self._partial_bytes = 0
+        self._waiters: set[Waiter] = set()
+        self._is_paused = False
+        self._is_resume_due = False
+        self._end_reason = ""
+        self._frame_since_s: float | None = None
+
+    # -- for the owner ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._context.connection_count += 1
+        self._channel.start(
+            on_data=self._on_data,
+            on_end=lambda: self.end("peer ended"),
+            on_room=self._resume_soon,
+            on_closed=self._on_channel_closed,
+        )
+
+    def end(self, reason: str) -> None:
+        """Read no more; close when everything that is owed was sent."""
+        if self._end_reason:
+            return
+        self._end_reason = reason
+        self._drop_partial()
+        self._channel.pause_reading()
+        for waiter in list(self._waiters):
+            self._context.waiters.end(waiter)
+        self._close_if_settled()
+
+    def abort(self, reason: str) -> None:
+        """Close at once; what is owed is lost."""
+        self._channel.abort(reason)
+
+    def check(self, now_s: float, timeout_s: float) -> None:
+        """Cut the peer off if it makes no progress.
+
+        Args:
+            now_s: monotonic time.
+            timeout_s: how long it may be silent, take for one frame, or leave its
+                replies unread; 0 is for ever.
+        """
+        if not timeout_s:
+            return
+        if self._channel.stalled_s(now_s) > timeout_s:
+            self.abort("peer does not read")
+        elif self._frame_since_s and now_s - self._frame_since_s > timeout_s:
+            self.end("frame takes too long")
+        elif not self._owed and self._channel.idle_s(now_s) > timeout_s:
+            self.end("idle")
+
+    @property
+    def owed(self) -> int:
+        """Return how many commands are in flight."""
+        return self._owed
+
+    @property
+    def channel(self) -> Channel:
+        """Return the channel, for its statistics."""
+        return self._channel
+
+    # -- bytes in ---------------------------------------------------------------------
+
+    def _on_data(self, data: bytes) -> None:
+        self._connection.receive_data(data)
+        self._process()
+
+    def _process(self) -> None:
+        """Carry out what was received, as far as the bounds let us."""
+        connection, buffer = self._connection, self._connection.buffer
+        while not self._end_reason:
+            if self._must_pause():
+                self._pause()
+                return
+            if connection.is_between_frames and buffer.data.startswith(
+                b"put ", buffer.position
+            ):
+                self._hot.take(buffer)
+            try:
+                event = connection.next_event()
+            except RemoteProtocolError as error:
+                self._context.counters.malformed_count += 1
+                self.end(f"malformed frame: {error}")
+                return
+            if event is NEED_DATA:
+                self._note_frame()
+                if not self._end_reason:
+                    self._unpause()
+                return
+            self._frame_since_s = None
+            if isinstance(event, Quit):
+                self.end("quit")
+                return
+            assert not isinstance(event, Result | Value), "a server hears no replies"
+            self._channel.send(dispatch(event, self, self._context))
+
+    def _note_frame(self) -> None:
+        """Note since when a frame has been incomplete, and what it holds."""
+        connection, load = self._connection, self._context.load
+        partial_bytes = connection.buffer.unread_bytes
+        load.partial_bytes += partial_bytes - self._partial_bytes
+        self._partial_bytes = partial_bytes
+        if connection.is_between_frames and not partial_bytes:
+            self._frame_since_s = None
+        elif self._frame_since_s is None:
+            self._frame_since_s = self._context.clock.monotonic_s()
+        if partial_bytes and load.has_too_many_parts:
+            self.end("half-received frames hold too much memory")
+
+    # -- bounds -----------------------------------------------------------------------
+
+    def _must_pause(self) -> bool:
+        return (
+            self._in_flight_bytes >= self._in_flight_max
+            or self._channel.queued_bytes >= self._queue_max
+            or self._context.load.is_full
+        )
+
+    def _pause(self) -> None:
+        self._is_paused = True
+        self._channel.pause_reading()
+        if self._context.load.is_full:
+            self._context.load.call_when_room(self._resume_soon)
+
+    def _unpause(self) -> None:
+        self._is_paused = False
+        self._channel.resume_reading()
+
+    def _resume_soon(self) -> None:
+        """Go on where `_pause` stopped, outside whatever is running now."""
+        if self._is_paused and not self._is_resume_due:
+            self._is_resume_due = True
+            self._loop.call_soon(self._resume)
+
+    def _resume(self) -> None:
+        self._is_resume_due = False
+        if self._is_paused:
+            self._process()
+
+    # -- answers (Answerer) -----------------------------------------------------------
+
+    def hold(self, *, count: int, size_bytes: int) -> None:
+        """Count commands as in flight until `answer`."""
+        self._owed += count
+        self._in_flight_bytes += size_bytes
+        self._context.load.hold(size_bytes)
+
+    def answer(self, replies: bytes, *, count: int, size_bytes: int) -> None:
+        """Send replies to `count` commands that held `size_bytes` in flight."""
+        self._owed -= count
+        self._in_flight_bytes -= size_bytes
+        self._channel.send(replies)
+        self._context.load.release(size_bytes)
+        if self._end_reason:
+            self._close_if_settled()
+        elif self._is_paused:
+            self._resume_soon()
+
+    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
+        """Send a header and a range of a file."""
+        self._channel.send_range(head, file, substitute=substitute)
+
+    def keep_waiter(self, waiter: Waiter) -> None:
+        """Remember a waiter, to end it with the session."""
+        self._waiters.add(waiter)
+
+    def finish_wait(self, waiter: Waiter) -> None:
+        """Answer a get whose wait is over."""
+        command = waiter.command
+        self._waiters.discard(waiter)
+        try:
+            finish_get(command, self, self._context)
+            reply = b""
+        except WireError as error:
+            reply = encode_result(error.status, str(error).encode(), command.opaque)
+        self.answer(reply, count=1, size_bytes=0)
+
+    # -- the end ----------------------------------------------------------------------
+
+    def _close_if_settled(self) -> None:
+        if not self._owed:
+            self._channel.close_after_flush(self._end_reason)
+
+    def _drop_partial(self) -> None:
+        """Forget what was received and not carried out."""
+        self._connection.buffer.clear()
+        self._context.load.partial_bytes -= self._partial_bytes
+        self._partial_bytes = 0
+
+    def _on_channel_closed(self, reason: str) -> None:
+        self._end_reason = self._end_reason or reason
+        self._drop_partial()
+        for waiter in list(self._waiters):
+            self._context.waiters.cancel(waiter)
+        self._waiters.clear()
+        self._context.connection_count -= 1
+        log.debug("connection closed peer=%s reason=%s", self._channel.peer, reason)
+        self._on_closed(self)

@@ -1,0 +1,180 @@
+"""Which topics and partitions exist on this broker, and which of them take puts.
+
+A topic is accepted when a configured name matches it (the names are patterns, and the
+set of them only grows); a partition exists when it is below the topic's count. Closed
+partitions refuse puts and gets until they are opened again or the broker restarts.
+
+Who keeps what this module said must look at `epoch`: it grows with every change that
+could make an earlier answer wrong.
+
+Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
+"""
+
+from collections.abc import Callable, Iterable
+
+from metaq.config import BrokerConfig, TopicRules
+from metaq.errors import AdminError, ForbiddenError, ServerError
+from metaq.model import RANDOM_PARTITION, LogId
+from metaq.protocol import texts
+from metaq.storage.log_manager import LogManager
+from metaq.storage.partition_log import PartitionLog
+
+
+class Topics:
+    """The topics of one broker. Owner: the broker; used on the loop's thread."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        logs: LogManager,
+        *,
+        choose: Callable[[int], int],
+    ) -> None:
+        """Take over the configured topics.
+
+        Args:
+            config: names the topics and their settings.
+            logs: opened; makes logs on demand.
+            choose: returns a random number in 0..n-1 for n.
+        """
+        self.epoch = 1
+        self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
+        """Called after a log was made for a put."""
+        self._logs = logs
+        self._choose = choose
+        self._rules = TopicRules().extended(config.topics)
+        self._stat_rules = TopicRules()
+        self._closed: dict[str, set[int]] = {}
+        self._config = config
+        self.apply(config)
+
+    def apply(self, config: BrokerConfig) -> None:
+        """Take over a reloaded configuration."""
+        self._rules = self._rules.extended(config.topics)
+        self._stat_rules = TopicRules().extended(
+            name for name, topic in config.topics.items() if topic.stat
+        )
+        self._config = config
+        self.epoch += 1
+
+    # -- puts -------------------------------------------------------------------------
+
+    def resolve_put(self, topic: str, partition: int) -> int:
+        """Return the partition that a put goes to.
+
+        Args:
+            topic: as sent.
+            partition: as sent; -1 leaves the choice among the open ones to us.
+
+        Raises:
+            ForbiddenError: the partition is closed, or every one is.
+            ServerError: the topic is not accepted, or there is no such partition.
+                The texts of both are the detail alone.
+        """
+        closed: set[int] = self._closed.get(topic, set())
+        if partition in closed:
+            raise self._closed_error(partition)
+        count = self._count_of(topic)
+        if partition == RANDOM_PARTITION:
+            candidates = [p for p in range(count) if p not in closed]
+            if not candidates:
+                raise self._closed_error(partition)
+            return candidates[self._choose(len(candidates))]
+        if not 0 <= partition < count:
+            raise ServerError(texts.wrong_partition(partition))
+        return partition
+
+    def log_for_put(self, topic: str, partition: int) -> PartitionLog:
+        """Return the log of a resolved partition, made now if it is the first put.
+
+        Raises:
+            StorageError: the log cannot be made; see `LogManager.get_or_create`.
+        """
+        log_id = LogId(topic, partition)
+        log = self._logs.get(log_id)
+        if log is None:
+            log = self._logs.get_or_create(log_id, self._config.topic(topic))
+            self.on_new_log(log_id)
+        return log
+
+    # -- gets -------------------------------------------------------------------------
+
+    def find_log(self, topic: str, partition: int) -> PartitionLog | None:
+        """Return the log of a partition that has one, whatever its topic's rules."""
+        return self._logs.get(LogId(topic, partition))
+
+    def may_appear(self, topic: str, partition: int) -> bool:
+        """Tell whether a put could make this log."""
+        return self._rules.accepts(topic) and (
+            0 <= partition < self._config.topic(topic).partition_count
+        )
+
+    def logs(self) -> Iterable[PartitionLog]:
+        """Return every log of this broker, in no order."""
+        return self._logs.logs().values()
+
+    # -- settings ---------------------------------------------------------------------
+
+    def has_stat(self, topic: str) -> bool:
+        """Tell whether realtime statistics are kept for a topic."""
+        return self._stat_rules.accepts(topic)
+
+    # -- administration ---------------------------------------------------------------
+
+    def is_closed(self, topic: str, partition: int) -> bool:
+        """Tell whether a partition is administratively closed."""
+        return partition in self._closed.get(topic, ())
+
+    def closed_partitions(self) -> dict[str, tuple[int, ...]]:
+        """Return the closed partitions of each topic that has any, sorted."""
+        return {
+            topic: tuple(sorted(parts))
+            for topic, parts in self._closed.items()
+            if parts
+        }
+
+    def close_partitions(self, topic: str, *, start: int, end: int | None) -> None:
+        """Close partitions until they are opened or the broker restarts.
+
+        Args:
+            topic: a configured topic.
+            start: the first one.
+            end: the last one; None: the topic's last.
+
+        Raises:
+            AdminError: no such topic in the configuration, or no such range.
+        """
+        closed = self._range_of(topic, start, end)
+        self._closed.setdefault(topic, set()).update(closed)
+        self.epoch += 1
+
+    def open_partitions(
+        self, topic: str, *, start: int = 0, end: int | None = None
+    ) -> None:
+        """Open partitions again; arguments and errors as for closing."""
+        opened = self._range_of(topic, start, end)
+        self._closed.get(topic, set()).difference_update(opened)
+        self.epoch += 1
+
+    def _range_of(self, topic: str, start: int, end: int | None) -> range:
+        self._require_configured(topic)
+        count = self._config.topic(topic).partition_count
+        last = count - 1 if end is None else end
+        if not 0 <= start <= last < count:
+            raise AdminError(
+                f"topic '{topic}' has partitions 0..{count - 1}, got {start}..{last}"
+            )
+        return range(start, last + 1)
+
+    def _require_configured(self, topic: str) -> None:
+        if topic not in self._config.topics:
+            raise AdminError(f"topic '{topic}' is not in the configuration")
+
+    def _count_of(self, topic: str) -> int:
+        if not self._rules.accepts(topic):
+            raise ServerError(texts.topic_not_accepted(topic))
+        return self._config.topic(topic).partition_count
+
+    def _closed_error(self, partition: int) -> ForbiddenError:
+        broker_id = self._config.system.broker_id
+        return ForbiddenError(texts.closed_detail(broker_id, partition))

@@ -1,0 +1,155 @@
+"""A real broker on a free port, and a peer that knows when it has been answered."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from metaq.broker.app import Broker
+from metaq.broker.session import Session
+from metaq.clock import Clock
+from metaq.config import BrokerConfig, parse_config
+from metaq.fs import FileSystem
+from metaq.net.channel import ChannelState
+from metaq.zk.session import Coordinator
+
+CONFIG: Final = """
+[system]
+brokerId=0
+numPartitions=2
+serverPort=0
+hostName=127.0.0.1
+dataPath={data}
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize=1024*1024*1024
+maxTransferSize=1024*1024
+updateConsumerOffsets=true
+stat=true
+[zookeeper]
+zk.zkEnable=false
+[topic=test]
+[topic=meta-test]
+[topic=wild-*]
+"""
+"""What the recorded Java broker ran with, without ZooKeeper and on a free port."""
+
+TIMEOUT_S: Final = 5.0
+POLL_S: Final = 0.000_5
+"""How often a peer looks whether it has been answered."""
+
+
+def make_config(
+    data: Path, overrides: Mapping[str, str] | None = None, text: str = CONFIG
+) -> BrokerConfig:
+    """Return settings for a broker on a data directory."""
+    ini = text.replace("{data}", str(data))
+    return parse_config(ini.encode(), "", overrides or {})
+
+
+@contextlib.asynccontextmanager
+async def running_broker(
+    data: Path,
+    overrides: Mapping[str, str] | None = None,
+    *,
+    text: str = CONFIG,
+    clock: Clock | None = None,
+    fs: FileSystem | None = None,
+    coordinator: Coordinator | None = None,
+) -> AsyncIterator[Broker]:
+    """Run a broker inside the block; a part of it that fails, fails the block.
+
+    A put to any partition goes to the last open one.
+    """
+    broker = Broker(
+        make_config(data, overrides, text),
+        clock=clock,
+        fs=fs,
+        coordinator=coordinator,
+        choose=lambda count: count - 1,
+    )
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+    assert broker.failure is None, broker.failure
+
+
+class Peer:
+    """A raw connection to a broker in this process, on the same event loop."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._sent = 0
+        self._read = 0
+        self.session: Session
+        self.reader: asyncio.StreamReader
+        self.writer: asyncio.StreamWriter
+
+    async def __aenter__(self) -> Self:
+        """Connect, and find the session at the other end."""
+        before = set(self._broker.sessions)
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self._broker.port, limit=64 * 1024 * 1024
+        )
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (new := set(self._broker.sessions) - before):  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(POLL_S)
+        self.session = new.pop()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Close the connection."""
+        self.writer.close()
+        with contextlib.suppress(OSError):
+            await self.writer.wait_closed()
+
+    async def ask(self, data: bytes) -> bytes:
+        """Send bytes; return all that the broker has to say to them.
+
+        No sleeping and no guessing: it is over when the broker has read every byte,
+        owes no answer and has nothing left to send, or has closed the connection.
+        """
+        self.writer.write(data)
+        self._sent += len(data)
+        async with asyncio.timeout(TIMEOUT_S):
+            while True:
+                if self.is_closed():
+                    return await self.reader.read(-1)
+                seen = self.session.channel.statistics()
+                is_idle = not self.session.owed and not seen.queued_bytes
+                if is_idle and seen.received_bytes == self._sent:
+                    break
+                # What is on its way must be read, or the broker could not finish.
+                await asyncio.sleep(POLL_S)
+            size_bytes = seen.sent_bytes - self._read
+            self._read += size_bytes
+            return await self.reader.readexactly(size_bytes)
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes and wait until the broker has read them."""
+        self.writer.write(data)
+        self._sent += len(data)
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.session.channel.statistics().received_bytes < self._sent:  # noqa: ASYNC110  # no event tells
+                await asyncio.sleep(POLL_S)
+
+    async def read_some(self) -> bytes:
+        """Return what comes next; b"" when the broker closed."""
+        async with asyncio.timeout(TIMEOUT_S):
+            data = await self.reader.read(1024 * 1024)
+        self._read += len(data)
+        return data
+
+    def is_closed(self) -> bool:
+        """Tell whether the broker has ended the connection."""
+        state = self.session.channel.state
+        return state in {ChannelState.LINGERING, ChannelState.CLOSED}
+
+
+def reset_on_close(sock: socket.socket) -> None:
+    """Make closing a socket a reset, as a peer that crashed."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

@@ -1,0 +1,406 @@
+"""A broker as a whole: start, stop, restart, reload, registration, ports."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from metaq.broker.admin_client import call_admin
+from metaq.broker.app import Broker
+from metaq.broker.registration import advertised_host, make_snapshot
+from metaq.clock import SystemClock
+from metaq.config import load_config
+from metaq.errors import AdminError, ConfigError, LogDirLockedError, MetaqError
+from metaq.net.listener import ListenError
+from metaq.testing.broker import CONFIG, Peer, make_config, running_broker
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.errors import BrokerIdTakenError
+from metaq.zk.znodes import BrokerAddress
+
+HELLO = b"put test 0 5 0 907060870 1\r\nhello"
+
+
+def run(coroutine) -> None:
+    asyncio.run(coroutine)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+# -- start, stop, restart --
+
+
+def test_what_was_acknowledged_is_there_after_a_restart(data_dir: Path) -> None:
+    """Records, offsets and ids go on where the last run ended."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            first = await peer.ask(HELLO * 10)
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            answer = await peer.ask(b"get test g 0 0 1000 1\r\n")
+            assert answer.startswith(b"value 250 1\r\n")
+            assert answer.count(b"hello") == 10
+            second = await peer.ask(HELLO)
+            assert second.endswith(b" 0 250")
+        last_id = int(first.split(b"\r\n")[-1].split(b" ")[0])
+        assert int(second.split(b"\r\n")[1].split(b" ")[0]) > last_id
+
+    run(scenario())
+
+
+def test_ids_go_on_behind_those_on_the_disk_when_the_clock_went_back(
+    data_dir: Path,
+) -> None:
+    """Row 13: a restart with an older clock repeats no id."""
+    from metaq.testing.clock import ManualClock
+
+    async def one_id(wall_ms: int) -> int:
+        clock = ManualClock(wall_ms=wall_ms)
+        async with (
+            running_broker(data_dir, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            return int((await peer.ask(HELLO)).split(b"\r\n")[1].split(b" ")[0])
+
+    async def scenario() -> None:
+        ids = [await one_id(ms) for ms in (1_800_000_000_000, 1_700_000_000_000)]
+        assert ids[0] < ids[1]
+
+    run(scenario())
+
+
+def test_two_brokers_on_one_data_directory_are_one_too_many(data_dir: Path) -> None:
+    """The second start fails in one sentence and leaves the first alone."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as first:
+            with pytest.raises(LogDirLockedError):
+                await Broker(make_config(data_dir)).start()
+            async with Peer(first) as peer:
+                assert (await peer.ask(HELLO)).startswith(b"result 200")
+            assert call_admin_sync_free(data_dir)
+
+    def call_admin_sync_free(path: Path) -> bool:
+        return (path / "admin.sock").exists()
+
+    run(scenario())
+
+
+def test_a_port_in_use_unwinds_the_start(data_dir: Path, tmp_path: Path) -> None:
+    """Row 18: a start that fails gives back what it had taken."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as first:
+            config = make_config(tmp_path / "other", {"serverPort": str(first.port)})
+            with pytest.raises(ListenError, match="cannot listen on"):
+                await Broker(config).start()
+            # The directory is free again.
+            async with running_broker(tmp_path / "other"):
+                pass
+
+    run(scenario())
+
+
+def test_start_needs_a_schedule_it_can_read(data_dir: Path) -> None:
+    """deleteWhen that APScheduler cannot express is refused at start."""
+
+    async def scenario() -> None:
+        config = make_config(data_dir, {"deleteWhen": "0 0 6 15W * ?"})
+        with pytest.raises(ConfigError, match=r"(?i)15w"):
+            await Broker(config).start()
+
+    run(scenario())
+
+
+def test_stop_answers_every_put_that_was_taken(data_dir: Path) -> None:
+    """Stop under load: each put is answered 200 and on disk, or was never read."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker:
+            peer = await Peer(broker).__aenter__()
+            peer.writer.write(HELLO * 20_000)
+            await until(lambda: broker.context.counters.cmd_put > 100)
+            stopping = asyncio.create_task(broker.stop())
+            answers = await peer.reader.read(-1)
+            await peer.__aexit__()
+            await stopping
+        acknowledged = answers.count(b"result 200 ")
+        assert acknowledged == answers.count(b"result ") > 100
+        stored = (data_dir / "test-0" / f"{0:020}.meta").stat().st_size // 25
+        assert stored == acknowledged
+
+    run(scenario())
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_sigterm_under_load_ends_with_0_and_loses_nothing(tmp_path: Path) -> None:
+    """Fault 51: a process under load stops within its bound, exit code 0."""
+    ini = tmp_path / "server.ini"
+    ini.write_text(CONFIG.replace("{data}", str(tmp_path / "data")))
+    program = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from metaq.broker.app import run_broker\n"
+        "from metaq.config import load_config\n"
+        "config = load_config(sys.argv[1], lambda p: Path(p).read_bytes())\n"
+        "show = lambda broker: print(broker.port, flush=True)\n"
+        "asyncio.run(run_broker(config, on_ready=show))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(ini)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+
+    async def load(port: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        count, is_signalled = 0, False
+        writer.write(HELLO * 50_000)
+        while data := await reader.read(65_536):
+            count += data.count(b"\n")
+            if count > 1_000 and not is_signalled:
+                is_signalled = True
+                child.send_signal(signal.SIGHUP)
+                child.send_signal(signal.SIGTERM)
+        writer.close()
+        return count
+
+    try:
+        acknowledged = asyncio.run(load(int(child.stdout.readline())))
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    stored = (tmp_path / "data" / "test-0" / f"{0:020}.meta").stat().st_size // 25
+    assert stored == acknowledged > 1_000
+
+
+# -- administration --
+
+
+async def admin(path: Path, **request: object) -> dict[str, object]:
+    return await asyncio.to_thread(call_admin, path, request, timeout_s=5)
+
+
+def test_administration_goes_through_the_socket(data_dir: Path) -> None:
+    """Status, logs, closing and opening partitions; wrong requests get a sentence."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            await peer.ask(HELLO)
+            assert os.stat(data_dir / "admin.sock").st_mode & 0o777 == 0o600
+            status = await admin(data_dir, command="status")
+            assert status["address"] == broker.address
+            assert (status["status"], status["problems"]) == ("ok", [])
+            logs = await admin(data_dir, command="logs")
+            (log,) = logs["logs"]
+            assert (log["topic"], log["high_watermark"]) == ("test", 25)
+            scrub = await admin(data_dir, command="scrub")
+            assert scrub["is_on"] is True
+            assert scrub["damage_count"] == 0
+            reply = await admin(
+                data_dir, command="close_partitions", topic="test", start=0, end=1
+            )
+            assert reply == {"closed": {"test": [0, 1]}}
+            assert (await peer.ask(HELLO)).startswith(b"result 403 ")
+            await admin(data_dir, command="open_partitions", topic="test")
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            for wrong, text in (
+                ({"command": "nonsense"}, "unknown command 'nonsense'"),
+                ({"command": "close_partitions", "topic": "x", "start": 0, "end": 0},
+                 "topic 'x' is not in the configuration"),
+                ({"command": "close_partitions", "topic": "test", "start": 1, "end": 0},
+                 "expected 0 <= start <= end"),
+                ({"command": "close_partitions", "topic": "test", "start": 0, "end": 9},
+                 "0..1"),
+                ({"command": "reload"}, "without a configuration file"),
+            ):  # fmt: skip
+                with pytest.raises(AdminError, match=text):
+                    await admin(data_dir, **wrong)
+        with pytest.raises(AdminError, match="no broker runs on"):
+            await admin(data_dir, command="status")
+
+    run(scenario())
+
+
+def test_a_long_path_has_an_admin_socket_too(tmp_path: Path) -> None:
+    """A data directory whose socket path has no room in sun_path is no exception."""
+    data = tmp_path / ("x" * 100) / ("y" * 100)
+    data.parent.mkdir()
+
+    async def scenario() -> None:
+        async with running_broker(data):
+            assert "address" in await admin(data, command="status")
+            assert (data / "admin.sock").exists()
+        assert not (data / "admin.sock").exists()
+
+    run(scenario())
+
+
+# -- reload --
+
+
+def test_reload_takes_over_topics_or_keeps_the_old_settings(tmp_path: Path) -> None:
+    """A good file changes topics at once; a bad one changes nothing and says so."""
+    ini, data = tmp_path / "server.ini", tmp_path / "data"
+    text = CONFIG.replace("{data}", str(data))
+
+    async def scenario() -> None:
+        ini.write_text(text)
+        config = load_config(str(ini), lambda path: Path(path).read_bytes())
+        broker = Broker(config)
+        await broker.start()
+        try:
+            async with Peer(broker) as peer:
+                new = HELLO.replace(b"test 0", b"new 2")
+                assert b"do not accept topic new" in await peer.ask(new)
+                ini.write_text(text + "[topic=new]\nnumPartitions=3\n")
+                reply = await admin(data, command="reload")
+                assert reply["added"] == ["new"]
+                assert (await peer.ask(new)).startswith(b"result 200 ")
+                for bad in ("[topic=x]\nnonsense=1\n", "[topic=x]\ndeleteWhen=never\n"):
+                    ini.write_text(text + bad)
+                    with pytest.raises(AdminError):
+                        await admin(data, command="reload")
+                    (problem,) = (await admin(data, command="status"))["problems"]
+                    assert problem["alarm"] == "reload_refused"
+                    assert (await peer.ask(new)).startswith(b"result 200 ")
+                ini.write_text(text.replace("brokerId=0", "brokerId=7"))
+                reply = await admin(data, command="reload")
+                assert "brokerId" in str(reply["needs_restart"])
+                assert (await admin(data, command="status"))["problems"] == []
+                # Removed topics stay legal until restart (2.2).
+                again = new.replace(b"new 2", b"new 0")
+                assert (await peer.ask(again)).startswith(b"result 200 ")
+        finally:
+            await broker.stop()
+
+    run(scenario())
+
+
+def data_of(server: MemoryZooKeeper, path: str) -> bytes | None:
+    node = server.tree().get(path)
+    return None if node is None else node.data
+
+
+# -- registration --
+
+WITH_ZOOKEEPER = {"zk.zkEnable": "true", "zk.zkConnect": "none:1"}
+
+
+def test_a_broker_is_advertised_while_it_serves_and_withdrawn_when_it_stops(
+    data_dir: Path,
+) -> None:
+    """After listen, before drain; a topic made by a put appears."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        coordinator = server.coordinator(SystemClock())
+        async with running_broker(
+            data_dir, WITH_ZOOKEEPER, coordinator=coordinator
+        ) as broker:
+            node = data_of(server, "/meta/brokers/ids/0/master")
+            assert node == broker.address.encode()
+            assert data_of(server, "/meta/brokers/topics/test/0-m") == b"2"
+            async with Peer(broker) as peer:
+                await peer.ask(HELLO.replace(b"test", b"wild-a"))
+            await until(lambda: data_of(server, "/meta/brokers/topics/wild-a/0-m"))
+        assert data_of(server, "/meta/brokers/ids/0/master") is None
+        assert data_of(server, "/meta/brokers/topics/test/0-m") is None
+
+    run(scenario())
+
+
+def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
+    """Fault 27: one sentence, and the port is closed again."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.put(
+            "/meta/brokers/ids/0/master",
+            b"meta://elsewhere:8123",
+            session_id=server.begin_session(),
+        )
+        overrides = {**WITH_ZOOKEEPER, "serverPort": "18999"}
+        broker = Broker(
+            make_config(data_dir, overrides),
+            coordinator=server.coordinator(SystemClock()),
+        )
+        with pytest.raises(BrokerIdTakenError):
+            await broker.start()
+
+    run(scenario())
+
+
+def test_the_snapshot_lists_configured_topics_first(tmp_path: Path) -> None:
+    """Sorted configured topics, then those that only have a log."""
+    config = make_config(tmp_path, {"test:acceptPublish": "false"})
+    snapshot = make_snapshot(config, BrokerAddress("h", 1), {"zz", "test", "aa"})
+    names = [topic.name for topic in snapshot.topics]
+    assert names == ["meta-test", "test", "wild-*", "aa", "zz"]
+    assert [topic.accepts_puts for topic in snapshot.topics][:2] == [True, False]
+    assert snapshot.config_checksum == crc32(config.data)
+
+
+def test_a_host_is_found_when_none_is_configured(tmp_path: Path) -> None:
+    """hostName wins; else an address that is not empty."""
+    assert advertised_host(make_config(tmp_path)) == "127.0.0.1"
+    text = CONFIG.replace("hostName=127.0.0.1\n", "")
+    assert advertised_host(make_config(tmp_path, text=text))
+
+
+# -- HTTP --
+
+
+def test_health_and_metrics_are_served_when_a_port_is_set(
+    data_dir: Path, unused_port: int
+) -> None:
+    """The running broker's own figures, over HTTP."""
+
+    def fetch(url: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                return response.status, response.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    async def scenario() -> None:
+        overrides = {"httpPort": str(unused_port)}
+        async with running_broker(data_dir, overrides) as broker, Peer(broker) as peer:
+            await peer.ask(HELLO * 3)
+            base = f"http://127.0.0.1:{broker.http_port}"
+            status, body = await asyncio.to_thread(fetch, f"{base}/health")
+            assert status == 200
+            assert json.loads(body)["status"] == "ok"
+            _, text = await asyncio.to_thread(fetch, f"{base}/metrics")
+            assert "\nmetaq_put_latency_seconds_count 3.0\n" in text
+            assert 'partition="0",topic="test"} 75.0' in text
+
+    run(scenario())
+
+
+@pytest.fixture
+def unused_port() -> int:
+    import socket
+
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def test_errors_of_the_start_are_metaq_errors() -> None:
+    """Whatever a start raises on purpose can be shown as one sentence."""
+    assert issubclass(ListenError, MetaqError)
+    assert issubclass(BrokerIdTakenError, MetaqError)

@@ -1,0 +1,141 @@
+"""What clients and operators hear when the disk lets the broker down."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pytest
+
+from metaq.testing.broker import Peer, running_broker
+from metaq.testing.fs import FaultyFileSystem, Operation
+
+HELLO = b"put test 0 5 0 907060870 1\r\nhello"
+DATA = Path("/data")
+GET = b"get test g 0 0 1000 2\r\n"
+
+
+def run(scenario, fs: FaultyFileSystem, overrides=None) -> None:
+    async def main() -> None:
+        async with running_broker(DATA, overrides, fs=fs) as broker:
+            await scenario(broker)
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def fs(monkeypatch: pytest.MonkeyPatch) -> FaultyFileSystem:
+    """A disk in memory; the admin socket, which needs a real one, stays away."""
+
+    async def nothing(_self: object) -> None:
+        return None
+
+    monkeypatch.setattr("metaq.broker.admin.AdminServer.on_start", nothing)
+    return FaultyFileSystem()
+
+
+def fail_syncs(fs: FaultyFileSystem) -> None:
+    """Make every sync of a file fail from now on."""
+
+    def fail(operation: Operation) -> None:
+        if operation.name == "write":
+            # The call behind the write is its sync.
+            fs.fail_at(operation.number + 1, errno.EIO)
+
+    fs.on_call(fail)
+
+
+def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
+    fs: FaultyFileSystem,
+) -> None:
+    """Fault 16: nothing is acknowledged that the disk does not have; status says so."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            fail_syncs(fs)
+            answer = await peer.ask(HELLO * 20)
+            assert answer.count(b"result 500 ") == 20
+            fs.on_call(None)
+            answer = await peer.ask(HELLO)
+            assert b"failed.Detail:data directory is offline until a restart" in answer
+            assert b"/data" in answer
+            assert broker.context.counters.put_failed == 21
+            (directory,) = broker.control.status().directories
+            assert directory.offline_cause is not None
+            assert (await peer.ask(b"version 1\r\n")).startswith(b"result 200 ")
+
+    run(scenario, fs)
+
+
+def test_no_space_refuses_puts_and_serves_gets_and_passes(fs: FaultyFileSystem) -> None:
+    """Fault 12: 500 that says so, gets go on, puts go on when there is room again."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            first = await peer.ask(HELLO)
+            fs.set_capacity(0)
+            answer = await peer.ask(HELLO * 3)
+            assert answer.count(b"result 500 ") == 3
+            assert b"failed.Detail:" in answer
+            assert (await peer.ask(GET)).startswith(b"value 25 2\r\n")
+            fs.set_capacity(1 << 40)
+            assert (await peer.ask(HELLO)).endswith(b" 0 25")
+            assert first.startswith(b"result 200 ")
+
+    run(scenario, fs, {"freeBytesMin": "0"})
+
+
+def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> None:
+    """Fault 7: the answer names file, offset and next good offset."""
+    data = tmp_path / "data"
+
+    async def write() -> None:
+        async with running_broker(data) as broker, Peer(broker) as peer:
+            await peer.ask(HELLO * 10)
+            await peer.ask(HELLO.replace(b"test", b"meta-test"))
+
+    asyncio.run(write())
+    segment = data / "test-0" / f"{0:020}.meta"
+    raw = bytearray(segment.read_bytes())
+    raw[3 * 25 + 22] ^= 1
+    segment.write_bytes(raw)
+
+    async def read() -> None:
+        async with running_broker(data) as broker, Peer(broker) as peer:
+            answer = await peer.ask(HELLO)
+            assert answer.startswith(b"result 500 ")
+            assert segment.name.encode() in answer
+            assert b"offset=75" in answer
+            assert b"next_good_offset=100" in answer
+            assert (await peer.ask(GET)).startswith(b"value 75 2\r\n")
+            inside = await peer.ask(b"get test g 0 80 1000 2\r\n")
+            assert inside.startswith(b"result 500 ")
+            behind = await peer.ask(b"get test g 0 100 1000 2\r\n")
+            assert behind.startswith(b"value 150 2\r\n")
+            other = await peer.ask(HELLO.replace(b"test", b"meta-test"))
+            assert other.startswith(b"result 200 ")
+            damaged = [log for log in broker.control.status().logs if log.damage]
+            assert [str(log.log_id) for log in damaged] == ["test-0"]
+
+    asyncio.run(read())
+
+
+def test_threshold_mode_acknowledges_first_and_shows_it(tmp_path: Path) -> None:
+    """unflushThreshold=1000: acknowledged at once, readable after the interval."""
+    overrides = {"unflushThreshold": "1000", "unflushInterval": "30"}
+
+    async def scenario() -> None:
+        async with (
+            running_broker(tmp_path / "data", overrides) as broker,
+            Peer(broker) as peer,
+        ):
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            assert b"durability synced-later after 1000 messages or 30 ms" in (
+                await peer.ask(b"stats\r\n")
+            )
+            log = broker.context.topics.find_log("test", 0)
+            async with asyncio.timeout(10):
+                while log.high_watermark < 25:
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(scenario())

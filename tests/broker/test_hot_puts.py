@@ -1,0 +1,270 @@
+"""The hot path does what the general path does, only faster."""
+
+import asyncio
+import itertools
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.broker.hot_puts import HEADS_MAX, HotPuts, read_opaque
+from metaq.model import LogId
+from metaq.testing.broker import Peer, running_broker
+from metaq.testing.clock import ManualClock
+
+NOW_MS = 1_700_000_000_000
+
+
+def put(
+    topic: str = "test",
+    partition: object = 0,
+    payload: bytes = b"hello",
+    *,
+    flag: object = 0,
+    checksum: object = None,
+    opaque: object = 7,
+    length: object = None,
+) -> bytes:
+    token = crc32(payload) & 0x7FFFFFFF if checksum is None else checksum
+    size = len(payload) if length is None else length
+    head = f"put {topic} {partition} {size} {flag} {token} {opaque}\r\n"
+    return head.encode() + payload
+
+
+ODD: dict[str, st.SearchStrategy[object]] = {
+    "topic": st.sampled_from(["wild-é", "nosuch", "../x"]),
+    "partition": st.sampled_from([2, -1, -2, "00", "+1"]),
+    "payload": st.sampled_from([b"", b"\r\n\r\n", b"put test 0", bytes(70_000)]),
+    "flag": st.sampled_from([1, -1, "+7", "007"]),
+    "checksum": st.sampled_from([-1, 0, 12345, "007", "-2"]),
+    "length": st.just("05"),
+    "opaque": st.sampled_from(["007", "+5", "-0", -(2**31), "0000000000000000001"]),
+}
+"""What is unusual about a put that is answered all the same, one field at a time."""
+
+ODD_PUTS = st.sampled_from(sorted(ODD)).flatmap(
+    lambda field: st.builds(put, **{field: ODD[field]})
+)
+BROKEN = st.one_of(
+    st.builds(put, partition=st.sampled_from(["x", "4294967296"])),
+    st.builds(put, flag=st.sampled_from(["2147483648", "f", ""])),
+    st.builds(put, checksum=st.sampled_from(["abc", ""])),
+    st.builds(put, length=st.sampled_from([-1, 3, 100])),
+    st.builds(put, opaque=st.sampled_from(["2147483648", "x", "1_0", "-", "٣"])),
+    st.sampled_from([b"putt test 0 1 0 0 1\r\n", b"put\r\n", b"put ", b"\r\n"]),
+)
+"""What ends the connection, or leaves a frame open; at most one, at the end."""
+
+ORDINARY = st.builds(
+    put,
+    topic=st.sampled_from(["test", "meta-test"]),
+    partition=st.sampled_from([0, 1]),
+    payload=st.binary(max_size=40),
+    opaque=st.integers(-(2**31), 2**31 - 1),
+)
+OTHERS = st.sampled_from(
+    [
+        b"put test 0 3 0 12\r\nold",
+        b"put test 0 4 0 125638 TX:s:1 9\r\ntx-3",
+        b"version 3\r\n",
+        b"get test g 0 0 30 4\r\n",
+        b"offset test g 0 0 5\r\n",
+    ]
+)
+FRAMES = st.builds(
+    lambda frames, last: [*frames, *last],
+    st.lists(ORDINARY | ORDINARY | ODD_PUTS | OTHERS, max_size=30),
+    st.lists(BROKEN, max_size=1),
+)
+
+
+async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
+    """Return everything that a broker answered and stored."""
+    clock = ManualClock(wall_ms=NOW_MS)
+    async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
+        if not is_hot:
+            peer.session._hot.take = lambda _buffer: 0
+        answers = []
+        for piece in pieces:
+            answers.append(await peer.ask(piece))
+            if peer.is_closed():
+                break
+        found: list[object] = [b"".join(answers).replace(b"%d" % broker.port, b"PORT")]
+        found.append(peer.is_closed())
+        found.append(
+            sorted(
+                (log.log_id, log.high_watermark) for log in broker.context.topics.logs()
+            )
+        )
+        counters = broker.context.counters
+        found += [counters.cmd_put, counters.put_failed]
+        found += [
+            broker.context.realtime.describe(name) for name in ("put", "put_failed")
+        ]
+    for path in sorted(data.glob("*/*.meta")):
+        found += [path.name, path.read_bytes()]
+    return found
+
+
+def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({place % (len(raw) + 1) for place in cuts} | {0, len(raw)})
+    return [raw[a:b] for a, b in itertools.pairwise(places)]
+
+
+@pytest.mark.slow
+@settings(max_examples=25)
+@given(frames=FRAMES, cuts=st.lists(st.integers(0, 5000), max_size=4))
+def test_hot_and_general_path_answer_and_store_the_same(
+    frames: list[bytes], cuts: list[int]
+) -> None:
+    """Any input, cut anywhere: replies, counters and every byte on disk are equal."""
+    # First puts make the logs, so that the hot path has something to do.
+    first = [put(t, p, opaque=p) for t in ("test", "meta-test") for p in (0, 1)]
+    pieces = first + cut(b"".join(frames), cuts)
+    with TemporaryDirectory() as directory:
+        hot = asyncio.run(run(Path(directory) / "hot", pieces, is_hot=True))
+        general = asyncio.run(run(Path(directory) / "general", pieces, is_hot=False))
+    # Puts to several logs may be answered in another order, those of one log may not.
+    assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
+    assert hot[1:] == general[1:]
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        put(opaque="2147483648"),
+        put(opaque="9" * 19),
+        put(opaque="1_0"),
+        put(opaque="٣"),
+        put(opaque="-"),
+        put(opaque="-0"),
+        put(checksum=1),
+        put(checksum=-1),
+        put(checksum="0907060870"),
+        put(checksum="TX:a:1"),
+        put(partition=-1),
+        put(partition="00"),
+        put(partition=2),
+        put(flag="2147483648"),
+        put(flag="+7"),
+        put(length=-1),
+        put(length="05"),
+        put(topic=""),
+        put(topic="nosuch"),
+        b"\r\n",
+        b"put  0 5 0 907060870 7\r\nhello",
+        b"put test 0 5 0 907060870 7 \r\nhello",
+        b"put test 0 5 0 907060870 7\nhello",
+    ],
+)
+def test_each_oddity_alone_is_treated_the_same(frame: bytes, tmp_path: Path) -> None:
+    """One odd frame between two ordinary ones: same replies, bytes and fate."""
+    pieces = [put(), put() + frame + put()]
+    hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
+    general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
+    assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
+    assert hot[1:] == general[1:]
+
+
+def _frames(raw: object) -> list[bytes]:
+    assert isinstance(raw, bytes)
+    parts = raw.replace(b"result ", b"\0result ").replace(b"value ", b"\0value ")
+    return parts.split(b"\0")
+
+
+@pytest.mark.parametrize(
+    ("token", "number"),
+    [
+        (b"0", 0),
+        (b"-1", -1),
+        (b"+5", 5),
+        (b"0000000007", 7),
+        (b"-2147483648", -(2**31)),
+        (b"2147483647", 2**31 - 1),
+        (b"2147483648", None),
+        (b"1_0", None),
+        (b" 1", None),
+        (b"", None),
+        (b"-", None),
+        ("٣".encode(), None),
+    ],
+)
+def test_opaques_are_read_as_the_general_path_reads_them(
+    token: bytes, number: int | None
+) -> None:
+    """The careful reader takes exactly Java's 32-bit numbers in ASCII."""
+    assert read_opaque(token) == number
+
+
+def test_a_closed_partition_is_noticed_at_once(tmp_path: Path) -> None:
+    """A head resolved before a partition was closed is not used after it."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            assert (await peer.ask(put() * 3)).count(b"result 200") == 3
+            broker.context.topics.close_partitions("test", start=0, end=0)
+            assert (await peer.ask(put() * 3)).count(b"result 403") == 3
+            broker.context.topics.open_partitions("test", start=0, end=None)
+            assert (await peer.ask(put() * 3)).count(b"result 200") == 3
+
+    asyncio.run(scenario())
+
+
+def test_ids_of_a_run_carry_into_the_milliseconds(tmp_path: Path) -> None:
+    """More than 4096 puts within one millisecond get ids that only grow."""
+
+    async def scenario() -> None:
+        clock = ManualClock(wall_ms=NOW_MS)
+        async with (
+            running_broker(tmp_path / "data", clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            await peer.ask(put())
+            replies = await peer.ask(put(payload=b"") * 10_000)
+            bodies = [part.split(b"\r\n")[1] for part in replies.split(b"result ")[1:]]
+            ids = [int(body.split(b" ")[0]) for body in bodies]
+            offsets = [int(body.split(b" ")[2]) for body in bodies]
+            assert ids == sorted(set(ids))
+            assert offsets == list(range(25, 25 + 20 * 10_000, 20))
+
+    asyncio.run(scenario())
+
+
+def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
+    """Ever new heads (flags here) do not fill the memory."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            await peer.ask(put())
+            count = HEADS_MAX + 10
+            replies = await peer.ask(b"".join(put(flag=f) for f in range(count)))
+            assert replies.count(b"result 200") == count
+            assert 0 < len(peer.session._hot._heads) <= HEADS_MAX
+
+    asyncio.run(scenario())
+
+
+def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
+    """The differential test compares two paths, not the general one with itself."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            await peer.ask(put())
+            taken = []
+            original = HotPuts.take
+
+            def take(buffer: object) -> int:
+                taken.append(original(peer.session._hot, buffer))
+                return taken[-1]
+
+            peer.session._hot.take = take
+            await peer.ask(put(opaque=-(2**31)) + put(opaque=2**31 - 1) + put(opaque=0))
+            assert sum(taken) == 3
+            log = broker.context.topics.find_log("test", 0)
+            assert log is not None
+            assert log.log_id == LogId("test", 0)
+
+    asyncio.run(scenario())
