@@ -11,7 +11,10 @@ from metaq.broker.context import BrokerContext
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
+    LogDirOfflineError,
+    LogOfflineError,
     MetaqError,
+    NoSpaceError,
     ServerError,
     StorageError,
     WireError,
@@ -29,6 +32,17 @@ REPLY_FIELDS: Final = 3
 PUT_OVERHEAD_BYTES: Final = 128
 """What a command counts for in the in-flight bounds besides its records: its reply and
 the objects that carry both."""
+
+
+CAUSES: Final[dict[type[MetaqError], str]] = {
+    ForbiddenError: "closed",
+    ServerError: "invalid",
+    NoSpaceError: "no_space",
+    LogDirOfflineError: "offline",
+    LogOfflineError: "damaged",
+    MetaqError: "other",
+}
+"""Why a put was refused, in one word: what the metrics show; the first match counts."""
 
 
 class Answerer(Protocol):
@@ -187,6 +201,8 @@ def refuse_put(
         partition: as resolved; as sent when it failed before that.
         count: how many puts.
     """
+    cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
+    context.counters.rejections[cause] += count
     text = texts.put_failed(context.address, topic, partition, str(error))
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)

@@ -1,5 +1,6 @@
 """What handlers work with: the parts of one broker, and its counters."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ class Counters:
     """Connections closed because of a malformed frame."""
     error_count: int = 0
     """Commands that ended in an error nobody expected; each has a traceback."""
+    rejections: Counter[str] = field(default_factory=Counter)
+    """Puts that were refused, one per message, by cause: a fixed set of words."""
 
 
 class Load:

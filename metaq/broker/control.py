@@ -111,6 +111,7 @@ class Control:
                 malformed_count=counters.malformed_count,
                 error_count=counters.error_count,
                 in_flight_bytes=context.load.in_flight_bytes,
+                rejections=dict(counters.rejections),
             ),
             logs=tuple(
                 each.statistics() for _, each in sorted(self._logs.logs().items())

@@ -87,6 +87,7 @@ def _handle(
             handle_sync(command)
         case Oversized():
             context.counters.put_failed += 1
+            context.counters.rejections["oversized"] += 1
             raise ServerError(
                 texts.too_large(command.word, command.length, command.limit)
             )

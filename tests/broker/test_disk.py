@@ -62,6 +62,8 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
             assert broker.context.counters.put_failed == 21
             (directory,) = broker.control.status().directories
             assert directory.offline_cause is not None
+            rejections = broker.control.status().commands.rejections
+            assert rejections["offline"] + rejections.get("other", 0) == 21
             assert (await peer.ask(b"version 1\r\n")).startswith(b"result 200 ")
 
     run(scenario, fs)
@@ -81,6 +83,7 @@ def test_no_space_refuses_puts_and_serves_gets_and_passes(fs: FaultyFileSystem) 
             fs.set_capacity(1 << 40)
             assert (await peer.ask(HELLO)).endswith(b" 0 25")
             assert first.startswith(b"result 200 ")
+            assert broker.control.status().commands.rejections == {"no_space": 3}
 
     run(scenario, fs, {"freeBytesMin": "0"})
 
@@ -112,6 +115,7 @@ def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> Non
             assert inside.startswith(b"result 500 ")
             behind = await peer.ask(b"get test g 0 100 1000 2\r\n")
             assert behind.startswith(b"value 150 2\r\n")
+            assert broker.control.status().commands.rejections == {"damaged": 1}
             other = await peer.ask(HELLO.replace(b"test", b"meta-test"))
             assert other.startswith(b"result 200 ")
             damaged = [log for log in broker.control.status().logs if log.damage]

@@ -81,7 +81,7 @@ def test_numbers_are_those_of_the_code() -> None:
         + limits.line_bytes_max
         + RECEIVE_BYTES
     )
-    connection_mib = (command_bytes + limits.connection_buffer_bytes_max) // MIB
+    connection_mib = limits.connection_buffer_bytes_max // MIB
     for text in (
         f"first {LOG_SERIES_MAX:,} partitions",
         f"{REQUEST_TIMEOUT_S:.0f} seconds to send a request",

@@ -342,3 +342,23 @@ def test_half_received_frames_are_bounded_over_all_connections(data_dir: Path) -
     limits = ("inFlightBytesMax", "connectionInFlightBytesMax")
     sizes = {"payloadBytesMax": "90000", "batchBytesMax": "90000"}
     run(data_dir, scenario, {**dict.fromkeys(limits, "100000"), **sizes})
+
+
+def test_refused_puts_are_counted_by_cause(data_dir: Path) -> None:
+    """One word for each cause, from a fixed set."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(
+                put(b"a", topic="nosuch") + b"put test 0 9 0 5 1\r\nxxxxxxxxx"
+            )
+            broker.control.close_partitions("test", start=0, end=0)
+            await peer.ask(put(b"a"))
+            await peer.send(b"put test 0 99999999 0 -1 5\r\n")
+            assert broker.control.status().commands.rejections == {
+                "invalid": 2,
+                "closed": 1,
+                "oversized": 1,
+            }
+
+    run(data_dir, scenario)
