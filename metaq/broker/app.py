@@ -1,9 +1,9 @@
 """Assembly: settings → a broker that runs. The only file that knows everybody.
 
 Start order: recover the data directories, then ids above everything they hold, the
-port, the admin socket, the registration (whoever finds us may connect at once), then
-housekeeping, deletion schedules and HTTP. A start that fails takes down what it brought
-up, in reverse, and raises one sentence.
+port, the admin socket, housekeeping, HTTP, and last the registration: whoever finds us
+connects at once. A start that fails takes down what it brought up, in reverse, and
+raises one sentence.
 
 Stop order: withdraw from ZooKeeper and give clients the time to notice, close the
 port, answer every waiting get, let what is in flight be stored and answered, close the
@@ -176,9 +176,10 @@ class Broker(Service):
                 self._fs, data_path, self._control, stop_timeout_s=PART_STOP_S_MAX
             )
         )
-        await self._advertise()
         await self.start_owned(self._housekeeping)
         await self._begin_http()
+        # Last, and it may wait for ZooKeeper: everything else works meanwhile.
+        await self._advertise()
         log.info(
             "broker started broker=%d address=%s data=%s logs=%d duration_ms=%d",
             self._config.system.broker_id,
