@@ -1,0 +1,91 @@
+"""`metaq reload`, `metaq partitions`: orders to a broker on this machine.
+
+They go through the Unix socket in its data directory; whoever may open that may give
+them.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq.broker.admin_client import call_admin
+from metaq.cli.places import default_data_dir, read_bytes
+from metaq.config import load_config
+
+TIMEOUT_S: Final = 10.0
+
+
+def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
+    """Return the data directory that the options name.
+
+    Raises:
+        ConfigError: the configuration cannot be read.
+    """
+    if data_dir is not None:
+        return data_dir
+    if config is not None:
+        return Path(load_config(str(config), read_bytes).system.data_path)
+    return default_data_dir()
+
+
+def reload(data_dir: Path) -> None:
+    """Let the broker read its configuration again; print what changed.
+
+    Raises:
+        AdminError: no broker runs there, or the file has an error.
+    """
+    reply = call_admin(data_dir, {"command": "reload"}, timeout_s=TIMEOUT_S)
+    changes = [
+        f"{what} {', '.join(names)}"
+        for what in ("added", "removed", "changed")
+        if (names := _texts(reply.get(what)))
+    ]
+    click.echo("reloaded: " + ("; ".join(changes) or "no topic changed"))
+    for difference in _texts(reply.get("needs_restart")):
+        click.echo(f"takes a restart: {difference}")
+
+
+def close_partitions(data_dir: Path, topic: str, span: str) -> None:
+    """Refuse puts and gets of partitions.
+
+    Raises:
+        AdminError: no broker runs there, or it refused.
+        click.BadParameter: `span` is no range.
+    """
+    _send("close_partitions", data_dir, topic, span)
+
+
+def open_partitions(data_dir: Path, topic: str, span: str) -> None:
+    """Take puts and gets of partitions again; raises as `close_partitions`."""
+    _send("open_partitions", data_dir, topic, span)
+
+
+def parse_span(text: str) -> dict[str, object]:
+    """Return the fields of a request for `3` or `0-3`; none for a whole topic.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    if not text:
+        return {}
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text, re.ASCII)
+    if match is None or int(match[2] or match[1]) < int(match[1]):
+        raise click.BadParameter(
+            f"expected a number or FIRST-LAST, got '{text}'", param_hint="RANGE"
+        )
+    return {"start": int(match[1]), "end": int(match[2] or match[1])}
+
+
+def _send(command: str, data_dir: Path, topic: str, span: str) -> None:
+    request: dict[str, object] = {"command": command, "topic": topic}
+    reply = call_admin(data_dir, request | parse_span(span), timeout_s=TIMEOUT_S)
+    closed = reply.get("closed")
+    numbers = closed.get(topic) if isinstance(closed, dict) else None
+    shown = ", ".join(_texts(numbers))
+    click.echo(f"{topic}: closed partitions: {shown or 'none'}")
+
+
+def _texts(value: object) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else []

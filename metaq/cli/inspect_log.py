@@ -1,0 +1,267 @@
+"""`metaq dump` and `metaq verify`: what lies on the disk, read-only.
+
+Neither needs a broker, and neither disturbs one: what is being written is looked at up
+to where it ends now.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq.cli import render
+from metaq.cli.times import format_time
+from metaq.client.seek import id_time
+from metaq.errors import (
+    ConfigError,
+    CorruptRecordError,
+    DiskError,
+    LogDirLockedError,
+)
+from metaq.fs import LOCK_FILE, FileSystem, ReadFile, SystemFileSystem
+from metaq.model import Offset, Position, SizeBytes
+from metaq.record.flags import decode_payload
+from metaq.record.layout import Record
+from metaq.record.scan import Corrupt, Incomplete, read_record
+from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.segment import META_SUFFIX
+from metaq.storage.verify import Finding, list_logs, verify_directory
+from metaq.storage.walk import search_record
+
+WINDOW_BYTES: Final = 1 << 20
+"""Read at once; a larger record is read alone."""
+DUMP_COLUMNS: Final = {
+    "offset": 12,
+    "id": 20,
+    "time": 24,
+    "flag": 4,
+    "attribute": 9,
+    "size": 6,
+    "payload": 0,
+}
+"""Column → its width on a terminal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpOptions:
+    """The options of `metaq dump`."""
+
+    segment: Path
+    """The file."""
+    start: int | None
+    """Offset of the first record shown; None is the segment's first."""
+    count_max: int | None
+    """Most records shown."""
+    as_json: bool
+    """Objects, with the whole payload."""
+
+
+def base_offset_of(path: Path) -> Offset:
+    """Return the base offset that a segment is named by.
+
+    Raises:
+        ConfigError: the name is not `<offset>.meta`.
+    """
+    name = path.name.partition(".")[0]
+    if not name.isdecimal() or ".meta" not in path.name:
+        raise ConfigError(f"{path}: a segment is named <offset>.meta")
+    return Offset(int(name))
+
+
+def iter_records(
+    file: ReadFile, start: Position, *, end: Position
+) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
+    """Yield each record with its position; last, if there is one, why the walk ended.
+
+    Args:
+        file: the segment.
+        start: a record boundary.
+        end: where the file ends, or ended when its size was asked.
+    """
+    window, base = b"", start
+    position = start
+    while position < end:
+        result = read_record(window, Position(position - base))
+        if isinstance(result, Record):
+            yield position, result
+            position = Position(position + result.size_bytes)
+            continue
+        needed = result.needed_bytes if isinstance(result, Incomplete) else 0
+        have_end = base + len(window)
+        if isinstance(result, Corrupt) or (
+            isinstance(result, Incomplete)
+            and (have_end >= end or position + needed > end)
+        ):
+            yield result
+            return
+        size = min(max(WINDOW_BYTES, needed), end - position)
+        base = position
+        window = file.read_at(position, SizeBytes(size))
+        if not window:
+            return
+
+
+def dump(options: DumpOptions) -> bool:
+    """Print the records of a segment.
+
+    Returns:
+        Whether no damage was met; a torn tail is none.
+    """
+    base = base_offset_of(options.segment)
+    file = SystemFileSystem().open_read(options.segment)
+    try:
+        end = Position(file.size())
+        start = Position(0 if options.start is None else options.start - base)
+        if not 0 <= start <= end:
+            raise ConfigError(
+                f"{options.segment.name} holds offsets {base} to {base + end}, got"
+                f" --from {options.start}"
+            )
+        return _dump(file, base, start, end, options)
+    finally:
+        file.close()
+
+
+def _dump(
+    file: ReadFile, base: Offset, start: Position, end: Position, options: DumpOptions
+) -> bool:
+    last: Corrupt | Incomplete | None = None
+    position = start
+    if not options.as_json:
+        render.print_header(DUMP_COLUMNS)
+    for count, item in enumerate(iter_records(file, start, end=end)):
+        if isinstance(item, Corrupt | Incomplete):
+            last = item
+            break
+        if count == options.count_max:
+            break
+        position, record = item
+        _print_record(Offset(base + position), record, as_json=options.as_json)
+        position = Position(position + record.size_bytes)
+    if isinstance(last, Corrupt):
+        found = search_record(file, Position(position + 1), end)
+        _report_damage(last, Offset(base + position), base, found)
+        return False
+    if isinstance(last, Incomplete):
+        render.say(
+            f"incomplete record at offset {base + position}: {end - position} of"
+            f" {last.needed_bytes} bytes are there (a torn tail, or a write under way)"
+        )
+    return True
+
+
+def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:
+    try:
+        data, attribute = decode_payload(record.payload, record.flag)
+    except CorruptRecordError:
+        # The record is as its producer sent it; only its attribute block is nonsense.
+        data, attribute = record.payload, None
+    time = format_time(id_time(record.id))
+    if as_json:
+        render.print_json(
+            {
+                "offset": offset,
+                "id": record.id,
+                "time": time,
+                "flag": record.flag,
+                "attribute": attribute,
+                "size": record.size_bytes,
+                **render.data_fields(data),
+            }
+        )
+        return
+    shown = None if attribute is None else render.preview(attribute.encode())
+    values = (offset, record.id, time, record.flag, shown, record.size_bytes)
+    render.print_aligned(DUMP_COLUMNS, (*values, render.preview(data)))
+
+
+def _report_damage(
+    damage: Corrupt, offset: Offset, base: Offset, found: Position | None
+) -> None:
+    next_good = "no good record follows"
+    if found is not None:
+        next_good = f"the next good record is at offset {base + found}"
+    render.say(f"damaged record at offset {offset}: {damage.detail}; {next_good}")
+
+
+def verify(directory: Path, *, as_json: bool) -> bool:
+    """Check every stored byte of a data directory, or of one partition's directory.
+
+    Returns:
+        Whether nothing is wrong.
+
+    Raises:
+        StorageError: the disk refused a read.
+    """
+    fs = SystemFileSystem()
+    total_bytes = sum(
+        fs.size_of(path / name)
+        for _log_id, path in list_logs(fs, directory)
+        for name in fs.list_directory(path)
+        if name.endswith(META_SUFFIX)
+    )
+    with render.progress("verify", total_bytes) as advance:
+        report = verify_directory(
+            fs,
+            directory,
+            in_use=is_in_use(fs, directory),
+            unsynced_bytes_max=GROUP_BYTES_MAX,
+            on_progress=lambda progress: advance(progress.checked_bytes),
+        )
+    for finding in report.findings:
+        if as_json:
+            render.print_json(_finding_fields(finding))
+        else:
+            click.echo(str(finding))
+    if as_json:
+        render.print_json(
+            {
+                "partitions": report.log_count,
+                "segments": report.segment_count,
+                "bytes": report.checked_bytes,
+                "records": report.record_count,
+                "problems": len(report.findings),
+            }
+        )
+    else:
+        click.echo(
+            f"{render.count_text(report.log_count, 'partition')},"
+            f" {render.count_text(report.segment_count, 'segment')},"
+            f" {render.count_text(report.record_count, 'record')},"
+            f" {render.bytes_text(report.checked_bytes)} checked:"
+            f" {render.count_text(len(report.findings), 'problem')}"
+        )
+    return not report.findings
+
+
+def is_in_use(fs: FileSystem, directory: Path) -> bool:
+    """Return whether a broker works in a data directory, or in a partition's parent.
+
+    The lock is only tried where its file is: a directory that no broker ever opened
+    is left as it is.
+    """
+    for place in (directory, directory.absolute().parent):
+        if not fs.exists(place / LOCK_FILE):
+            continue
+        try:
+            fs.lock_directory(place).release()
+        except LogDirLockedError:
+            return True
+        except DiskError:
+            # We may not write here, so we cannot ask; assume the more careful check.
+            continue
+    return False
+
+
+def _finding_fields(finding: Finding) -> dict[str, object]:
+    return {
+        "kind": finding.kind.value,
+        "topic": finding.log_id.topic,
+        "partition": finding.log_id.partition,
+        "file": str(finding.path),
+        "offset": finding.offset,
+        "next_good_offset": finding.next_good_offset,
+        "detail": finding.detail,
+    }

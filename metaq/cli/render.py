@@ -1,0 +1,172 @@
+"""What the command line prints: tables, progress, sentences, lines for machines.
+
+Results go to standard output, everything else to standard error, so that a pipe gets
+results alone. A person at a terminal gets a table with colours; a pipe gets the same
+cells, tab-separated with a header line; `--json` gives one JSON object per line.
+"""
+
+import base64
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Final, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+EXIT_OK: Final = 0
+EXIT_PROBLEMS: Final = 1
+"""The command failed, or found what it was looking for: damage."""
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+"""Ctrl-C, as shells count it: 128 + SIGINT."""
+EXIT_PIPE_CLOSED: Final = 141
+"""The reader of our output went away, as shells count it: 128 + SIGPIPE."""
+
+PREVIEW_CHARS_MAX: Final = 60
+UNIT: Final = 1024
+
+Cell = str | int | float | bool | None
+"""What a table may hold."""
+
+
+def say(text: str) -> None:
+    """Print one sentence for people, on standard error."""
+    click.echo(f"metaq: {text}", err=True)
+
+
+def print_json(value: Mapping[str, object]) -> None:
+    """Print one JSON object on a line of its own."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+def print_rows(
+    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, as_json: bool
+) -> None:
+    """Print a table, in the form that fits its reader.
+
+    Args:
+        columns: names of the columns; the keys of the JSON objects.
+        rows: one cell per column; None is a value that is not known.
+        as_json: print objects, and nothing when there are no rows.
+    """
+    if as_json:
+        for row in rows:
+            print_json(dict(zip(columns, row, strict=True)))
+        return
+    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in (columns, *texts):
+            click.echo("\t".join(line))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for index, name in enumerate(columns):
+        is_number = bool(rows) and all(_is_number(row[index]) for row in rows)
+        table.add_column(
+            name, justify="right" if is_number else "left", overflow="fold"
+        )
+    for row in texts:
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def print_header(widths: Mapping[str, int]) -> None:
+    """Print the line above rows that come one by one."""
+    print_aligned(widths, tuple(widths))
+
+
+def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
+    """Print one row of a table whose end nobody knows yet.
+
+    Args:
+        widths: name of each column, and its least width on a terminal.
+        cells: one per column.
+    """
+    texts = ["-" if cell is None else str(cell) for cell in cells]
+    if sys.stdout.isatty():
+        padded = zip(texts, widths.values(), strict=True)
+        click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
+    else:
+        click.echo("\t".join(texts))
+
+
+def data_fields(data: bytes) -> dict[str, object]:
+    """Return a payload for JSON: `data` where it is UTF-8, else `data_base64`."""
+    try:
+        return {"data": data.decode()}
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
+
+
+def _is_number(cell: Cell) -> bool:
+    return isinstance(cell, int | float) or cell is None
+
+
+def preview(data: bytes) -> str:
+    """Return the start of a payload as one line of printable text."""
+    text = data[: PREVIEW_CHARS_MAX * 4].decode(errors="replace")
+    shown = "".join(c if c.isprintable() else "\N{MIDDLE DOT}" for c in text)
+    if len(shown) <= PREVIEW_CHARS_MAX and len(data) <= PREVIEW_CHARS_MAX * 4:
+        return shown
+    return shown[: PREVIEW_CHARS_MAX - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def bytes_text(size_bytes: float) -> str:
+    """Return a size for people: `1.5 MiB`."""
+    if size_bytes < UNIT:
+        return f"{size_bytes:.0f} B"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    index = -1
+    while size_bytes >= UNIT and index < len(units) - 1:
+        size_bytes /= UNIT
+        index += 1
+    return f"{size_bytes:.1f} {units[index]}"
+
+
+def count_text(count: int, singular: str, plural: str | None = None) -> str:
+    """Return `1 message`, `2,000 messages`."""
+    return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
+
+
+class Advance(Protocol):
+    """What reports progress."""
+
+    def __call__(self, done_bytes: int, /) -> None:
+        """Say how many bytes are done in all."""
+        ...
+
+
+@contextmanager
+def progress(
+    what: str, total_bytes: int | None, *, is_typing: bool = False
+) -> Iterator[Advance]:
+    """Show a progress bar while the body runs; nothing where no terminal is.
+
+    Args:
+        what: the words beside the bar.
+        total_bytes: the goal, or None when nobody knows it.
+        is_typing: the user types the input on this terminal, where a bar would get
+            between the lines.
+    """
+    console = Console(stderr=True)
+    if is_typing or not console.is_terminal:
+        yield lambda _done_bytes: None
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(True),
+        TransferSpeedColumn(), TimeElapsedColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total_bytes)
+        yield lambda done_bytes: bar.update(task, completed=done_bytes)

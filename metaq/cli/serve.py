@@ -1,0 +1,236 @@
+"""`metaq broker` and `metaq local`: run a broker, the second with its own ZooKeeper.
+
+`local` keeps everything in one data directory:
+
+    <data>/<topic>-<partition>/   partition logs: the data directory of the broker
+    <data>/local/zookeeper/       ZooKeeper: settings, log, data
+    <data>/local/.lock            held while `metaq local` runs there
+    <data>/local/port             where the broker listened last
+
+ZooKeeper is a child process that the kernel kills when this process ends, however it
+ends. It is started first and stopped last.
+
+With port 0 the broker takes the port it had last time, if that is still free: after a
+kill its old registration, which outlives it by the session time-out, is then its own
+and is taken over at once.
+
+NB: `metaq.broker.app` is imported inside the functions that run a broker: that takes a
+tenth of a second, and every other command can do without it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from metaq.cli import render
+from metaq.cli.places import default_data_dir, installed_settings, read_bytes
+from metaq.config import BrokerConfig, load_config
+from metaq.errors import ConfigError
+from metaq.fs import SystemFileSystem
+from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
+
+if TYPE_CHECKING:
+    from metaq.broker.app import Broker
+
+LOOPBACK: Final = "127.0.0.1"
+LOCAL: Final = "local"
+"""Directory beside the partition directories; a name without '-' is none of them."""
+PORT_FILE: Final = "port"
+SESSION_TIMEOUT_MS: Final = 4_000
+"""A broker that comes back on another port after kill -9 waits for its own past."""
+SYNC_TIME_MS: Final = 200
+"""Between withdrawing and closing the port: clients on the same machine are quick."""
+LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """The options of `metaq local`."""
+
+    data_dir: Path | None
+    """None is the user's data directory."""
+    port: int
+    """Of the broker; 0 picks one."""
+    zookeeper_port: int
+    """Of ZooKeeper; 0 picks one."""
+    settings: tuple[str, ...]
+    """`key=value`, for any key of server.ini."""
+    topics: tuple[str, ...]
+    """`NAME` or `NAME=PARTITIONS`."""
+
+
+def serve_broker(path: Path, settings: tuple[str, ...]) -> None:
+    """Run a broker until it is told to end.
+
+    Raises:
+        MetaqError: it cannot start.
+        click.BadParameter: a setting is no `key=value`.
+    """
+    overrides = parse_settings(settings)
+    config = load_config(str(path), read_bytes, overrides)
+    _log_to_stderr()
+    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+
+    asyncio.run(run_broker(config, overrides=overrides))
+
+
+def serve_local(options: LocalOptions) -> None:
+    """Run ZooKeeper and a broker until told to end; print one line when both serve.
+
+    Raises:
+        MetaqError: something cannot start; nothing is left running.
+        click.BadParameter: a setting or topic is malformed.
+    """
+    data_dir = (options.data_dir or default_data_dir()).absolute()
+    # A mistake in a setting shows before anything is started or created.
+    config = _local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
+    if options.data_dir is None:
+        render.say(f"data is kept in {data_dir}")
+    _log_to_stderr()
+    _make_directories(data_dir / LOCAL)
+    Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
+    lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
+    # Until the broker has its own handler, an order to end unwinds what was started.
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    try:
+        if options.port == 0:
+            options = replace(options, port=_last_port(data_dir / LOCAL / PORT_FILE))
+        with _zookeeper(options, config, data_dir) as connect:
+            config = _local_config(options, data_dir, connect)
+            overrides = _overrides(options, data_dir, connect)
+            _run(config, overrides, data_dir / LOCAL / PORT_FILE)
+    finally:
+        lock.release()
+
+
+def _run(config: BrokerConfig, overrides: Mapping[str, str], memory: Path) -> None:
+    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+
+    zookeeper = config.zookeeper
+
+    def on_ready(broker: "Broker") -> None:
+        with contextlib.suppress(OSError):
+            memory.write_text(f"{broker.port}\n")
+        connect = zookeeper.connect if zookeeper.is_enabled else "none"
+        click.echo(
+            f"ready broker={broker.address} zookeeper={connect}"
+            f" data={config.system.data_path}"
+        )
+        sys.stdout.flush()
+
+    asyncio.run(run_broker(config, overrides=overrides, on_ready=on_ready))
+
+
+@contextlib.contextmanager
+def _zookeeper(
+    options: LocalOptions, config: BrokerConfig, data_dir: Path
+) -> Iterator[str]:
+    """Give the address of ZooKeeper: ours, or the one that the settings name."""
+    given = parse_settings(options.settings)
+    if not config.zookeeper.is_enabled or "zk.zkConnect" in given:
+        yield config.zookeeper.connect
+        return
+    directory = data_dir / LOCAL / "zookeeper"
+    server = EmbeddedZooKeeper(directory, port=options.zookeeper_port)
+    try:
+        server.start()
+    except EmbeddedZooKeeperError as error:
+        # The end of its log follows in the message; one line says enough here.
+        reason, *log = str(error).split("\n")
+        where = f"; its log is in {directory}" if log else ""
+        raise EmbeddedZooKeeperError(reason + where) from error
+    try:
+        yield server.address
+    finally:
+        server.stop()
+
+
+def _last_port(memory: Path) -> int:
+    """Return the port of the last run if it is free now, else 0."""
+    try:
+        port = int(memory.read_text(encoding="ascii"))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("", port))
+    except (OSError, ValueError, OverflowError):
+        return 0
+    return port
+
+
+def _local_config(options: LocalOptions, data_dir: Path, connect: str) -> BrokerConfig:
+    settings = installed_settings()
+    overrides = _overrides(options, data_dir, connect)
+    return load_config(str(settings), read_bytes, overrides)
+
+
+def _overrides(options: LocalOptions, data_dir: Path, connect: str) -> dict[str, str]:
+    return {
+        "hostName": LOOPBACK,
+        "serverPort": str(options.port),
+        "dataPath": str(data_dir),
+        "zk.zkConnect": connect,
+        "zk.zkSessionTimeoutMs": str(SESSION_TIMEOUT_MS),
+        "zk.zkSyncTimeMs": str(SYNC_TIME_MS),
+        **parse_topics(options.topics),
+        # What the user says comes last, and wins.
+        **parse_settings(options.settings),
+    }
+
+
+def parse_settings(settings: tuple[str, ...]) -> dict[str, str]:
+    """Return the overrides that `--set key=value` asks for.
+
+    Raises:
+        click.BadParameter: one has no '=' or no key.
+    """
+    overrides = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise click.BadParameter(
+                f"expected KEY=VALUE, got '{text}'", param_hint="--set"
+            )
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def parse_topics(topics: tuple[str, ...]) -> dict[str, str]:
+    """Return the overrides that `--topic NAME[=PARTITIONS]` asks for.
+
+    Raises:
+        click.BadParameter: a name is missing, or the number is none.
+    """
+    overrides = {}
+    for text in topics:
+        name, equals, count = text.partition("=")
+        if not name or (equals and not count.isdecimal()):
+            raise click.BadParameter(
+                f"expected NAME or NAME=PARTITIONS, got '{text}'", param_hint="--topic"
+            )
+        overrides[f"{name}:numPartitions"] = count
+    return overrides
+
+
+def _make_directories(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the data directory {path}: {error.strerror}"
+        ) from error
+
+
+def _log_to_stderr() -> None:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
+    # These tell of every job and every packet at INFO; ours say what matters.
+    for name in ("kazoo", "apscheduler", "asyncio"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,149 @@
+"""Where a reader of one partition stands, and what an answer means for it. Pure.
+
+    need(offset, size) --get--> broker --reply--> on_reply --> messages, next need
+
+Three answers lead nowhere if they are repeated for ever, so each is bounded: a record
+that stays incomplete although more was asked for, an offset that the broker keeps
+moving, and a damaged record. They end in an error that names partition and offset;
+nothing is ever skipped.
+
+Source: client spec 2.4, 3.3 and 3.4.
+"""
+
+from typing import Final
+
+from metaq.client.errors import NoProgressError
+from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
+from metaq.errors import CorruptRecordError
+from metaq.model import Message, MessageId, Offset, Position, SizeBytes, TopicPartition
+from metaq.record.flags import decode_payload
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.scan import Corrupt, Incomplete, find_next_record, scan_records
+
+FETCH_BYTES: Final = SizeBytes(1024 * 1024)
+"""What a get asks for: MetaQ's default bound on a reply."""
+FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
+"""A record larger than this is not read."""
+FRUITLESS_MAX: Final = 3
+"""Answers in a row that bring no message although they should."""
+
+
+class PartitionCursor:
+    """The next offset of one partition. Owner: whoever reads it."""
+
+    def __init__(
+        self, partition: TopicPartition, offset: Offset, *, end: Offset | None = None
+    ) -> None:
+        """Start at `offset`.
+
+        Args:
+            partition: what is read.
+            offset: a record boundary, or any offset outside the log.
+            end: stop here; None goes on for ever.
+        """
+        self.partition = partition
+        self.offset = offset
+        """What to ask for next."""
+        self.size_bytes = FETCH_BYTES
+        """How much to ask for next."""
+        self._end = end
+        self._fruitless = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything up to the end has been read."""
+        return self._end is not None and self.offset >= self._end
+
+    def on_reply(self, outcome: GetOutcome) -> list[Message]:
+        """Take in the answer to a get at `offset`.
+
+        Returns:
+            The whole records of the answer, in order; none when there is no data, the
+            offset moved, or a record needs a larger get. The cursor has advanced.
+
+        Raises:
+            CorruptRecordError: the record at `offset` is damaged. Records before it
+                were handed out by the call before; the cursor stays where it is.
+            NoProgressError: the broker's answers lead nowhere.
+        """
+        match outcome:
+            case NothingThere():
+                if self._end is not None:
+                    # The end was there when reading began: retention took the rest.
+                    self._count_fruitless("no data before the end of the log")
+                return []
+            case MovedTo(offset=offset):
+                self._count_fruitless(f"the broker sends us to offset {offset}")
+                self.offset = offset
+                return []
+            case Fetched(data=data):
+                return self._read(data)
+
+    def _read(self, data: bytes) -> list[Message]:
+        starts: list[Position] = []
+        result = scan_records(data, starts=starts)
+        if starts:
+            messages = self._messages(data, starts)
+            self.offset = messages[-1].next_offset
+            self._fruitless = 0
+            self.size_bytes = FETCH_BYTES
+            if self._end is None or self.offset <= self._end:
+                return messages
+            return [m for m in messages if m.offset < self._end]
+        if isinstance(result, Corrupt):
+            raise CorruptRecordError(
+                f"{self.partition}: damaged record at offset {self.offset}:"
+                f" {result.detail}; {self._next_good(data)}"
+            )
+        assert isinstance(result, Incomplete)
+        needed = result.needed_bytes
+        if len(data) < self.size_bytes or needed > FETCH_BYTES_MAX:
+            self._count_fruitless(
+                f"record of {needed} bytes, but the broker sends only {len(data)}"
+            )
+        self.size_bytes = SizeBytes(min(max(needed, FETCH_BYTES), FETCH_BYTES_MAX))
+        return []
+
+    def _messages(self, data: bytes, starts: list[Position]) -> list[Message]:
+        """Decode records; up to the first bad attribute block, at least one."""
+        messages: list[Message] = []
+        for start in starts:
+            length, _checksum, message_id, flag = HEADER.unpack_from(data, start)
+            payload_start = start + HEADER_BYTES
+            payload = data[payload_start : payload_start + length]
+            offset = Offset(self.offset + start)
+            try:
+                body, attribute = decode_payload(payload, flag)
+            except CorruptRecordError as error:
+                if messages:
+                    break
+                raise CorruptRecordError(
+                    f"{self.partition}: record at offset {offset}: {error};"
+                    f" the next record is at {offset + HEADER_BYTES + length}"
+                ) from error
+            messages.append(
+                Message(
+                    topic=self.partition.topic,
+                    data=body,
+                    attribute=attribute,
+                    id=MessageId(message_id),
+                    partition=self.partition,
+                    offset=offset,
+                    next_offset=Offset(offset + HEADER_BYTES + length),
+                )
+            )
+        return messages
+
+    def _next_good(self, data: bytes) -> str:
+        found = find_next_record(data, Position(1))
+        if found is None:
+            return f"no good record in the {len(data)} bytes from there on"
+        return f"the next good record is at offset {self.offset + found}"
+
+    def _count_fruitless(self, what: str) -> None:
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS_MAX:
+            raise NoProgressError(
+                f"{self.partition}: no progress at offset {self.offset}: {what},"
+                f" {self._fruitless} times in a row"
+            )

@@ -1,0 +1,25 @@
+"""What can go wrong between a client and a broker, beyond `metaq.errors`."""
+
+from metaq.errors import ClientError, RequestTimeoutError
+
+
+class ConnectionLostError(RequestTimeoutError):
+    """The connection broke before the answer came; the outcome is unknown."""
+
+
+class GivenUpError(RequestTimeoutError):
+    """The connection broke and the broker stayed away; the outcome is unknown."""
+
+    retriable = False
+
+
+class UnexpectedReplyError(ClientError):
+    """A broker answered something that no MetaQ broker says."""
+
+
+class NoProgressError(ClientError):
+    """Reading cannot go on: the broker's answers lead nowhere."""
+
+
+class NoWallTimeError(ClientError):
+    """A time was asked of messages that carry none (stamped by a Java broker)."""

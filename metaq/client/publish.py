@@ -1,0 +1,387 @@
+"""Many messages to many partitions, pipelined, in order, with nothing hidden.
+
+Theory of operation: there is one lane per broker: a connection and the requests in
+flight on it, oldest first. Where the broker announced `mput`, the payloads of one
+`send` travel as batches; elsewhere each is a put of its own, pipelined.
+
+When a connection breaks, or an answer does not come in time, nobody knows which of the
+requests in flight were stored. The lane connects again and sends all of them once
+more, in the same order; their messages are counted as *doubtful*, because they may be
+there twice. A batch carries the same producer and sequence both times, so that a
+broker can tell. After `TRIES_MAX` such rounds without one acknowledgement in between,
+or when the broker cannot be reached for the time of one request, the error is raised.
+
+A refusal (closed partition, no space, unknown topic) is raised at once: what it names
+was not stored, what is still in flight has an unknown outcome.
+
+Order: within a partition messages lie in the order of `send`, also with several
+requests in flight, because brokers of this package store the puts of one connection in
+order. A Java broker may not (broker spec 1.2).
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from metaq.client.discovery import Cluster
+from metaq.client.errors import GivenUpError
+from metaq.client.replies import parse_receipt
+from metaq.client.wire import WireConnection, pump
+from metaq.clock import Clock
+from metaq.errors import ClientError, MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.model import BrokerId, TopicPartition
+from metaq.protocol.commands import Command, Mput, Put, Reply
+from metaq.protocol.version import Capabilities
+from metaq.record.checksum import checksum
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.retry import Backoff
+from metaq.zk.znodes import BrokerAddress
+
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""Larger batches gain nothing: the sync costs as much as writing half of this."""
+BATCH_RECORDS_MAX: Final = 8192
+LANE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes in flight to one broker before `send` waits."""
+LANE_COUNT_MAX: Final = 2000
+"""Requests in flight to one broker before `send` waits."""
+TRIES_MAX: Final = 3
+BACKOFF: Final = Backoff(first_s=0.1, max_s=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishStatistics:
+    """What a publisher has done so far."""
+
+    message_count: int
+    """Acknowledged messages."""
+    size_bytes: int
+    """Their payload bytes."""
+    by_partition: Mapping[TopicPartition, int]
+    """Acknowledged messages per partition."""
+    doubtful_count: int
+    """Acknowledged messages that may be stored twice."""
+    in_flight_count: int
+    """Messages sent and not yet answered."""
+
+
+@dataclass(slots=True)
+class _Request:
+    partition: TopicPartition
+    payload: bytes
+    count: int
+    flag: int
+    message_bytes: int
+    is_batch: bool
+    sequence: int
+    deadline_s: float = 0.0
+    is_doubtful: bool = False
+    is_answered: bool = False
+
+    def command(self, opaque: int, producer: str) -> Command:
+        """Return what goes on the wire."""
+        topic, number = self.partition.topic, self.partition.partition
+        if not self.is_batch:
+            crc = checksum(self.payload)
+            return Put(topic, number, self.payload, self.flag, crc, opaque)
+        return Mput(
+            topic=topic,
+            partition=number,
+            count=self.count,
+            checksum=checksum(self.payload),
+            opaque=opaque,
+            payload=self.payload,
+            producer=producer,
+            sequence=self.sequence,
+        )
+
+
+class _Lane:
+    """One broker: its connection and the requests in flight, oldest first."""
+
+    def __init__(self, connection: WireConnection) -> None:
+        self.connection = connection
+        self.requests: deque[_Request] = deque()
+        self.size_bytes = 0
+        self.tries = 0
+
+    @property
+    def address(self) -> BrokerAddress:
+        return self.connection.address
+
+    @property
+    def has_room(self) -> bool:
+        return len(self.requests) < LANE_COUNT_MAX and self.size_bytes < LANE_BYTES_MAX
+
+    def drop_answered(self) -> None:
+        while self.requests and self.requests[0].is_answered:
+            self.size_bytes -= len(self.requests.popleft().payload)
+
+
+class Publisher:
+    """Sends to the partitions of a cluster. Blocking; one thread owns it.
+
+    Lifecycle: `send` any number of times, `flush`, `close`. After an error nothing
+    more can be sent; `statistics` says how far it came.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        producer: str,
+        timeout_s: float,
+        clock: Clock,
+        sleep: Callable[[float], None],
+    ) -> None:
+        """Prepare to send; connections are made when they are needed.
+
+        Args:
+            cluster: where the brokers are.
+            producer: a name nobody else sends under, 1..64 of [A-Za-z0-9._~-].
+            timeout_s: how long one request may take.
+            clock: for deadlines.
+            sleep: waits that many seconds, between two tries to connect.
+        """
+        self._cluster = cluster
+        self._producer = producer
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._lanes: dict[BrokerId, _Lane] = {}
+        self._sequences: dict[TopicPartition, int] = {}
+        self._acknowledged: dict[TopicPartition, int] = {}
+        self._size_bytes = 0
+        self._doubtful_count = 0
+        self._failure: MetaqError | None = None
+
+    def statistics(self) -> PublishStatistics:
+        """Return a snapshot."""
+        requests = [r for lane in self._lanes.values() for r in lane.requests]
+        return PublishStatistics(
+            message_count=sum(self._acknowledged.values()),
+            size_bytes=self._size_bytes,
+            by_partition=MappingProxyType(dict(sorted(self._acknowledged.items()))),
+            doubtful_count=self._doubtful_count,
+            in_flight_count=sum(r.count for r in requests if not r.is_answered),
+        )
+
+    def send(
+        self, partition: TopicPartition, payloads: Sequence[bytes], *, flag: int = 0
+    ) -> None:
+        """Put messages on their way, in order; waits while too much is in flight.
+
+        Args:
+            partition: where they go.
+            payloads: attribute block, if `flag` says so, and application bytes each.
+            flag: of all of them.
+
+        Raises:
+            NoBrokerError: the partition's broker cannot be reached.
+            RequestTimeoutError: answers do not come; outcomes unknown.
+            WireError: a put was refused.
+        """
+        lane = self._lane(partition.broker_id)
+        for request in self._requests(partition, payloads, flag, lane):
+            while not (lane.has_room and lane.connection.has_room):
+                self._step()
+            lane.requests.append(request)
+            lane.size_bytes += len(request.payload)
+            self._submit(lane, request)
+        # Take what has been answered, and push out what is queued, without waiting.
+        self._pump(self._clock.monotonic_s())
+
+    def flush(self) -> None:
+        """Wait until everything sent is acknowledged; raises as `send`."""
+        while any(lane.requests for lane in self._lanes.values()):
+            self._step()
+
+    def close(self) -> None:
+        """Close the connections; what is in flight stays without an answer."""
+        for lane in self._lanes.values():
+            lane.connection.close()
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _lane(self, broker_id: BrokerId) -> _Lane:
+        lane = self._lanes.get(broker_id)
+        if lane is None:
+            address = self._cluster.brokers.get(broker_id)
+            if address is None:
+                raise NoBrokerError(f"broker {broker_id} is not there at the moment")
+            lane = self._lanes[broker_id] = _Lane(self._connect(address))
+        return lane
+
+    def _connect(self, address: BrokerAddress) -> WireConnection:
+        return WireConnection.open(
+            address, timeout_s=self._timeout_s, clock=self._clock
+        )
+
+    def _requests(
+        self,
+        partition: TopicPartition,
+        payloads: Sequence[bytes],
+        flag: int,
+        lane: _Lane,
+    ) -> Iterator[_Request]:
+        capabilities = lane.connection.capabilities
+        sequence = self._sequences.get(partition, 0)
+        for batch in split_batches(payloads, capabilities):
+            is_batch = capabilities.has_mput and len(batch) > 1
+            size_bytes = sum(map(len, batch))
+            yield _Request(
+                partition=partition,
+                payload=encode_batch(batch, flag) if is_batch else batch[0],
+                count=len(batch),
+                flag=flag,
+                message_bytes=size_bytes,
+                is_batch=is_batch,
+                sequence=sequence,
+            )
+            sequence += len(batch)
+            self._sequences[partition] = sequence
+
+    def _submit(self, lane: _Lane, request: _Request) -> None:
+        connection = lane.connection
+        opaque = connection.next_opaque()
+        request.deadline_s = self._clock.monotonic_s() + self._timeout_s
+
+        def on_reply(reply: Reply) -> None:
+            self._on_reply(lane, request, reply)
+
+        connection.submit(request.command(opaque, self._producer), opaque, on_reply)
+
+    def _on_reply(self, lane: _Lane, request: _Request, reply: Reply) -> None:
+        request.is_answered = True
+        lane.drop_answered()
+        try:
+            parse_receipt(reply)
+        except MetaqError as error:
+            self._failure = self._failure or error
+            return
+        lane.tries = 0
+        partition = request.partition
+        known = self._acknowledged.get(partition, 0)
+        self._acknowledged[partition] = known + request.count
+        self._size_bytes += request.message_bytes
+        if request.is_doubtful:
+            self._doubtful_count += request.count
+
+    def _step(self) -> None:
+        """Wait for one event; the oldest request in flight bounds the wait."""
+        lanes = [lane for lane in self._lanes.values() if lane.requests]
+        oldest = min(lanes, key=lambda lane: lane.requests[0].deadline_s)
+        if not self._pump(oldest.requests[0].deadline_s):
+            oldest.connection.close()
+            self._recover(
+                oldest,
+                RequestTimeoutError(
+                    f"put to {oldest.address}: no answer within {self._timeout_s:g} s;"
+                    " outcome unknown"
+                ),
+            )
+
+    def _pump(self, deadline_s: float) -> bool:
+        connections = [
+            lane.connection for lane in self._lanes.values() if lane.requests
+        ]
+        try:
+            has_moved = pump(connections, deadline_s=deadline_s, clock=self._clock)
+        except ClientError as error:
+            for lane in self._lanes.values():
+                if not lane.connection.is_open:
+                    self._recover(lane, error)
+            has_moved = True
+        if self._failure is not None:
+            raise self._failure
+        return has_moved
+
+    def _recover(self, lane: _Lane, cause: ClientError) -> None:
+        """Connect again and send everything in flight once more."""
+        # A refusal that arrived with the break decides: going on would hide it.
+        if self._failure is not None:
+            raise self._failure
+        while True:
+            lane.tries += 1
+            if lane.tries > TRIES_MAX:
+                raise cause
+            try:
+                lane.connection = self._reconnect(lane, cause)
+                self._send_again(lane)
+            except GivenUpError:
+                raise
+            except RequestTimeoutError as error:
+                cause = error
+            else:
+                return
+
+    def _reconnect(self, lane: _Lane, cause: ClientError) -> WireConnection:
+        give_up_s = self._clock.monotonic_s() + self._timeout_s
+        failures = lane.tries
+        while True:
+            # One process has no herd to run with: the whole of each wait.
+            self._sleep(BACKOFF.delay_s(failures, lambda: 1.0))
+            try:
+                return self._connect(lane.address)
+            except NoBrokerError as error:
+                failures += 1
+                if self._clock.monotonic_s() >= give_up_s:
+                    raise GivenUpError(f"{cause}; then {error}") from error
+
+    def _send_again(self, lane: _Lane) -> None:
+        requests = [r for r in lane.requests if not r.is_answered]
+        lane.requests = deque(requests)
+        lane.size_bytes = sum(len(r.payload) for r in requests)
+        for request in requests:
+            request.is_doubtful = True
+        for request in requests:
+            # Some may be answered while the rest waits for room.
+            while not lane.connection.has_room:
+                deadline_s = self._clock.monotonic_s() + self._timeout_s
+                one = [lane.connection]
+                if not pump(one, deadline_s=deadline_s, clock=self._clock):
+                    lane.connection.close()
+                    raise RequestTimeoutError(
+                        f"put to {lane.address}: no answer within"
+                        f" {self._timeout_s:g} s; outcome unknown"
+                    )
+            self._submit(lane, request)
+
+
+# -- batches --------------------------------------------------------------------------
+
+
+def split_batches(
+    payloads: Sequence[bytes], capabilities: Capabilities
+) -> Iterator[Sequence[bytes]]:
+    """Cut payloads into what travels together, in order; each piece holds one or more.
+
+    Without `mput` every piece is one payload.
+    """
+    if not capabilities.has_mput:
+        for payload in payloads:
+            yield [payload]
+        return
+    bytes_max = min(BATCH_BYTES_MAX, capabilities.batch_bytes_max or BATCH_BYTES_MAX)
+    count_max = min(
+        BATCH_RECORDS_MAX, capabilities.batch_records_max or BATCH_RECORDS_MAX
+    )
+    first, size_bytes = 0, 0
+    for index, payload in enumerate(payloads):
+        size_bytes += HEADER_BYTES + len(payload)
+        is_full = size_bytes > bytes_max or index - first >= count_max
+        if is_full and index > first:
+            yield payloads[first:index]
+            first, size_bytes = index, HEADER_BYTES + len(payload)
+    if first < len(payloads):
+        yield payloads[first:]
+
+
+def encode_batch(payloads: Sequence[bytes], flag: int) -> bytes:
+    """Return the body of an `mput`: records in segment format, id 0."""
+    pack = HEADER.pack
+    chunks: list[bytes] = []
+    for payload in payloads:
+        chunks += (pack(len(payload), checksum(payload), 0, flag), payload)
+    return b"".join(chunks)

@@ -1,0 +1,140 @@
+"""Orders to a broker on this machine."""
+
+import json
+import socket
+import threading
+from pathlib import Path
+
+import click
+import pytest
+
+from metaq.cli.admin import find_data_dir, parse_span
+from metaq.cli.places import default_data_dir, installed_settings, read_bytes
+from metaq.errors import ConfigError
+from tests.cli.runner import run
+
+
+class AdminSocket:
+    """Answers one request in the place of a broker."""
+
+    def __init__(self, directory: Path, reply: dict[str, object]) -> None:
+        self.request: dict[str, object] = {}
+        self._reply = reply
+        self._server = socket.socket(socket.AF_UNIX)
+        self._server.bind(str(directory / "admin.sock"))
+        self._server.listen()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _peer = self._server.accept()
+        with connection, connection.makefile("rwb") as stream:
+            self.request = json.loads(stream.readline())
+            stream.write(json.dumps(self._reply).encode() + b"\n")
+
+    def close(self) -> None:
+        self._thread.join(5)
+        self._server.close()
+
+
+def ask(
+    directory: Path, reply: dict[str, object], *words: str
+) -> tuple[dict[str, object], int, str]:
+    admin = AdminSocket(directory, reply)
+    result = run(*words, "--data-dir", str(directory))
+    admin.close()
+    return admin.request, result.exit_code, result.output
+
+
+def test_reload_tells_what_changed(tmp_path: Path) -> None:
+    """Topics that changed, and what takes a restart."""
+    reply = {
+        "ok": True,
+        "added": ["new"],
+        "removed": [],
+        "changed": ["a", "b"],
+        "needs_restart": ["[system] serverPort: 1 -> 2"],
+    }
+    request, code, output = ask(tmp_path, reply, "reload")
+    assert (request, code) == ({"command": "reload"}, 0)
+    assert output.splitlines() == [
+        "reloaded: added new; changed a, b",
+        "takes a restart: [system] serverPort: 1 -> 2",
+    ]
+
+
+def test_a_reload_that_is_refused_says_why(tmp_path: Path) -> None:
+    """The broker's sentence, and exit code 1."""
+    reply = {"ok": False, "error": "server.ini: [system]: unknown key"}
+    _request, code, output = ask(tmp_path, reply, "reload")
+    assert (code, output) == (1, "metaq: server.ini: [system]: unknown key\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "fields"),
+    [
+        (["close", "t"], {"command": "close_partitions"}),
+        (["close", "t", "2"], {"command": "close_partitions", "start": 2, "end": 2}),
+        (["open", "t", "0-3"], {"command": "open_partitions", "start": 0, "end": 3}),
+    ],
+)
+def test_partitions_are_named_to_the_broker(
+    tmp_path: Path, words: list[str], fields: dict[str, object]
+) -> None:
+    """A topic, and a range only where one was given."""
+    reply = {"ok": True, "closed": {"t": [2, 3], "other": [1]}}
+    request, code, output = ask(tmp_path, reply, "partitions", *words)
+    assert request == {"topic": "t", **fields}
+    assert (code, output) == (0, "t: closed partitions: 2, 3\n")
+
+
+def test_no_broker_there_is_one_sentence(tmp_path: Path) -> None:
+    """The directory is named."""
+    result = run("reload", "--data-dir", str(tmp_path))
+    assert result.exit_code == 1
+    assert str(tmp_path) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_ranges() -> None:
+    """One number, two, or none at all."""
+    assert parse_span("") == {}
+    assert parse_span("7") == {"start": 7, "end": 7}
+    assert parse_span("0-0") == {"start": 0, "end": 0}
+
+
+@pytest.mark.parametrize("text", ["3-1", "-1", "a", "1-", "1-2-3", "12345678"])
+def test_other_ranges_are_refused(text: str) -> None:
+    """Backwards, open or not numbers."""
+    with pytest.raises(click.BadParameter, match="FIRST-LAST"):
+        parse_span(text)
+
+
+def test_the_data_directory_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As given; else from the configuration; else where `local` keeps its data."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    config = tmp_path / "server.ini"
+    text = installed_settings().read_text()
+    config.write_text(
+        text.replace("\n[system]\n", "\n[system]\ndataPath=/data/metaq\n")
+    )
+    assert find_data_dir(tmp_path, config) == tmp_path
+    assert find_data_dir(None, config) == Path("/data/metaq")
+    assert find_data_dir(None, None) == tmp_path / "share" / "metaq"
+
+
+def test_a_relative_data_home_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the standard of that variable says."""
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / ".local" / "share" / "metaq"
+
+
+def test_a_configuration_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """The file is named."""
+    with pytest.raises(ConfigError, match="nothing: No such file"):
+        read_bytes(str(tmp_path / "nothing"))

@@ -1,0 +1,139 @@
+"""`metaq dump`: the records of a file, and where they end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaq.cli import inspect_log
+from metaq.cli.inspect_log import iter_records
+from metaq.fs import SystemFileSystem
+from metaq.model import MessageId, Position
+from metaq.record.flags import encode_payload
+from metaq.record.layout import Record, encode_record
+from metaq.record.scan import Corrupt, Incomplete
+from tests.cli.runner import run
+from tests.client.memory_broker import id_at
+
+BASE = 1000
+NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z
+
+
+def write(directory: Path, *records: bytes) -> Path:
+    path = directory / f"{BASE:020d}.meta"
+    path.write_bytes(b"".join(records))
+    return path
+
+
+def record(payload: bytes, message_id: int = 1, flag: int = 0) -> bytes:
+    return encode_record(payload, id=MessageId(message_id), flag=flag)
+
+
+@given(payloads=st.lists(st.binary(max_size=300), max_size=20))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_record_is_found_whatever_the_window(
+    payloads: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Records that cross windows, or are larger than one, come whole."""
+    monkeypatch.setattr(inspect_log, "WINDOW_BYTES", 64)
+    path = write(tmp_path, *[record(p, i + 1) for i, p in enumerate(payloads)])
+    file = SystemFileSystem().open_read(path)
+    found = list(iter_records(file, Position(0), end=Position(file.size())))
+    file.close()
+    assert [r.payload for _at, r in found] == payloads  # type: ignore[misc]  # records
+
+
+def test_a_row_per_record(tmp_path: Path) -> None:
+    """Offset, id, time, flag, attribute, size and a preview of the payload."""
+    payload, flag = encode_payload(b"body\n", "k=v")
+    path = write(tmp_path, record(b"plain", id_at(NOON)), record(payload, -5, flag))
+    result = run("dump", str(path))
+    assert result.exit_code == 0
+    assert [line.split("\t") for line in result.stdout.splitlines()] == [
+        ["offset", "id", "time", "flag", "attribute", "size", "payload"],
+        ["1000", str(id_at(NOON)), "2026-01-31T12:00:00.000Z", "0", "-", "25", "plain"],
+        ["1025", "-5", "-", "1", "k=v", "32", "body·"],
+    ]
+
+
+def test_json_has_the_whole_payload(tmp_path: Path) -> None:
+    """Nothing is cut for machines."""
+    path = write(tmp_path, record(b"x" * 500, id_at(NOON)))
+    row = json.loads(run("dump", str(path), "--json").stdout)
+    assert row["data"] == "x" * 500
+    assert (row["offset"], row["size"], row["attribute"]) == (1000, 520, None)
+
+
+def test_from_and_max_choose(tmp_path: Path) -> None:
+    """A record boundary to begin at, and how many."""
+    path = write(tmp_path, *[record(b"%d" % n) for n in range(5)])
+    result = run("dump", str(path), "--from", "1042", "--max", "2")
+    assert [line.split("\t")[-1] for line in result.stdout.splitlines()] == [
+        "payload", "2", "3",
+    ]  # fmt: skip
+
+
+def test_an_offset_outside_the_file_is_refused(tmp_path: Path) -> None:
+    """Both ends are named."""
+    path = write(tmp_path, record(b"x"))
+    result = run("dump", str(path), "--from", "5")
+    assert result.exit_code == 1
+    assert "holds offsets 1000 to 1021, got --from 5" in result.stderr
+
+
+def test_damage_is_named_and_is_exit_code_1(tmp_path: Path) -> None:
+    """Good records before it are printed."""
+    bad = bytearray(record(b"bad"))
+    bad[-1] ^= 1
+    path = write(tmp_path, record(b"good"), bytes(bad), record(b"after"))
+    result = run("dump", str(path))
+    assert result.exit_code == 1
+    assert "good" in result.stdout
+    assert "damaged record at offset 1024: checksum" in result.stderr
+    assert "next good record is at offset 1047" in result.stderr
+
+
+def test_a_torn_tail_is_told_and_is_no_damage(tmp_path: Path) -> None:
+    """A record that is cut by the end of the file may be one that is being written."""
+    path = write(tmp_path, record(b"good"), record(b"torn")[:-1])
+    result = run("dump", str(path))
+    assert result.exit_code == 0
+    assert "incomplete record at offset 1024: 23 of 24 bytes" in result.stderr
+
+
+def test_an_attribute_block_that_is_none_is_shown_as_payload(tmp_path: Path) -> None:
+    """dump shows what is there, whatever the flag promises."""
+    path = write(tmp_path, record(b"\x00", flag=1))
+    result = run("dump", str(path))
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1].split("\t")[3:] == ["1", "-", "21", "·"]
+
+
+def test_an_empty_segment_has_no_rows(tmp_path: Path) -> None:
+    """A new segment is fine."""
+    result = run("dump", str(write(tmp_path)))
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 1
+
+
+def test_a_file_that_is_no_segment_is_refused(tmp_path: Path) -> None:
+    """The name must tell the base offset."""
+    path = tmp_path / "notes.txt"
+    path.write_text("x")
+    result = run("dump", str(path))
+    assert result.exit_code == 1
+    assert "a segment is named <offset>.meta" in result.stderr
+
+
+def test_the_walk_says_why_it_ended(tmp_path: Path) -> None:
+    """The last item is the flaw."""
+    path = write(tmp_path, record(b"a"), b"\xff" * 30)
+    file = SystemFileSystem().open_read(path)
+    *_records, last = iter_records(file, Position(0), end=Position(file.size()))
+    assert isinstance(last, Corrupt)
+    *records, last = iter_records(file, Position(0), end=Position(25))
+    assert isinstance(last, Incomplete)
+    assert all(isinstance(r, Record) for _at, r in records)  # type: ignore[misc]  # pairs
+    file.close()

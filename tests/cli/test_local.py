@@ -1,0 +1,275 @@
+"""`metaq local` as a process, with a real ZooKeeper."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+READY = re.compile(
+    r"ready broker=meta://127\.0\.0\.1:(\d+) zookeeper=(127\.0\.0\.1:\d+|none)"
+    r" data=(\S+)\n"
+)
+TIMEOUT_S = 60.0
+METAQ = [sys.executable, "-m", "metaq"]
+LINES = b"first\n\nwith CR\r\n\xff\x00 binary\nlast\n"
+
+
+class Local:
+    """A running `metaq local`."""
+
+    def __init__(self, data_dir: Path, *words: str) -> None:
+        command = [*METAQ, "local", "--port", "0", "--zk-port", "0"]
+        self.errors = data_dir.parent / "stderr"
+        with self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [*command, "--data-dir", str(data_dir), *words],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline().decode()
+        match = READY.fullmatch(self.line)
+        assert match is not None, (self.line, self.errors.read_text())
+        self.port, self.zookeeper, self.data = int(match[1]), match[2], match[3]
+
+    def metaq(
+        self, *words: str, data: bytes = b""
+    ) -> "subprocess.CompletedProcess[bytes]":
+        environment = {**os.environ, "METAQ_ZOOKEEPER": self.zookeeper}
+        return subprocess.run(
+            [*METAQ, *words],
+            input=data,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+            env=environment,
+            check=False,
+        )
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, bytes]:
+        """Signal it; return its exit code and what else it printed."""
+        self.process.send_signal(number)
+        rest, _errors = self.process.communicate(timeout=TIMEOUT_S)
+        return self.process.returncode, rest
+
+
+@contextmanager
+def local(data_dir: Path, *words: str) -> Iterator[Local]:
+    running = Local(data_dir, *words)
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.end(signal.SIGKILL)
+
+
+def java_of(pid: int) -> list[int]:
+    """Return the Java processes whose parent is `pid`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, rest = path.read_text().rsplit(")", 1)
+        except OSError:
+            continue
+        if "(java" in name and int(rest.split()[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
+    """One line when ready; every byte comes back; a restart has all of it."""
+    with local(data_dir, "--topic", "orders=3") as broker:
+        assert broker.data == str(data_dir)
+        done = broker.metaq("produce", "test", "--partition", "0-1", data=LINES)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(b"5 messages, ")
+        assert broker.metaq("cat", "test").stdout == LINES
+        topics = broker.metaq("topics").stdout
+        assert topics.count(b"orders\t") == 3
+        done = broker.metaq("stats")
+        assert b"total_messages 5" in done.stdout
+        assert broker.metaq("verify", str(data_dir)).returncode == 0
+        started_s = time.monotonic()
+        assert broker.end() == (0, b"")
+        assert time.monotonic() - started_s < 10
+    assert java_of(broker.process.pid) == []
+    done = broker.metaq("verify", str(data_dir))
+    assert (done.returncode, done.stdout[:12]) == (0, b"1 partition,")
+    with local(data_dir) as again:
+        assert again.metaq("cat", "test").stdout == LINES
+        assert again.port == broker.port
+        assert again.end(signal.SIGINT) == (0, b"")
+
+
+def test_administration_reaches_the_broker(data_dir: Path) -> None:
+    """Close, refuse, open, reload, through the socket in the data directory."""
+    place = ["--data-dir", str(data_dir)]
+    with local(data_dir) as broker:
+        done = broker.metaq("partitions", "close", "test", *place)
+        assert done.stdout == b"test: closed partitions: 0, 1\n", done.stderr
+        done = broker.metaq("produce", "test", data=LINES)
+        assert done.returncode == 1
+        assert b"has been closed" in done.stderr
+        done = broker.metaq("partitions", "open", "test", *place)
+        assert done.stdout == b"test: closed partitions: none\n"
+        assert broker.metaq("produce", "test", data=LINES).returncode == 0
+        done = broker.metaq("reload", *place)
+        assert (done.returncode, done.stdout) == (0, b"reloaded: no topic changed\n")
+
+
+@pytest.mark.crash
+def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
+    data_dir: Path,
+) -> None:
+    """After kill -9 no Java process is left; acknowledged lines are there again."""
+    with local(data_dir) as broker:
+        done = broker.metaq("produce", "test", data=LINES)
+        assert done.returncode == 0
+        servers = java_of(broker.process.pid)
+        assert len(servers) == 1
+        broker.end(signal.SIGKILL)
+        deadline_s = time.monotonic() + 10
+        while any(map(is_alive, servers)):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+    started_s = time.monotonic()
+    with local(data_dir) as again:
+        assert time.monotonic() - started_s < 15
+        assert again.metaq("cat", "test").stdout == LINES
+        again.end()
+
+
+def test_one_directory_serves_one_at_a_time(data_dir: Path) -> None:
+    """A second one is refused with one sentence; the first goes on."""
+    with local(data_dir) as broker:
+        words = ["--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
+        done = broker.metaq("local", *words)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.startswith(b"metaq: ")
+        assert done.stderr.count(b"\n") == 1
+        assert broker.metaq("stats").returncode == 0
+        broker.end()
+
+
+def test_ctrl_c_ends_produce_with_what_it_has(data_dir: Path) -> None:
+    """Lines that were read are acknowledged and counted; the exit code is 130."""
+    with local(data_dir) as broker:
+        process = subprocess.Popen(
+            [*METAQ, "produce", "test", "--zookeeper", broker.zookeeper],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nhalf a li")
+        process.stdin.flush()
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while broker.metaq("cat", "test").stdout != b"one\ntwo\n":
+            assert time.monotonic() < deadline_s
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+        assert process.returncode == 130
+        assert output.startswith(b"2 messages, 6 B in ")
+        assert errors == b""
+        broker.end()
+
+
+def test_a_reader_that_goes_away_ends_cat_quietly(data_dir: Path) -> None:
+    """A closed pipe is no error message; the exit code is the shells' 141."""
+    with local(data_dir) as broker:
+        broker.metaq("produce", "test", data=b"x" * 100 + b"\n" + b"y\n" * 100_000)
+        process = subprocess.Popen(
+            [*METAQ, "cat", "test", "--zookeeper", broker.zookeeper],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.stderr.close()
+        assert process.wait(TIMEOUT_S) == 141
+        broker.end()
+
+
+def test_it_runs_without_zookeeper_when_told_so(data_dir: Path) -> None:
+    """zk.zkEnable=false: no server is started; clients name the broker."""
+    with local(data_dir, "--set", "zk.zkEnable=false") as broker:
+        assert broker.zookeeper == "none"
+        assert java_of(broker.process.pid) == []
+        direct = ["--broker", f"127.0.0.1:{broker.port}"]
+        assert broker.metaq("produce", "test", *direct, data=LINES).returncode == 0
+        assert broker.metaq("cat", "test", *direct).stdout == LINES
+        assert broker.end() == (0, b"")
+
+
+def test_follow_shows_lines_of_another_process_at_once(data_dir: Path) -> None:
+    """A line arrives while `cat --follow` waits; Ctrl-C ends it with 130."""
+    with local(data_dir) as broker:
+        process = subprocess.Popen(
+            [*METAQ, "cat", "test", "--follow", "--zookeeper", broker.zookeeper],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        for line in (b"one\n", b"two\n"):
+            broker.metaq("produce", "test", data=line)
+            assert process.stdout.readline() == line
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
+        assert process.returncode == 130
+        broker.end()
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"JAVA_HOME": "", "PATH": "/nonexistent"}, b"no Java runtime"),
+        ({"METAQ_ZOOKEEPER_CLASSPATH": "/nonexistent"}, b"its log is in "),
+    ],
+)
+def test_a_zookeeper_that_cannot_run_is_one_sentence(
+    data_dir: Path, environment: dict[str, str], text: bytes
+) -> None:
+    """What is missing is said, or where to read why; the exit code is 1."""
+    words = ["local", "--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
+    done = subprocess.run(
+        [*METAQ, *words],
+        capture_output=True,
+        env={**os.environ, **environment},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"metaq: ")
+    assert text in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_a_port_that_is_taken_is_one_sentence(data_dir: Path) -> None:
+    """The start fails as a whole: ZooKeeper does not stay behind."""
+    with local(data_dir) as broker:
+        other = data_dir.parent / "other"
+        words = ["local", "--port", str(broker.port), "--zk-port", "0"]
+        done = broker.metaq(*words, "--data-dir", str(other))
+        assert (done.returncode, done.stdout) == (1, b"")
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith(b"metaq: ")
+        assert str(broker.port).encode() in last
+        broker.end()

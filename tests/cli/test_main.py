@@ -1,0 +1,148 @@
+"""The argument tree: names, help, exit codes."""
+
+from collections.abc import Iterator
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from metaq import __version__
+from metaq.cli import main as module
+from metaq.cli.main import main
+from metaq.errors import ConfigError
+from tests.cli.runner import run
+
+# Command → options; other tools are built on these names.
+COMMANDS = {
+    "broker": {"--config", "--set"},
+    "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic"},
+    "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--json"},
+    "cat": {"--zookeeper", "--from", "--max", "--follow", "--json", "--partition"},
+    "stats": {"--zookeeper", "--json"},
+    "topics": {"--zookeeper", "--json"},
+    "verify": {"--json"},
+    "dump": {"--json"},
+    "reload": {"--data-dir", "--config"},
+    "partitions close": {"--data-dir", "--config"},
+    "partitions open": {"--data-dir", "--config"},
+}
+
+
+def commands(
+    group: click.Group = main, prefix: str = ""
+) -> Iterator[tuple[str, click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{prefix}{name} ")
+        else:
+            yield prefix + name, command
+
+
+def test_the_commands_are_the_documented_ones() -> None:
+    """No name is missing and none was invented."""
+    assert {name for name, _command in commands()} == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_its_options(name: str) -> None:
+    """The options that others rely on are there under their names."""
+    command = dict(commands())[name]
+    options = {o for p in command.params for o in p.opts if isinstance(p, click.Option)}
+    assert options >= COMMANDS[name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself_with_an_example(name: str) -> None:
+    """--help says what it does and shows a line that can be typed."""
+    result = run(*name.split(), "--help")
+    assert result.exit_code == 0
+    head, examples = result.output.split("Examples:")
+    assert f"metaq {name}" in examples
+    assert len(head.splitlines()) > 4
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_example_can_be_parsed(name: str) -> None:
+    """Examples use only words and options that exist."""
+    command = dict(commands())[name]
+    assert command.epilog is not None
+    for line in command.epilog.splitlines()[2:]:
+        words = line.split("|")[-1].split()
+        assert words[:2] == ["metaq", name.split(maxsplit=1)[0]]
+        arguments = words[1 + len(name.split()) :]
+        known = {o for p in command.params for o in p.opts}
+        assert {w for w in arguments if w.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["nonsense"],
+        ["cat"],
+        ["cat", "t", "--max", "-1"],
+        ["cat", "t", "--nonsense"],
+        ["cat", "t", "--broker", "nowhere"],
+        ["broker"],
+        ["local", "--port", "70000"],
+        ["local", "--set", "nonsense"],
+        ["local", "--topic", "t=many"],
+        ["dump", "/nonexistent"],
+        ["verify", "/nonexistent"],
+        ["partitions", "close", "t", "5-1"],
+        ["produce", "t", "--file", "/nonexistent"],
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_a_hint(words: list[str]) -> None:
+    """What is wrong is named, and nothing is started."""
+    result = run(*words)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Usage: ")
+    assert result.stdout == ""
+
+
+def test_the_version_is_told() -> None:
+    """--version prints the package's version."""
+    assert run("--version").output == f"metaq, version {__version__}\n"
+
+
+def invoke(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "topics", fail)
+    result = CliRunner().invoke(main, ["topics"])
+    return result.exit_code, result.stderr
+
+
+def test_an_error_is_one_sentence_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No traceback; an error of several lines becomes one."""
+    error = ConfigError("server.ini: wrong\nvery wrong")
+    assert invoke(error, monkeypatch) == (1, "metaq: server.ini: wrong very wrong\n")
+
+
+def test_an_error_of_the_system_is_one_sentence_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The file that it is about is named."""
+    error = PermissionError(13, "Permission denied", "some/file")
+    assert invoke(error, monkeypatch) == (1, "metaq: some/file: Permission denied\n")
+
+
+def test_ctrl_c_is_exit_code_130_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An interrupt is no error to report."""
+    assert invoke(KeyboardInterrupt(), monkeypatch) == (130, "")
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is not one of our errors keeps its traceback."""
+
+    def fail(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("a bug")
+
+    monkeypatch.setattr(module, "topics", fail)
+    result = CliRunner().invoke(main, ["topics"])
+    assert isinstance(result.exception, AssertionError)

@@ -1,0 +1,168 @@
+"""`metaq produce`: lines become messages, and the summary is true."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.cli.produce import iter_lines
+from metaq.errors import ClientError
+from metaq.protocol.commands import Mput, Result
+from tests.cli.runner import run
+from tests.client.memory_broker import JAVA, MemoryBroker
+
+LINES = [b"first", b"", b"with CR\r", b"\xff\x00 binary", b"last"]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "lines"
+    path.write_bytes(b"\n".join(LINES))
+    return path
+
+
+@given(
+    data=st.binary(max_size=200),
+    sizes=st.lists(st.integers(min_value=1, max_value=30), min_size=1),
+)
+def test_however_it_is_read_the_lines_are_the_same(
+    data: bytes, sizes: list[int]
+) -> None:
+    """Any chunking gives the lines; joined by LF they are the input."""
+    data = data.replace(b"a", b"\n")
+    stream = io.BytesIO(data)
+    turn = iter(sizes * (len(data) + 1))
+    lines = [n for ls in iter_lines(lambda _size: stream.read(next(turn))) for n in ls]
+    wanted = data.split(b"\n")
+    assert lines == (wanted if wanted[-1] else wanted[:-1])
+
+
+def test_a_file_without_lines_is_refused() -> None:
+    """What never ends with LF does not fill the memory."""
+    stream = io.BytesIO(b"ok\n" + bytes(100))
+    with pytest.raises(ClientError, match="line 2 is longer than 50 bytes"):
+        list(iter_lines(lambda _size: stream.read(20), line_bytes_max=50))
+
+
+@pytest.mark.parametrize("is_java", [False, True])
+def test_every_byte_of_a_line_arrives(file: Path, *, is_java: bool) -> None:
+    """CR, NUL and bytes that are no text are kept; LF is not part of a line."""
+    with MemoryBroker() as broker:
+        if is_java:
+            broker.capabilities = JAVA
+        result = run(
+            "produce", "t", "--file", str(file), "--partition", "7-1", broker=broker
+        )
+        assert result.exit_code == 0, result.output
+        assert broker.payloads("t", 1) == LINES
+        assert result.stdout.startswith("5 messages, 26 B in ")
+        assert "partitions 7-1: 5" in result.stdout
+        assert result.stderr == ""
+
+
+def test_chunks_go_round_the_partitions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read at once stays together; the next goes to the next partition."""
+    monkeypatch.setattr("metaq.cli.produce.CHUNK_BYTES", 8)
+    path = tmp_path / "lines"
+    path.write_bytes(b"1234567\n" * 10)
+    with MemoryBroker() as broker:
+        result = run("produce", "t", "--file", str(path), broker=broker)
+        assert result.exit_code == 0, result.output
+        assert [len(broker.payloads("t", p)) for p in (0, 1)] == [5, 5]
+
+
+def test_the_summary_is_json_on_request(file: Path) -> None:
+    """Counts, bytes, time, rate, and what is in doubt."""
+    with MemoryBroker() as broker:
+        words = ["produce", "t", "--file", str(file), "--partition", "0", "--json"]
+        result = run(*words, broker=broker)
+    summary = json.loads(result.stdout)
+    assert summary.pop("seconds") >= 0
+    assert summary.pop("messages_per_s") > 0
+    assert summary == {
+        "messages": 5,
+        "bytes": 26,
+        "partitions": {"7-0": 5},
+        "may_be_doubled": 0,
+        "unanswered": 0,
+    }
+
+
+def test_an_attribute_goes_with_every_message(file: Path) -> None:
+    """The payload carries the attribute block, and cat takes it off again."""
+    with MemoryBroker() as broker:
+        words = ["--file", str(file), "--partition", "0", "--attribute", "blue"]
+        assert run("produce", "t", *words, broker=broker).exit_code == 0
+        result = run("cat", "t", "--json", broker=broker)
+        messages = [json.loads(line) for line in result.stdout.splitlines()]
+        assert {m["attribute"] for m in messages} == {"blue"}
+        assert messages[0]["data"] == "first"
+
+
+def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:
+    """After a break the summary says how many were sent twice."""
+    with MemoryBroker() as broker:
+        seen: list[object] = []
+
+        def hang_up_once(command: object) -> bool:
+            if isinstance(command, Mput):
+                seen.append(command)
+            return isinstance(command, Mput) and len(seen) == 1
+
+        broker.hang_up = hang_up_once
+        result = run("produce", "t", "--file", str(file), broker=broker)
+        assert result.exit_code == 0
+        assert "5 lines may be stored twice" in result.stderr
+
+
+def test_lines_without_an_answer_are_counted(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that falls silent: exit code 1, and how many are unknown."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    file.write_bytes(b"line\n" * 5)
+    with MemoryBroker() as broker:
+        broker.stay_silent = lambda command: isinstance(command, Mput)
+        words = ["--file", str(file), "--timeout", "0.03"]
+        result = run("produce", "t", *words, broker=broker)
+        assert result.exit_code == 1
+        assert "5 lines got no answer: outcome unknown" in result.stderr
+        assert result.stderr.count("metaq: ") == 2
+
+
+def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
+    """A closed partition: exit code 1 and the reason."""
+    with MemoryBroker() as broker:
+        broker.refuse = lambda command: (
+            Result(403, b"partition[7-0] has been closed", command.opaque)
+            if isinstance(command, Mput)
+            else None
+        )
+        result = run("produce", "t", "--file", str(file), broker=broker)
+        assert result.exit_code == 1
+        assert result.stderr.endswith("metaq: partition[7-0] has been closed\n")
+
+
+@pytest.mark.parametrize("partition", ["9", "7-9", "x"])
+def test_a_partition_that_does_not_exist_is_wrong_usage(
+    file: Path, partition: str
+) -> None:
+    """Those that exist are listed."""
+    with MemoryBroker() as broker:
+        words = ["--file", str(file), "--partition", partition]
+        result = run("produce", "t", *words, broker=broker)
+        assert result.exit_code == 2
+        assert "7-0, 7-1" in " ".join(result.stderr.split())
+
+
+def test_an_unknown_topic_is_told(file: Path) -> None:
+    """The topics that there are are named."""
+    with MemoryBroker() as broker:
+        result = run("produce", "nope", "--file", str(file), broker=broker)
+        assert result.exit_code == 1
+        assert "'nope'" in result.stderr

@@ -1,0 +1,132 @@
+"""What commands print, for people and for machines."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from metaq.cli import render
+
+COLUMNS = ("name", "count", "note")
+ROWS = [("a", 1, None), ("b c", 20, "x")]
+
+
+class Terminal(io.StringIO):
+    """Text that claims to be a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_pipe_gets_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    """A header and one line per row; what is not known is a dash."""
+    render.print_rows(COLUMNS, ROWS, as_json=False)
+    assert capsys.readouterr().out == "name\tcount\tnote\na\t1\t-\nb c\t20\tx\n"
+
+
+def test_machines_get_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Values keep their types."""
+    render.print_rows(COLUMNS, ROWS, as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"name": "a", "count": 1, "note": None},
+        {"name": "b c", "count": 20, "note": "x"},
+    ]
+
+
+def test_a_terminal_gets_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers to the right, text to the left, markup in data is only text."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(render, "Console", lambda: Console(width=60, color_system=None))
+    render.print_rows(COLUMNS, [*ROWS, ("[red]", 3, "")], as_json=False)
+    assert terminal.getvalue().splitlines() == [
+        "name   count  note",
+        "a          1  -   ",
+        "b c       20  x   ",
+        "[red]      3      ",
+    ]
+
+
+def test_rows_that_come_one_by_one_are_padded_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns keep their width; a pipe gets tabs."""
+    widths = {"offset": 8, "text": 0}
+    render.print_header(widths)
+    render.print_aligned(widths, (5, "x"))
+    assert capsys.readouterr().out == "offset\ttext\n5\tx\n"
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    render.print_header(widths)
+    render.print_aligned(widths, (5, "x"))
+    assert terminal.getvalue() == "offset    text\n5         x\n"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (2**40, "1.0 TiB"),
+        (2**51, "2048.0 TiB"),
+    ],
+)
+def test_sizes_are_readable(size: int, text: str) -> None:
+    """The largest unit that leaves a number of one or more."""
+    assert render.bytes_text(size) == text
+
+
+def test_counts_agree_with_their_noun() -> None:
+    """One message, two messages."""
+    assert render.count_text(1, "message") == "1 message"
+    assert render.count_text(2000, "message") == "2,000 messages"
+    assert render.count_text(0, "entry", "entries") == "0 entries"
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"plain", "plain"),
+        (b"a\tb\r\n\x1b[31m", "a·b···[31m"),
+        (b"\xff\xfe", "\ufffd\ufffd"),
+        (b"x" * 60, "x" * 60),
+        (b"x" * 61, "x" * 59 + "…"),
+        ("ü".encode() * 500, "ü" * 59 + "…"),
+    ],
+)
+def test_previews_fit_a_line_and_harm_no_terminal(data: bytes, text: str) -> None:
+    """Control characters are dots, long payloads are cut."""
+    assert render.preview(data) == text
+
+
+def test_progress_is_silent_where_nobody_looks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without a terminal the progress bar writes nothing."""
+    with render.progress("work", 100) as advance:
+        advance(50)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a terminal the bar names its work."""
+    terminal = Terminal()
+    console = Console(file=terminal, force_terminal=True, width=100)
+    monkeypatch.setattr(render, "Console", lambda **_options: console)
+    with render.progress("publishing", 100) as advance:
+        advance(50)
+    assert "publishing" in terminal.getvalue()
+    terminal.truncate(0)
+    with render.progress("publishing", None, is_typing=True) as advance:
+        advance(50)
+    assert "publishing" not in terminal.getvalue()
+
+
+def test_payloads_are_text_or_base64() -> None:
+    """JSON holds UTF-8 as it is and everything else in base64."""
+    assert render.data_fields("grüße".encode()) == {"data": "grüße"}
+    assert render.data_fields(b"\xff\x00") == {"data_base64": "/wA="}

@@ -1,0 +1,91 @@
+"""`metaq verify`: what it prints, and its exit code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from metaq.cli.inspect_log import is_in_use
+from metaq.fs import SystemFileSystem
+from metaq.model import MessageId
+from metaq.record.layout import encode_record
+from tests.cli.runner import run
+
+
+@pytest.fixture
+def segment(data_dir: Path) -> Path:
+    """Return a sealed segment as a Java broker leaves it, without a side index."""
+    directory = data_dir / "t-0"
+    directory.mkdir()
+    records = [encode_record(b"payload", id=MessageId(n)) for n in range(1, 5)]
+    path = directory / f"{0:020d}.meta"
+    path.write_bytes(b"".join(records[:3]))
+    (directory / f"{81:020d}.meta").write_bytes(records[3])
+    return path
+
+
+def test_what_is_whole_is_counted(segment: Path, data_dir: Path) -> None:
+    """Exit code 0 and a summary."""
+    result = run("verify", str(data_dir))
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "1 partition, 2 segments, 4 records, 108 B checked: 0 problems\n",
+    )
+
+
+def test_damage_is_named_with_file_and_offsets(segment: Path, data_dir: Path) -> None:
+    """Exit code 1; the file, the offset, and where the next good record is."""
+    data = bytearray(segment.read_bytes())
+    data[30] ^= 1
+    segment.write_bytes(data)
+    result = run("verify", str(data_dir))
+    assert result.exit_code == 1
+    assert f"file={segment} offset=27 next_good_offset=54" in result.stdout
+    assert result.stdout.endswith("1 problem\n")
+    result = run("verify", str(data_dir), "--json")
+    finding, summary = map(json.loads, result.stdout.splitlines())
+    assert finding.pop("detail").startswith("checksum")
+    assert finding == {
+        "kind": "damage",
+        "topic": "t",
+        "partition": 0,
+        "file": str(segment),
+        "offset": 27,
+        "next_good_offset": 54,
+    }
+    assert summary["problems"] == 1
+
+
+def test_a_torn_tail_is_a_problem_too(segment: Path, data_dir: Path) -> None:
+    """Whoever checks at rest hears of it, although the next start repairs it."""
+    active = segment.with_name(f"{81:020d}.meta")
+    active.write_bytes(active.read_bytes()[:-1])
+    result = run("verify", str(data_dir))
+    assert result.exit_code == 1
+    assert result.stdout.startswith("torn tail: ")
+
+
+def test_nothing_is_written(segment: Path, data_dir: Path) -> None:
+    """The directory and its files are as they were, no lock file among them."""
+    before = {p: p.stat().st_mtime_ns for p in data_dir.rglob("*")}
+    run("verify", str(data_dir))
+    assert {p: p.stat().st_mtime_ns for p in data_dir.rglob("*")} == before
+
+
+def test_a_directory_without_partitions_is_fine_and_said_to_be_empty(
+    data_dir: Path,
+) -> None:
+    """Zero partitions are counted."""
+    result = run("verify", str(data_dir))
+    assert (result.exit_code, result.stdout[:12]) == (0, "0 partitions")
+
+
+def test_a_broker_at_work_is_noticed(segment: Path, data_dir: Path) -> None:
+    """Its lock says so, for the data directory and for one partition of it."""
+    fs = SystemFileSystem()
+    assert not is_in_use(fs, data_dir)
+    lock = fs.lock_directory(data_dir)
+    assert is_in_use(fs, data_dir)
+    assert is_in_use(fs, segment.parent)
+    lock.release()
+    assert not is_in_use(fs, data_dir)

@@ -1,0 +1,151 @@
+"""A cursor advances over whole records and never loops."""
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.cursor import FETCH_BYTES, FRUITLESS_MAX, PartitionCursor
+from metaq.client.errors import NoProgressError
+from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
+from metaq.errors import CorruptRecordError
+from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.record.flags import encode_payload
+from metaq.record.layout import encode_record
+
+PARTITION = TopicPartition("t", BrokerId(3), 1)
+
+
+def record(payload: bytes, message_id: int = 1, flag: int = 0) -> bytes:
+    return encode_record(payload, id=MessageId(message_id), flag=flag)
+
+
+def feed(cursor: PartitionCursor, outcomes: Iterable[GetOutcome]) -> None:
+    """Hand over answers of which none brings a message."""
+    for outcome in outcomes:
+        assert cursor.on_reply(outcome) == []
+
+
+def drain(cursor: PartitionCursor, log: bytes, transfer_max: int) -> list[Message]:
+    """Serve gets from `log` until the cursor is done."""
+    messages = []
+    while not cursor.is_done:
+        size = min(cursor.size_bytes, transfer_max)
+        messages += cursor.on_reply(Fetched(log[cursor.offset : cursor.offset + size]))
+    return messages
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=60), min_size=1, max_size=30),
+    transfer_max=st.integers(min_value=80, max_value=500),
+)
+def test_wherever_answers_are_cut_every_message_comes_once(
+    payloads: list[bytes], transfer_max: int
+) -> None:
+    """Any cut of the slices gives the same messages with the right offsets."""
+    records = [record(p, i + 1) for i, p in enumerate(payloads)]
+    log = b"".join(records)
+    cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(len(log)))
+    messages = drain(cursor, log, transfer_max)
+    assert [m.data for m in messages] == payloads
+    assert [m.id for m in messages] == list(range(1, len(payloads) + 1))
+    for message in messages:
+        raw = log[message.offset : message.next_offset]
+        assert raw == record(message.data, message.id)
+    assert cursor.offset == len(log)
+
+
+def test_an_attribute_is_taken_off_the_data() -> None:
+    """The message has the attribute and the application's bytes apart."""
+    payload, flag = encode_payload(b"data", "color=red")
+    log = record(payload, flag=flag) + record(b"plain")
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    first, second = cursor.on_reply(Fetched(log))
+    assert (first.data, first.attribute) == (b"data", "color=red")
+    assert (second.data, second.attribute) == (b"plain", None)
+    assert first.partition == PARTITION
+
+
+def test_a_record_larger_than_a_get_is_asked_for_whole() -> None:
+    """The next get asks for what the record needs; then the size goes back."""
+    log = record(bytes(3 * FETCH_BYTES))
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    assert cursor.on_reply(Fetched(log[:FETCH_BYTES])) == []
+    assert cursor.size_bytes == len(log)
+    (message,) = cursor.on_reply(Fetched(log))
+    assert len(message.data) == 3 * FETCH_BYTES
+    assert cursor.size_bytes == FETCH_BYTES
+
+
+def test_a_record_that_the_broker_never_sends_whole_is_an_error() -> None:
+    """A transfer limit below the record's size ends in an error with both numbers."""
+    log = record(bytes(1000))
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    with pytest.raises(NoProgressError, match=r"1020 bytes.*sends only 100"):
+        feed(cursor, [Fetched(log[:100])] * (FRUITLESS_MAX + 2))
+
+
+def test_damage_is_reported_behind_the_good_records() -> None:
+    """Good records come out; then the error names the offset and the next good one."""
+    good, bad = record(b"good"), bytearray(record(b"bad bytes"))
+    bad[25] ^= 1
+    log = good + bytes(bad) + record(b"after")
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    assert [m.data for m in cursor.on_reply(Fetched(log))] == [b"good"]
+    next_good = len(good) + len(bad)
+    expected = f"damaged record at offset {len(good)}: .* is at offset {next_good}"
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError, match=expected):
+            cursor.on_reply(Fetched(log[cursor.offset :]))
+    assert cursor.offset == len(good)
+
+
+def test_an_attribute_block_that_is_cut_is_damage_too() -> None:
+    """A flag that announces what is not there ends in an error, not in a guess."""
+    good, bad = record(b"good"), record(b"\x00\x00", flag=1)
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    assert len(cursor.on_reply(Fetched(good + bad))) == 1
+    with pytest.raises(CorruptRecordError, match=f"next record is at {len(good) + 22}"):
+        cursor.on_reply(Fetched(bad))
+
+
+def test_a_moved_offset_is_followed_but_not_for_ever() -> None:
+    """301 moves the cursor; a broker that goes on moving it is not followed."""
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    assert cursor.on_reply(MovedTo(Offset(500))) == []
+    assert cursor.offset == 500
+    with pytest.raises(NoProgressError, match="t/3-1: no progress at offset"):
+        feed(cursor, [MovedTo(Offset(n)) for n in range(FRUITLESS_MAX + 1)])
+
+
+def test_no_data_before_a_known_end_is_not_waited_for() -> None:
+    """A reader with an end does not spin when the log got shorter."""
+    cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(100))
+    with pytest.raises(NoProgressError, match="no data before the end"):
+        feed(cursor, [NothingThere()] * (FRUITLESS_MAX + 1))
+
+
+def test_without_an_end_no_data_is_no_error() -> None:
+    """A follower hears that there is nothing as often as it asks."""
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    for _ in range(10 * FRUITLESS_MAX):
+        assert cursor.on_reply(NothingThere()) == []
+
+
+def test_messages_behind_the_end_are_left_out() -> None:
+    """What was appended after reading began is not handed out."""
+    first, second = record(b"a"), record(b"b")
+    cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(len(first)))
+    assert [m.data for m in cursor.on_reply(Fetched(first + second))] == [b"a"]
+    assert cursor.is_done
+
+
+def test_random_bytes_never_loop(rng: random.Random) -> None:
+    """Whatever a broker sends, a bounded number of answers ends in an error."""
+    for _ in range(200):
+        cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(10_000))
+        answers = [rng.randbytes(rng.randrange(1, 60)) for _ in range(10)]
+        with pytest.raises((CorruptRecordError, NoProgressError)):
+            feed(cursor, [Fetched(b"\x80" + answer) for answer in answers])

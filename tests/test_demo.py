@@ -1,0 +1,104 @@
+"""The demo tells the truth."""
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metaq.model import BrokerId, TopicPartition
+
+ROOT = Path(__file__).parents[1]
+PROGRAM = ROOT / "examples" / "demo.py"
+DEMO = runpy.run_path(str(PROGRAM))
+PARTITION = TopicPartition("demo", BrokerId(0), 0)
+
+
+def demo(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, str(PROGRAM), *words],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        cwd=ROOT,
+        check=False,
+    )
+
+
+def test_a_file_is_read_in_whole_lines(tmp_path: Path) -> None:
+    """Any chunk size gives the lines; the last one needs no line end."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n\ntwo\r\nlast")
+    for size in range(1, 20):
+        source = DEMO["Source"](path)
+        lines: list[bytes] = []
+        for _ in range(40):
+            lines += source.read(size)
+        assert lines == [b"one", b"", b"two\r", b"last"]
+
+
+def test_a_log_that_is_being_written_gives_finished_lines_only(tmp_path: Path) -> None:
+    """The rest of a line is waited for."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\nhal")
+    source = DEMO["Source"](path, is_live=True)
+    assert source.read(100) == [b"one"]
+    assert source.read(100) == []
+    with path.open("ab") as file:
+        file.write(b"f\n")
+    assert source.read(100) == [b"half"]
+
+
+def test_only_readable_text_is_taken(tmp_path: Path) -> None:
+    """Empty, binary and compressed files and links are left out."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "text.log").write_text("some lines\n")
+    (tmp_path / "short").write_text("x\n")
+    (tmp_path / "empty").write_text("")
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "old.gz").write_text("not really")
+    (tmp_path / "link").symlink_to(tmp_path / "short")
+    found = DEMO["find_logs"](tmp_path)
+    assert [path.name for path in found] == ["short", "text.log"]
+
+
+@pytest.mark.parametrize(
+    ("got", "fault"),
+    [
+        ([("f", b"a"), ("f", b"b")], None),
+        ([("f", b"a")], "2 lines were sent, 1 came back"),
+        ([("f", b"a"), ("f", b"b"), ("f", b"b")], "2 lines were sent, 3 came back"),
+        ([("f", b"b"), ("f", b"a")], "line 0 should be"),
+        ([("f", b"a"), ("g", b"b")], "line 1 should be"),
+    ],
+)
+def test_every_difference_is_found(
+    got: list[tuple[str, bytes]], fault: str | None
+) -> None:
+    """Lost, doubled, swapped and wrongly labelled lines."""
+    found = DEMO["compare"](PARTITION, [("f", b"a"), ("f", b"b")], got)
+    assert found is None if fault is None else fault in found
+
+
+def test_a_file_that_is_not_there_is_one_sentence() -> None:
+    """Nothing is started."""
+    done = demo("/nonexistent/file")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("demo: ")
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+@pytest.mark.parametrize("takes_own_logs", [False, True])
+def test_real_lines_come_back(tmp_path: Path, *, takes_own_logs: bool) -> None:
+    """Files that were named, or the machine's own: exit code 0, and nothing is left."""
+    path = tmp_path / "some.log"
+    path.write_bytes(b"one\ntwo\n\xff\x00binary\r\nlast without end")
+    done = demo() if takes_own_logs else demo(str(path))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.count("each once, in order, byte for byte") == 4
+    assert "metaq cat" in done.stdout
+    if not takes_own_logs:
+        assert "  4 lines, " in done.stdout
