@@ -149,6 +149,7 @@ class Appender:
         self._on_offline = on_offline
         self._on_free_space = on_free_space
         self._free_space_s = float("-inf")
+        self._is_closed = False
         self.is_offline = False
         """Set once, by the first disk error."""
 
@@ -163,6 +164,8 @@ class Appender:
                 groups = {}
                 request()
         self._commit_groups(groups)
+        if self._is_closed:
+            return
         if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
             self.look_at_free_space()
 
@@ -195,6 +198,8 @@ class Appender:
                 self._post_progress(writer, receiver, 0)
         for writer, _receiver in logs:
             writer.abandon()
+        # Nothing is posted behind this: the loop may be gone by then.
+        self._is_closed = True
         self._post(on_closed)
 
     def go_offline(self, error: StorageError) -> None:
