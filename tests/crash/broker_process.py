@@ -1,0 +1,237 @@
+"""A broker in a process of its own, to be killed; and a putter that keeps accounts."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Self
+
+from metaq.record.layout import HEADER, HEADER_BYTES
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 30.0
+REPLY = re.compile(rb"result (\d+) (\d+) (-?\d+)\r\n")
+
+SERVER_INI = """\
+[system]
+brokerId=7
+numPartitions=2
+serverPort={port}
+dataPath={data}
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize={segment_bytes}
+maxTransferSize=1024*1024
+[zookeeper]
+zk.zkEnable=false
+[topic=crash]
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class BrokerProcess:
+    """`metaq broker` as a child, started again and again on the same directory."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int) -> None:
+        self.port = free_port()
+        self.data = directory / "data"
+        self.data.mkdir()
+        self.log = directory / "broker.log"
+        self.ini = directory / "server.ini"
+        self.ini.write_text(
+            SERVER_INI.format(
+                port=self.port, data=self.data, segment_bytes=segment_bytes
+            )
+        )
+        self.child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                [sys.executable, "-m", "metaq", "broker", "--config", str(self.ini)],
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self._answers():
+            assert self.child.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.01)
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as sock:
+                sock.sendall(b"version 1\r\n")
+                return sock.recv(100).startswith(b"result 200")
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        assert self.child is not None
+        self.child.kill()
+        self.child.wait()
+
+    def stop(self) -> int:
+        assert self.child is not None
+        self.child.send_signal(signal.SIGTERM)
+        return self.child.wait(30)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.child is not None and self.child.poll() is None:
+            self.kill()
+
+
+@dataclass
+class Accounts:
+    """What one putter knows: every acknowledged record, and every one it tried."""
+
+    tried: set[bytes] = field(default_factory=set)
+    acked: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """(partition, offset) → payload of each put that was answered with 200."""
+    ids: list[int] = field(default_factory=list)
+    """Message ids in the order of their acknowledgements."""
+    refused: list[bytes] = field(default_factory=list)
+
+
+class Putter(threading.Thread):
+    """Puts over one connection, pipelined, until the connection dies or it is told."""
+
+    def __init__(self, port: int, name: str, random: Random) -> None:
+        super().__init__(name=name, daemon=True)
+        self.port = port
+        self.random = random
+        self.accounts = Accounts()
+        self.stopping = threading.Event()
+        self._waiting: dict[int, list[bytes]] = {}
+        self._opaque = -1
+
+    def run(self) -> None:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 10) as sock:
+                sock.settimeout(20)
+                reader = threading.Thread(target=self._read, args=(sock,), daemon=True)
+                reader.start()
+                while not self.stopping.is_set():
+                    if len(self._waiting) < 500:
+                        sock.sendall(b"".join(self._frames()))
+                    else:
+                        time.sleep(0.0005)
+                sock.shutdown(socket.SHUT_WR)
+                reader.join(20)
+        except OSError:
+            return
+
+    def _payload(self) -> bytes:
+        size = self.random.choice((0, 3, 100, 100, 100, 2000, 70_000))
+        text = f"{self.name}:{len(self.accounts.tried)}:".encode()
+        payload = text + self.random.randbytes(size)
+        self.accounts.tried.add(payload)
+        return payload
+
+    def _frames(self) -> list[bytes]:
+        frames = []
+        for _ in range(self.random.randrange(1, 40)):
+            self._opaque += 1
+            partition = self.random.randrange(2)
+            if self.random.random() < 0.1:
+                frames.append(self._batch(partition))
+                continue
+            payload = self._payload()
+            self._waiting[self._opaque] = [payload]
+            crc = zlib.crc32(payload) & 0x7FFFFFFF
+            line = f"put crash {partition} {len(payload)} 0 {crc} {self._opaque}\r\n"
+            frames.append(line.encode() + payload)
+        return frames
+
+    def _batch(self, partition: int) -> bytes:
+        payloads = [self._payload() for _ in range(self.random.randrange(1, 20))]
+        self._waiting[self._opaque] = payloads
+        body = b"".join(
+            HEADER.pack(len(p), zlib.crc32(p) & 0x7FFFFFFF, 0, 0) + p for p in payloads
+        )
+        crc = zlib.crc32(body) & 0x7FFFFFFF
+        line = f"mput crash {partition} {len(body)} {len(payloads)} {crc} - -1 "
+        return f"{line}{self._opaque}\r\n".encode() + body
+
+    def _read(self, sock: socket.socket) -> None:
+        buffer = b""
+        while True:
+            try:
+                data = sock.recv(1 << 18)
+            except OSError:
+                return
+            if not data:
+                return
+            buffer += data
+            while match := REPLY.match(buffer):
+                end = match.end() + int(match[2])
+                if end > len(buffer):
+                    break
+                self._account(int(match[1]), buffer[match.end() : end], int(match[3]))
+                buffer = buffer[end:]
+
+    def _account(self, status: int, body: bytes, opaque: int) -> None:
+        payloads = self._waiting.pop(opaque)
+        if status != 200:
+            self.accounts.refused.append(body)
+            return
+        message_id, partition, offset = map(int, body.split())
+        self.accounts.ids.append(message_id)
+        for payload in payloads:
+            self.accounts.acked[partition, offset] = payload
+            offset += HEADER_BYTES + len(payload)
+
+
+def read_log(port: int, partition: int) -> dict[int, bytes]:
+    """Return offset → payload of everything that a consumer can read."""
+    found: dict[int, bytes] = {}
+    offset, buffer = 0, b""
+    with socket.create_connection(("127.0.0.1", port), 20) as sock:
+        while True:
+            position = offset + len(buffer)
+            sock.sendall(f"get crash g {partition} {position} 1048576 1\r\n".encode())
+            head = b""
+            while b"\r\n" not in head:
+                head += sock.recv(1)
+            words = head.split()
+            size = int(words[1] if words[0] == b"value" else words[2])
+            body = bytearray()
+            while len(body) < size:
+                body += sock.recv(size - len(body))
+            if words[0] != b"value":
+                assert words[1] == b"404", bytes(body)
+                assert not buffer, f"half a record at {offset}: {len(buffer)} bytes"
+                return found
+            buffer += body
+            start = 0
+            while start + HEADER_BYTES <= len(buffer):
+                length, crc, _id, _flag = HEADER.unpack_from(buffer, start)
+                end = start + HEADER_BYTES + length
+                if end > len(buffer):
+                    break
+                payload = buffer[start + HEADER_BYTES : end]
+                assert zlib.crc32(payload) & 0x7FFFFFFF == crc
+                found[offset] = payload
+                offset += end - start
+                start = end
+            buffer = buffer[start:]
+
+
+def seed_from_environment() -> int:
+    return int(os.environ.get("METAQ_SEED", time.time_ns() % 10**9))
