@@ -92,7 +92,9 @@ async def run(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
             answers.append(await peer.ask(piece))
             if peer.is_closed():
                 break
-        found: list[object] = [b"".join(answers).replace(b"%d" % broker.port, b"PORT")]
+        found: list[object] = [
+            b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
+        ]
         found.append(peer.is_closed())
         found.append(
             sorted(
