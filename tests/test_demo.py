@@ -1,5 +1,6 @@
 """The demo tells the truth."""
 
+import os
 import runpy
 import subprocess
 import sys
@@ -16,8 +17,10 @@ PARTITION = TopicPartition("demo", BrokerId(0), 0)
 
 
 def demo(*words: str) -> "subprocess.CompletedProcess[str]":
+    # A program finds the package installed; this checkout is the one that is tested.
     return subprocess.run(
         [sys.executable, str(PROGRAM), *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=110,
