@@ -80,7 +80,7 @@ WITHDRAW_SHARE: Final = 0.4
 """Part of the shutdown time that withdrawing, and waiting for clients to notice, may
 take; as much again is left to the drain, and the rest to the logs."""
 
-SWITCH_INTERVAL_S: Final = 0.000_5
+SWITCH_INTERVAL_S: Final = 0.0001
 """How soon the storage thread gets the interpreter back after an fsync; Python's
 default of 5 ms would be most of the latency of a put under load."""
 

@@ -97,19 +97,33 @@ class HotPuts:
             self._epoch = self._context.topics.epoch
         data, position = buffer.data, buffer.position
         size, find, pack = len(data), data.find, HEADER.pack
-        heads, active = self._heads, list[_Run]()
-        first_id = next_id = self._context.ids.peek()
-        while True:
-            line_end = find(b"\r\n", position)
-            words = data[position:line_end].rsplit(b" ", 2) if line_end >= 0 else ()
-            if len(words) != 3:
+        active: list[_Run] = []
+        first_id = self._context.ids.peek()
+        next_id = int(first_id)
+        # What the head of the message before this one stood for: most follow suit.
+        last_name, length, flag, offset = b"", 0, 0, 0
+        run: _Run | None = None
+        chunks: list[bytes] = []
+        flat: list[int] = []
+        while (line_end := find(b"\r\n", position)) >= 0:
+            try:
+                name, token, opaque = data[position:line_end].rsplit(b" ", 2)
+            except ValueError:
                 break
-            name, token, opaque = words
-            head = heads.get(name) or self._resolve(name)
-            if head is None:
-                break
+            if name != last_name:
+                head = self._heads.get(name) or self._resolve(name)
+                if head is None:
+                    break
+                if run is not None:
+                    run.offset = offset
+                last_name, run, length, flag = name, head.run, head.length, head.flag
+                chunks, flat = run.chunks, run.flat
+                if not chunks:
+                    run.offset = run.log.next_offset
+                    active.append(run)
+                offset = run.offset
             start = line_end + 2
-            end = start + head.length
+            end = start + length
             payload = data[start:end]
             crc = crc32(payload) & CHECKSUM_MASK
             if end > size or token != b"%d" % crc:
@@ -120,22 +134,20 @@ class HotPuts:
                 number = careful
             else:
                 break
-            run = head.run
-            if not run.chunks:
-                run.offset = run.log.next_offset
-                active.append(run)
-            run.chunks += (pack(head.length, crc, next_id, head.flag), payload)
-            run.flat += (number, next_id, run.offset)
-            run.offset += HEADER_BYTES + head.length
-            next_id += 1  # type: ignore[assignment]  # a plain int inside the loop
+            chunks += (pack(length, crc, next_id, flag), payload)
+            flat += (number, next_id, offset)
+            offset += HEADER_BYTES + length
+            next_id += 1
             if not next_id & SEQUENCE_MASK:
-                next_id += CARRY  # type: ignore[assignment]  # as above
+                next_id += CARRY
             position = end
-        if next_id == first_id:
+        if run is None or next_id == first_id:
             return 0
+        run.offset = offset
         buffer.position = position
-        self._context.ids.advance_to(next_id)
-        return sum([self._append(run) for run in active])
+        self._context.ids.advance_to(MessageId(next_id))
+        # The last one may have met its head only, and no put that it could take.
+        return sum([self._append(run) for run in active if run.chunks])
 
     def _append(self, run: _Run) -> int:
         """Hand what a run gathered to its log; return the number of puts."""
