@@ -44,7 +44,7 @@ from metaq.broker.housekeeping import (
 )
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import Registration, advertised_host, make_snapshot
-from metaq.broker.schedule import Schedules, local_timezone
+from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.status import RetentionFigures, add_run
 from metaq.broker.topics import Topics
@@ -166,6 +166,9 @@ class Broker(Service):
         self._loop = asyncio.get_running_loop()
         self._http_port: int | None = None
         started_s = self._clock.monotonic_s()
+        warn_of_settings_without_effect(self._config)
+        # Refused here even if no topic uses it yet: one made later would.
+        parse_schedule(self._config.system.delete_when, local_timezone())
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
         self._schedules.replace_jobs(deletion_schedules(self._config, self._logs))
@@ -450,6 +453,21 @@ class Broker(Service):
         except asyncio.CancelledError:
             self._logs.abandon()
             raise
+
+
+def warn_of_settings_without_effect(config: BrokerConfig) -> None:
+    """Log what a MetaQ broker would act on, or a typing mistake may hide."""
+    for section in config.ignored_sections:
+        log.warning("section ignored section=[%s] file=%s", section, config.path)
+    for topic in config.topics.values():
+        for group, name in topic.filters.items():
+            log.warning(
+                "filter without effect, its group gets every message"
+                " topic=%s group=%s class=%s",
+                topic.name,
+                group,
+                name,
+            )
 
 
 async def run_broker(

@@ -404,3 +404,30 @@ def test_errors_of_the_start_are_metaq_errors() -> None:
     """Whatever a start raises on purpose can be shown as one sentence."""
     assert issubclass(ListenError, MetaqError)
     assert issubclass(BrokerIdTakenError, MetaqError)
+
+
+def test_settings_without_effect_are_named_at_start(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A misspelt section, and a filter class that nobody runs, do not pass silently."""
+    text = f"{CONFIG}\n[zookeper]\nx=1\n[topic=filtered]\ngroup.g=com.example.Filter\n"
+
+    async def scenario() -> None:
+        async with running_broker(data_dir, text=text):
+            pass
+
+    run(scenario())
+    assert "section ignored section=[zookeper]" in caplog.text
+    assert "topic=filtered group=g class=com.example.Filter" in caplog.text
+
+
+def test_a_system_schedule_that_cannot_be_kept_stops_the_start(data_dir: Path) -> None:
+    """Even when every topic has a schedule of its own: later topics would have none."""
+    overrides = {"deleteWhen": "0 0 6 15W * ?", "test:deleteWhen": "0 0 6 * * ?"}
+
+    async def scenario() -> None:
+        async with running_broker(data_dir, overrides):
+            pass
+
+    with pytest.raises(ConfigError, match="15W"):
+        run(scenario())
