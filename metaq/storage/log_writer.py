@@ -199,15 +199,33 @@ class LogWriter:
         Raises:
             DiskError: final, see `AppendFile.sync`.
         """
+        self.sync_segment()
+        self.index()
+
+    def sync_segment(self) -> None:
+        """Wait until everything written is on disk; `index` follows.
+
+        Raises:
+            DiskError: final, see `AppendFile.sync`.
+        """
         active = self._active
         if active is None or self.synced_end == self.end:
             return
         self._sync_file(active.file)
-        if active.spans is not None:
-            with _no_space_is_final():
-                active.spans.commit(self._clock.wall_ms())
         self.synced_end = self.end
         self.unsynced_records = 0
+
+    def index(self) -> None:
+        """Cover what was synced by the span index, unless more was written since.
+
+        Raises:
+            DiskError: nothing is known about the index any more.
+        """
+        active = self._active
+        if active is None or active.spans is None or self.synced_end != self.end:
+            return
+        with _no_space_is_final():
+            active.spans.commit(self._clock.wall_ms())
 
     def roll(self) -> tuple[Segment, Segment]:
         """Seal the active segment and open the next one.
