@@ -117,7 +117,7 @@ class TopicBrowser:
             outcome = connection.get(
                 partition.topic,
                 partition.partition,
-                cursor.offset,
+                cursor.fetch_offset,
                 max_bytes=cursor.size_bytes,
                 timeout_s=self._timeout_s,
             )
@@ -151,7 +151,7 @@ class TopicBrowser:
             topic=partition.topic,
             group=BROWSER_GROUP,
             partition=partition.partition,
-            offset=cursor.offset,
+            offset=cursor.fetch_offset,
             max_size=cursor.size_bytes,
             opaque=opaque,
             wait_ms=wait_ms,

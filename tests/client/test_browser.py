@@ -43,6 +43,16 @@ def test_a_partition_is_read_over_its_segments_to_its_end() -> None:
         assert read_all(broker, P0) == wanted
 
 
+def test_a_record_above_the_transfer_limit_of_the_broker_is_read() -> None:
+    """A broker takes larger records than it sends at once; they are still read."""
+    with MemoryBroker() as broker:
+        broker.transfer_max = 50
+        wanted = [b"a", bytes(range(200)), b"b"]
+        for payload in wanted:
+            broker.add(payload)
+        assert read_all(broker, P0) == wanted
+
+
 def test_a_partition_that_nobody_wrote_to_is_empty() -> None:
     """No log on the broker's disk is no messages, not an error."""
     with MemoryBroker() as broker:
