@@ -101,6 +101,17 @@ def test_followers_see_messages_of_all_partitions_as_they_come(
         assert got == {b"new 0", b"new 1"}
 
 
+def test_a_follower_does_not_hammer_a_broker_that_refuses_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker with too many waiting gets answers at once; then we pause ourselves."""
+    monkeypatch.setattr("metaq.client.browser.POLL_INTERVAL_S", 0.1)
+    with MemoryBroker(OURS) as broker, browse(broker) as browser:
+        threading.Timer(0.02, broker.add, (b"new",)).start()
+        assert [m.data for m in next(browser.follow([(P0, Offset(0))]))] == [b"new"]
+        assert sum(isinstance(c, Get) for c in broker.commands) <= 2
+
+
 def test_a_follower_notices_a_silent_broker() -> None:
     """A get that is never answered ends in an error within wait and time-out."""
     with MemoryBroker() as broker:
