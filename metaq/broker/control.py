@@ -156,6 +156,13 @@ class Control:
             raise
         self._reload_error = ""
         self._reload_count += 1
+        log.info(
+            "configuration reloaded added=%s removed=%s changed=%s needs_restart=%s",
+            ",".join(outcome.topics.added) or "-",
+            ",".join(outcome.topics.removed) or "-",
+            ",".join(outcome.topics.changed) or "-",
+            "; ".join(outcome.needs_restart) or "-",
+        )
         return outcome
 
     def _reload(self) -> Reload:

@@ -488,7 +488,9 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
             text = f"{directory.path} is offline: {directory.offline_cause}"
             yield Alarm.DIRECTORY_OFFLINE, text
         elif directory.is_low_on_space:
-            text = f"{directory.path} has only {directory.free_bytes} bytes free"
+            text = (
+                f"{directory.path} has only {max(directory.free_bytes, 0)} bytes free"
+            )
             yield Alarm.LOW_SPACE, text
     for log in status.logs:
         if log.damage:

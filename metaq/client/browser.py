@@ -23,7 +23,7 @@ from metaq.protocol.commands import Get, Reply
 WAIT_MS: Final = 5_000
 """How long a broker is asked to hold a get that finds nothing."""
 POLL_INTERVAL_S: Final = 0.25
-"""How long we wait ourselves where the broker does not: MetaQ starts with 0.5 s."""
+"""Least time between two gets that find nothing: MetaQ starts with 0.5 s."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,7 @@ class TopicBrowser:
             outcome = connection.get(
                 partition.topic,
                 partition.partition,
-                cursor.offset,
+                cursor.fetch_offset,
                 max_bytes=cursor.size_bytes,
                 timeout_s=self._timeout_s,
             )
@@ -151,7 +151,7 @@ class TopicBrowser:
             topic=partition.topic,
             group=BROWSER_GROUP,
             partition=partition.partition,
-            offset=cursor.offset,
+            offset=cursor.fetch_offset,
             max_size=cursor.size_bytes,
             opaque=opaque,
             wait_ms=wait_ms,
@@ -159,6 +159,8 @@ class TopicBrowser:
         connection.submit(command, opaque, follower.replies.append)
         now_s = self._clock.monotonic_s()
         follower.deadline_s = now_s + wait_ms / 1000 + self._timeout_s
+        # A broker that offers to wait may refuse to: it has a limit of waiting gets.
+        follower.due_s = now_s + POLL_INTERVAL_S
 
     def _wait(self, followers: list[_Follower]) -> None:
         connections = [c for c in self._connections.values() if c.in_flight_count]
@@ -179,8 +181,6 @@ class TopicBrowser:
     def _take(self, follower: _Follower, reply: Reply) -> list[Message]:
         outcome = parse_get(reply)
         follower.deadline_s = None
-        broker_id = follower.cursor.partition.broker_id
-        has_waited = self.connection(broker_id).capabilities.wait_ms_max > 0
-        if isinstance(outcome, NothingThere) and not has_waited:
-            follower.due_s = self._clock.monotonic_s() + POLL_INTERVAL_S
+        if not isinstance(outcome, NothingThere):
+            follower.due_s = 0.0
         return follower.cursor.on_reply(outcome)

@@ -2,12 +2,16 @@
 
     need(offset, size) --get--> broker --reply--> on_reply --> messages, next need
 
+A broker sends at most its `maxTransferSize` at once, and takes records that are larger.
+Such a record is put together from several answers: a get may begin inside a record.
+What was collected is dropped when the offset moves or the rest does not come.
+
 Three answers lead nowhere if they are repeated for ever, so each is bounded: a record
 that stays incomplete although more was asked for, an offset that the broker keeps
 moving, and a damaged record. They end in an error that names partition and offset;
 nothing is ever skipped.
 
-Source: client spec 2.4, 3.3 and 3.4.
+Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 """
 
 from typing import Final
@@ -43,11 +47,19 @@ class PartitionCursor:
         """
         self.partition = partition
         self.offset = offset
-        """What to ask for next."""
+        """The record that is read next."""
         self.size_bytes = FETCH_BYTES
         """How much to ask for next."""
         self._end = end
         self._fruitless = 0
+        self._part = bytearray()
+        """The beginning of a record that comes in several answers; mostly empty."""
+        self._part_needed = SizeBytes(0)
+
+    @property
+    def fetch_offset(self) -> Offset:
+        """What to ask for next: behind what is there of the record at `offset`."""
+        return Offset(self.offset + len(self._part))
 
     @property
     def is_done(self) -> bool:
@@ -55,7 +67,7 @@ class PartitionCursor:
         return self._end is not None and self.offset >= self._end
 
     def on_reply(self, outcome: GetOutcome) -> list[Message]:
-        """Take in the answer to a get at `offset`.
+        """Take in the answer to a get at `fetch_offset`.
 
         Returns:
             The whole records of the answer, in order; none when there is no data, the
@@ -68,16 +80,39 @@ class PartitionCursor:
         """
         match outcome:
             case NothingThere():
-                if self._end is not None:
+                if self._part:
+                    self._start_over()
+                    self._count_fruitless("the rest of the record does not come")
+                elif self._end is not None:
                     # The end was there when reading began: retention took the rest.
                     self._count_fruitless("no data before the end of the log")
                 return []
             case MovedTo(offset=offset):
+                self._start_over()
                 self._count_fruitless(f"the broker sends us to offset {offset}")
                 self.offset = offset
                 return []
+            case Fetched(data=data) if self._part:
+                return self._collect(data)
             case Fetched(data=data):
                 return self._read(data)
+
+    def _start_over(self) -> None:
+        self._part.clear()
+        self.size_bytes = FETCH_BYTES
+
+    def _collect(self, data: bytes) -> list[Message]:
+        """Take more of a record that comes in pieces; read it when it is whole."""
+        if not data:
+            self._count_fruitless("the broker sends nothing")
+        self._part += data
+        missing = self._part_needed - len(self._part)
+        if missing > 0:
+            self.size_bytes = SizeBytes(missing)
+            return []
+        whole = bytes(self._part)
+        self._start_over()
+        return self._read(whole)
 
     def _read(self, data: bytes) -> list[Message]:
         starts: list[Position] = []
@@ -97,10 +132,15 @@ class PartitionCursor:
             )
         assert isinstance(result, Incomplete)
         needed = result.needed_bytes
-        if len(data) < self.size_bytes or needed > FETCH_BYTES_MAX:
+        if not data or needed > FETCH_BYTES_MAX:
             self._count_fruitless(
                 f"record of {needed} bytes, but the broker sends only {len(data)}"
             )
+        elif len(data) < self.size_bytes:
+            self._part += data
+            self._part_needed = SizeBytes(needed)
+            self.size_bytes = SizeBytes(max(needed - len(data), 1))
+            return []
         self.size_bytes = SizeBytes(min(max(needed, FETCH_BYTES), FETCH_BYTES_MAX))
         return []
 

@@ -58,7 +58,7 @@ def offset_at(
         outcome = connection.get(
             partition.topic,
             partition.partition,
-            cursor.offset,
+            cursor.fetch_offset,
             max_bytes=cursor.size_bytes,
             timeout_s=timeout_s,
         )

@@ -41,6 +41,9 @@ from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 
 _log = logging.getLogger(__name__)
 
+REFUSAL_LOG_INTERVAL_S: Final = 60.0
+"""Least time between two lines about refused puts; producers may try at any rate."""
+
 
 class DirState(enum.Enum):
     """Whether a data directory can be used."""
@@ -180,6 +183,7 @@ class LogDir:
         self._size_bytes_max = size_bytes_max
         self._free_bytes = SizeBytes(0)
         self._free_seen_s = float("-inf")
+        self._refusal_logged_s = float("-inf")
         self._lock: DirLock | None = None
         self._report_offline = on_offline
         self.appender: Final = Appender(
@@ -240,17 +244,24 @@ class LogDir:
         thread, and what was accepted since then is subtracted here.
         """
         if 0 < self._free_bytes_min > self._free_bytes - size_bytes:
-            raise NoSpaceError(
+            raise self._refused(
                 f"low on space: directory={self.path} expected at least"
                 f" {self._free_bytes_min} bytes to stay free, got"
                 f" {self._free_bytes - size_bytes}"
             )
         if self._size_bytes_max and self.size_bytes + size_bytes > self._size_bytes_max:
-            raise NoSpaceError(
+            raise self._refused(
                 f"data directory is full: directory={self.path} expected at most"
                 f" {self._size_bytes_max} bytes, got {self.size_bytes + size_bytes}"
             )
         self._free_bytes = SizeBytes(self._free_bytes - size_bytes)
+
+    def _refused(self, text: str) -> NoSpaceError:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
+            self._refusal_logged_s = now_s
+            _log.error("puts refused: %s", text)
+        return NoSpaceError(text)
 
     @property
     def free_bytes(self) -> SizeBytes:

@@ -251,8 +251,11 @@ def test_a_long_path_has_an_admin_socket_too(tmp_path: Path) -> None:
 # -- reload --
 
 
-def test_reload_takes_over_topics_or_keeps_the_old_settings(tmp_path: Path) -> None:
+def test_reload_takes_over_topics_or_keeps_the_old_settings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A good file changes topics at once; a bad one changes nothing and says so."""
+    caplog.set_level("INFO", "metaq.broker.control")
     ini, data = tmp_path / "server.ini", tmp_path / "data"
     text = CONFIG.replace("{data}", str(data))
 
@@ -268,6 +271,7 @@ def test_reload_takes_over_topics_or_keeps_the_old_settings(tmp_path: Path) -> N
                 ini.write_text(text + "[topic=new]\nnumPartitions=3\n")
                 reply = await admin(data, command="reload")
                 assert reply["added"] == ["new"]
+                assert "configuration reloaded added=new removed=-" in caplog.text
                 assert (await peer.ask(new)).startswith(b"result 200 ")
                 for bad in ("[topic=x]\nnonsense=1\n", "[topic=x]\ndeleteWhen=never\n"):
                     ini.write_text(text + bad)

@@ -43,6 +43,16 @@ def test_a_partition_is_read_over_its_segments_to_its_end() -> None:
         assert read_all(broker, P0) == wanted
 
 
+def test_a_record_above_the_transfer_limit_of_the_broker_is_read() -> None:
+    """A broker takes larger records than it sends at once; they are still read."""
+    with MemoryBroker() as broker:
+        broker.transfer_max = 50
+        wanted = [b"a", bytes(range(200)), b"b"]
+        for payload in wanted:
+            broker.add(payload)
+        assert read_all(broker, P0) == wanted
+
+
 def test_a_partition_that_nobody_wrote_to_is_empty() -> None:
     """No log on the broker's disk is no messages, not an error."""
     with MemoryBroker() as broker:
@@ -89,6 +99,17 @@ def test_followers_see_messages_of_all_partitions_as_they_come(
         later = itertools.chain.from_iterable(followed)
         got = {next(later).data, next(later).data}
         assert got == {b"new 0", b"new 1"}
+
+
+def test_a_follower_does_not_hammer_a_broker_that_refuses_to_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker with too many waiting gets answers at once; then we pause ourselves."""
+    monkeypatch.setattr("metaq.client.browser.POLL_INTERVAL_S", 0.1)
+    with MemoryBroker(OURS) as broker, browse(broker) as browser:
+        threading.Timer(0.02, broker.add, (b"new",)).start()
+        assert [m.data for m in next(browser.follow([(P0, Offset(0))]))] == [b"new"]
+        assert sum(isinstance(c, Get) for c in broker.commands) <= 2
 
 
 def test_a_follower_notices_a_silent_broker() -> None:

@@ -32,14 +32,14 @@ def drain(cursor: PartitionCursor, log: bytes, transfer_max: int) -> list[Messag
     """Serve gets from `log` until the cursor is done."""
     messages = []
     while not cursor.is_done:
-        size = min(cursor.size_bytes, transfer_max)
-        messages += cursor.on_reply(Fetched(log[cursor.offset : cursor.offset + size]))
+        start, size = cursor.fetch_offset, min(cursor.size_bytes, transfer_max)
+        messages += cursor.on_reply(Fetched(log[start : start + size]))
     return messages
 
 
 @given(
     payloads=st.lists(st.binary(max_size=60), min_size=1, max_size=30),
-    transfer_max=st.integers(min_value=80, max_value=500),
+    transfer_max=st.integers(min_value=10, max_value=500),
 )
 def test_wherever_answers_are_cut_every_message_comes_once(
     payloads: list[bytes], transfer_max: int
@@ -79,12 +79,33 @@ def test_a_record_larger_than_a_get_is_asked_for_whole() -> None:
     assert cursor.size_bytes == FETCH_BYTES
 
 
-def test_a_record_that_the_broker_never_sends_whole_is_an_error() -> None:
-    """A transfer limit below the record's size ends in an error with both numbers."""
+@pytest.mark.parametrize("transfer_max", [1, 19, 20, 21, 100, 1019])
+def test_a_record_larger_than_any_answer_is_put_together(transfer_max: int) -> None:
+    """A transfer limit below a record's size costs more gets, not the message."""
+    log = record(b"small") + record(bytes(range(250)) * 4) + record(b"behind")
+    cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(len(log)))
+    messages = drain(cursor, log, transfer_max)
+    assert [len(m.data) for m in messages] == [5, 1000, 6]
+    assert messages[1].data == bytes(range(250)) * 4
+    assert messages[2].offset == 25 + 1020
+
+
+def test_a_record_whose_rest_never_comes_is_an_error() -> None:
+    """The beginning of a record without its end is asked for again, a few times."""
     log = record(bytes(1000))
     cursor = PartitionCursor(PARTITION, Offset(0))
-    with pytest.raises(NoProgressError, match=r"1020 bytes.*sends only 100"):
-        feed(cursor, [Fetched(log[:100])] * (FRUITLESS_MAX + 2))
+    with pytest.raises(NoProgressError, match="rest of the record does not come"):
+        feed(cursor, [Fetched(log[:100]), NothingThere()] * (FRUITLESS_MAX + 1))
+    assert cursor.fetch_offset == 0
+
+
+def test_a_beginning_is_dropped_when_the_offset_moves() -> None:
+    """What was collected at another offset is no part of the record there."""
+    cursor = PartitionCursor(PARTITION, Offset(0))
+    feed(cursor, [Fetched(record(bytes(1000))[:100]), MovedTo(Offset(5000))])
+    assert cursor.fetch_offset == 5000
+    (message,) = cursor.on_reply(Fetched(record(b"whole")))
+    assert (message.data, message.offset) == (b"whole", 5000)
 
 
 def test_damage_is_reported_behind_the_good_records() -> None:

@@ -231,6 +231,24 @@ def test_low_space_refuses_puts_before_the_disk_is_full(fs: FaultyFileSystem) ->
     bench.close()
 
 
+def test_refused_puts_are_logged_but_not_each(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Somebody must make room: one line a minute says so, at any rate of puts."""
+    clock = ManualClock()
+    fs.set_capacity(10_000)
+    bench = limited(fs, clock, free_bytes_min=10_000)
+    for pause_s in (0, 0, 59, 2, 0):
+        clock.advance_s(pause_s)
+        with pytest.raises(NoSpaceError):
+            put(bench)
+    lines = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert [line[:38] for line in lines] == [
+        "puts refused: low on space: directory="
+    ] * 2
+    bench.close()
+
+
 def test_the_free_space_is_not_asked_for_with_every_put(fs: FaultyFileSystem) -> None:
     """A hundred groups within a second look at most twice."""
     bench = limited(fs, ManualClock(), free_bytes_min=1)
