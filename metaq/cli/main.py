@@ -151,6 +151,7 @@ json_option = click.option(
 @click.version_option(__version__, prog_name="metaq")
 def main() -> None:
     """Run and look after a MetaQ message log."""
+    render.fill_standard_descriptors()
 
 
 # -- serve ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 
 import base64
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ EXIT_PIPE_CLOSED: Final = 141
 
 PREVIEW_CHARS_MAX: Final = 60
 UNIT: Final = 1024
+STANDARD_DESCRIPTOR_MAX: Final = 2
 
 Cell = str | int | float | bool | None
 """What a table may hold."""
@@ -170,3 +172,14 @@ def progress(
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
+
+
+def fill_standard_descriptors() -> None:
+    """Open /dev/null in the place of standard descriptors that are closed.
+
+    A segment that was opened as descriptor 2 would take in whatever a library prints
+    to standard error.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_DESCRIPTOR_MAX:
+        pass
+    os.close(fd)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -336,7 +337,9 @@ def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
             b"meta://elsewhere:8123",
             session_id=server.begin_session(),
         )
-        overrides = {**WITH_ZOOKEEPER, "serverPort": "18999"}
+        with socket.create_server(("", 0)) as probe:
+            port = probe.getsockname()[1]
+        overrides = {**WITH_ZOOKEEPER, "serverPort": str(port)}
         broker = Broker(
             make_config(data_dir, overrides),
             coordinator=server.coordinator(SystemClock()),

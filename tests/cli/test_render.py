@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -130,3 +132,17 @@ def test_payloads_are_text_or_base64() -> None:
     """JSON holds UTF-8 as it is and everything else in base64."""
     assert render.data_fields("grüße".encode()) == {"data": "grüße"}
     assert render.data_fields(b"\xff\x00") == {"data_base64": "/wA="}
+
+
+def test_closed_standard_descriptors_are_filled() -> None:
+    """What is opened next is never taken for standard error."""
+    program = (
+        "import os; from metaq.cli.render import fill_standard_descriptors as fill;"
+        "os.close(0); os.close(2); fill();"
+        "print([os.readlink(f'/proc/self/fd/{n}') for n in (0, 2)],"
+        " os.open('/', os.O_RDONLY) > 2)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "['/dev/null', '/dev/null'] True\n"
