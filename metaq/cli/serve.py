@@ -21,6 +21,7 @@ tenth of a second, and every other command can do without it.
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 import sys
@@ -104,20 +105,27 @@ def serve_local(options: LocalOptions) -> None:
     try:
         if options.port == 0:
             options = replace(options, port=_last_port(data_dir / LOCAL / PORT_FILE))
-        with _zookeeper(options, config, data_dir) as connect:
+        with _zookeeper(options, config, data_dir) as (connect, server):
             config = _local_config(options, data_dir, connect)
             overrides = _overrides(options, data_dir, connect)
-            _run(config, overrides, data_dir / LOCAL / PORT_FILE)
+            _run(config, overrides, data_dir / LOCAL / PORT_FILE, server)
     finally:
         lock.release()
 
 
-def _run(config: BrokerConfig, overrides: Mapping[str, str], memory: Path) -> None:
+def _run(
+    config: BrokerConfig,
+    overrides: Mapping[str, str],
+    memory: Path,
+    server: EmbeddedZooKeeper | None,
+) -> None:
     from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
 
     zookeeper = config.zookeeper
 
     def on_ready(broker: "Broker") -> None:
+        if server is not None:
+            _end_with(server)
         with contextlib.suppress(OSError):
             memory.write_text(f"{broker.port}\n")
         connect = zookeeper.connect if zookeeper.is_enabled else "none"
@@ -128,16 +136,39 @@ def _run(config: BrokerConfig, overrides: Mapping[str, str], memory: Path) -> No
         sys.stdout.flush()
 
     asyncio.run(run_broker(config, overrides=overrides, on_ready=on_ready))
+    if server is not None and not server.is_running:
+        raise EmbeddedZooKeeperError(
+            f"ZooKeeper ended by itself; its log is in {server.data_dir}"
+        )
+
+
+def _end_with(server: EmbeddedZooKeeper) -> None:
+    """Stop in good order when ZooKeeper ends by itself: nobody could find the broker.
+
+    Its end is an event of the loop, not something to look for every second.
+    """
+    if server.pid is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return
+    watched = os.pidfd_open(server.pid)
+    loop = asyncio.get_running_loop()
+
+    def on_end() -> None:
+        loop.remove_reader(watched)
+        os.close(watched)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    loop.add_reader(watched, on_end)
 
 
 @contextlib.contextmanager
 def _zookeeper(
     options: LocalOptions, config: BrokerConfig, data_dir: Path
-) -> Iterator[str]:
-    """Give the address of ZooKeeper: ours, or the one that the settings name."""
+) -> Iterator[tuple[str, EmbeddedZooKeeper | None]]:
+    """Give the address of ZooKeeper, and ours unless the settings name another."""
     given = parse_settings(options.settings)
     if not config.zookeeper.is_enabled or "zk.zkConnect" in given:
-        yield config.zookeeper.connect
+        yield config.zookeeper.connect, None
         return
     directory = data_dir / LOCAL / "zookeeper"
     server = EmbeddedZooKeeper(directory, port=options.zookeeper_port)
@@ -149,7 +180,7 @@ def _zookeeper(
         where = f"; its log is in {directory}" if log else ""
         raise EmbeddedZooKeeperError(reason + where) from error
     try:
-        yield server.address
+        yield server.address, server
     finally:
         server.stop()
 

@@ -154,6 +154,20 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
         again.end()
 
 
+@pytest.mark.crash
+def test_it_ends_with_one_sentence_when_its_zookeeper_ends(data_dir: Path) -> None:
+    """A broker that nobody can find any more does not stay behind."""
+    with local(data_dir) as running:
+        (java,) = java_of(running.process.pid)
+        os.kill(java, signal.SIGKILL)
+        running.process.communicate(timeout=TIMEOUT_S)
+        assert running.process.returncode == 1
+        last = running.errors.read_text().splitlines()[-1]
+        assert "ZooKeeper ended by itself; its log is in" in last
+    with local(data_dir) as again:
+        assert again.end()[0] == 0
+
+
 def test_one_directory_serves_one_at_a_time(data_dir: Path) -> None:
     """A second one is refused with one sentence; the first goes on."""
     with local(data_dir) as broker:

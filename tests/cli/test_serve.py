@@ -121,7 +121,7 @@ def test_a_zookeeper_that_is_named_is_used_instead_of_ours(tmp_path: Path) -> No
         )
         settings = serve._local_config(options, tmp_path, "127.0.0.1:0")
         with serve._zookeeper(options, settings, tmp_path) as given:
-            assert given == connect
+            assert given == (connect, None)
     assert not (tmp_path / "local").exists()
 
 
