@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, Generic, TypeVar
 
 from metaq.zk.errors import PayloadError
-from metaq.zk.session import Cancel, Coordinator
+from metaq.zk.session import Cancel, Coordinator, SessionState
 from metaq.zk.znodes import Node
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ READS_AT_ONCE: Final = 64
 """Requests of one reader that are in flight together."""
 SETTLE_S: Final = 0.02
 """How long nothing is said after a change: what belongs together comes together."""
-SETTLE_ROUNDS_MAX: Final = 250
-"""After so many settling times (5 s) what was read must do: one node may be barred."""
+INCOMPLETE_S_MAX: Final = 5.0
+"""After this time what was read must do: one node may be barred from us for good."""
 
 T = TypeVar("T")
 
@@ -158,39 +158,53 @@ class Settler:
     """Says once, at its end, that a burst of changes took place; owned by one loop."""
 
     def __init__(
-        self, is_complete: Callable[[], bool], publish: Callable[[], None]
+        self,
+        coordinator: Coordinator,
+        is_complete: Callable[[], bool],
+        publish: Callable[[], None],
     ) -> None:
         """Prepare it; nothing happens before `note`.
 
         Args:
+            coordinator: where the changes come from.
             is_complete: whether everything that is known of was read.
             publish: called on the loop once for each burst.
         """
+        self._coordinator = coordinator
         self._is_complete = is_complete
         self._publish = publish
-        self._timer: asyncio.TimerHandle | None = None
-        self._rounds = 0
+        self._settling: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
 
     def note(self) -> None:
         """Take note of a change."""
-        if self._timer is None:
-            self._rounds = 0
-            self._schedule()
+        loop = asyncio.get_running_loop()
+        if self._settling is None:
+            self._settling = loop.call_later(SETTLE_S, self._on_settled)
+        if self._patience is None:
+            self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
 
     def cancel(self) -> None:
         """Forget the burst that is under way. May be repeated."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        for timer in (self._settling, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._settling = self._patience = None
 
-    def _schedule(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(SETTLE_S, self._look)
+    def _on_settled(self) -> None:
+        self._settling = None
+        # What is missing yet will be noted when it comes.
+        if self._is_complete():
+            self._end()
 
-    def _look(self) -> None:
-        self._timer = None
-        self._rounds += 1
-        if self._is_complete() or self._rounds >= SETTLE_ROUNDS_MAX:
-            self._publish()
+    def _on_impatient(self) -> None:
+        if self._coordinator.status.state is SessionState.CONNECTED:
+            self._end()
         else:
-            self._schedule()
+            # The rest is not barred, it cannot be asked for.
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
+
+    def _end(self) -> None:
+        self.cancel()
+        self._publish()

@@ -157,7 +157,7 @@ class ClusterWatch:
         self._has_ids = False
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
         self._topics: dict[str, list[ValuesWatch[int]]] = {}
-        self._settler = Settler(self._is_complete, self._publish)
+        self._settler = Settler(coordinator, self._is_complete, self._publish)
 
     @property
     def snapshot(self) -> ClusterSnapshot:
@@ -273,7 +273,9 @@ class ClusterWatch:
                 last = names
                 on_topics(names)
 
-        settler = Settler(lambda: len(found) == len(_TOPIC_KINDS), publish)
+        settler = Settler(
+            self._coordinator, lambda: len(found) == len(_TOPIC_KINDS), publish
+        )
 
         def on_names(kind: NodeKind, names: tuple[str, ...] | None) -> None:
             found[kind] = names or ()

@@ -139,6 +139,7 @@ class GroupMembership:
         self._registered_epoch = 0
         self._registered_data = b""
         self._claims: dict[TopicPartition, int] = {}
+        self._unanswered: set[TopicPartition] = set()
 
     @property
     def group(self) -> str:
@@ -157,6 +158,15 @@ class GroupMembership:
         if status.state is SessionState.LOST:
             return frozenset()
         return self.claims_of_epoch(status.epoch)
+
+    @property
+    def unanswered_claims(self) -> frozenset[TopicPartition]:
+        """Partitions whose last claim failed: their nodes may be there, and be ours.
+
+        Who does not claim them again has to release them, or nobody can own them for
+        as long as our session lives.
+        """
+        return frozenset(self._unanswered)
 
     def claims_of_epoch(self, epoch: int) -> frozenset[TopicPartition]:
         """Return what was claimed under a session and not released since."""
@@ -220,7 +230,7 @@ class GroupMembership:
                 last = members
                 on_members(MappingProxyType(members))
 
-        settler = Settler(lambda: watch.is_complete, publish)
+        settler = Settler(self._coordinator, lambda: watch.is_complete, publish)
         watch = ValuesWatch(
             self._coordinator,
             self._paths.members(self._group),
@@ -255,9 +265,11 @@ class GroupMembership:
             )
         data = encode_owner(self._member)
         path = self._paths.owner(self._group, partition)
+        self._unanswered.add(partition)
         status, other = await self._take(path, data, frozenset({data}), deadline_s)
+        self._unanswered.discard(partition)
         if other is not None:
-            log.info(
+            log.debug(
                 "partition is owned by another member partition=%s owner=%s session=%x",
                 partition,
                 other.data.decode(errors="replace"),
@@ -270,7 +282,7 @@ class GroupMembership:
     async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
         """Give a partition up; its offset has been committed.
 
-        Right also after a claim whose outcome is unknown. Without an error the
+        Right also after a claim that failed (`unanswered_claims`). Without an error the
         partition is ours no more, whatever is returned.
 
         Returns:
@@ -281,6 +293,7 @@ class GroupMembership:
             path, encode_owner(self._member), deadline_s
         )
         self._claims.pop(partition, None)
+        self._unanswered.discard(partition)
         return is_deleted
 
     async def owners(

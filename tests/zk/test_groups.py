@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -259,7 +260,8 @@ def test_one_owner_at_a_time() -> None:
             assert await one.claim(P0, deadline_s=in_s()), "ours already"
             assert await one.claim(P1, deadline_s=in_s())
             assert not await two.claim(P0, deadline_s=in_s())
-            assert (one.claims, two.claims) == ({P0, P1}, set())
+            assert one.claims == {P0, P1}
+            assert two.claims == frozenset()
             owners = await two.owners("test", deadline_s=in_s())
             assert dict(owners) == {P0: "g_c1", P1: "g_c1"}
             assert await one.release(P0, deadline_s=in_s())
@@ -315,6 +317,7 @@ def test_a_session_that_ends_under_a_claim_gives_nothing(call: str) -> None:
             server.expire(coordinator)
             with pytest.raises((SessionLostError, SessionSuspendedError)):
                 await claiming
+            assert one.unanswered_claims == {P0}
             assert one.claims_of_epoch(2) == frozenset()
 
     run_virtually(scenario())
@@ -333,10 +336,13 @@ def test_a_claim_without_an_answer_can_be_repeated_or_released() -> None:
             server.stall = False
             server.put(OWNER, b"g_c1", session_id=coordinator.status.session_id)
             assert one.claims == frozenset()
+            assert one.unanswered_claims == {P0}
             assert await one.release(P0, deadline_s=in_s())
+            assert one.unanswered_claims == frozenset()
             server.put(OWNER, b"g_c1", session_id=coordinator.status.session_id)
             assert await one.claim(P0, deadline_s=in_s())
             assert one.claims == {P0}
+            assert one.unanswered_claims == frozenset()
 
     run_virtually(scenario())
 
@@ -362,6 +368,73 @@ def test_a_node_that_flickers_is_not_fought_over_for_ever(
             monkeypatch.setattr(coordinator, "get", get)
             with pytest.raises(NodeChangedError, match="0-0"):
                 await one.claim(P0, deadline_s=in_s())
+
+    run_virtually(scenario())
+
+
+class FlakyCoordinator:
+    """Fails one request: before it is carried out, or by losing its answer."""
+
+    def __init__(self, inner: MemoryCoordinator, failing: int, *, is_lost: bool):
+        self._inner = inner
+        self._left = failing
+        self._is_lost = is_lost
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._inner, name)
+        if name not in {"get", "create_ephemeral", "replace", "delete", "children"}:
+            return real
+
+        async def request(*args: Any, **kwargs: Any) -> Any:
+            self._left -= 1
+            if self._left == 0 and not self._is_lost:
+                raise SessionSuspendedError("connection lost before the request")
+            answer = await real(*args, **kwargs)
+            if self._left == 0:
+                raise CoordinationTimeoutError("connection lost before the answer")
+            return answer
+
+        return request
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("failing", range(1, 14))
+def test_every_request_may_fail_once(failing: int, *, is_lost: bool) -> None:
+    """The same call again is right, whatever became of the first one."""
+
+    async def again(call: Callable[[], Awaitable[Any]]) -> Any:
+        try:
+            return await call()
+        except (SessionSuspendedError, CoordinationTimeoutError):
+            return await call()
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        real = await connect(server)
+        flaky: Any = FlakyCoordinator(real, failing, is_lost=is_lost)
+        one = GroupMembership(flaky, PATHS, group="g", consumer_id="c1")
+        store = GroupOffsets(flaky, PATHS, group="g")
+        epoch = await again(lambda: one.register(["a"], deadline_s=in_s()))
+        await again(lambda: one.register(["a", "test"], deadline_s=in_s()))
+        assert server.nodes[MEMBER].data == b"a,test"
+        assert await again(lambda: one.claim(P0, deadline_s=in_s()))
+        assert server.nodes[OWNER].data == b"g_c1"
+        assert one.claims == {P0}
+        await again(
+            lambda: store.commit_offset(
+                P0,
+                decode_group_offset(b"7-10"),
+                member="g_c1",
+                epoch=epoch,
+                deadline_s=in_s(),
+            )
+        )
+        assert server.nodes["/meta/consumers/g/offsets/test/0-0"].data == b"7-10"
+        await again(lambda: one.release(P0, deadline_s=in_s()))
+        assert one.claims == frozenset()
+        await again(lambda: one.unregister(deadline_s=in_s()))
+        assert not {MEMBER, OWNER} & server.nodes.keys()
+        await real.stop(deadline_s=in_s())
 
     run_virtually(scenario())
 
