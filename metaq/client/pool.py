@@ -67,7 +67,7 @@ class _Route:
         self.waiters: dict[asyncio.Future[None], None] = {}
         self.failures = 0  # in a row
         self.due_s = 0.0  # no attempt before
-        self.reason = "not tried yet"
+        self.reason = f"no connection to {address} yet"
 
     @property
     def usable(self) -> BrokerConnection | None:
@@ -145,7 +145,7 @@ class ConnectionPool:
         except TimeoutError as error:
             tried_s = self._clock.monotonic_s() - since_s
             raise NoBrokerError(
-                f"no connection to {address} within {tried_s:.3g} s: {route.reason}"
+                f"{route.reason} (tried for {tried_s:.3g} s)"
             ) from error
         return connection
 
@@ -257,8 +257,9 @@ class ConnectionPool:
         if self._is_closed:
             return
         self._lost_count += 1
+        reason = f"connection to {route.address} is lost: {reason}"
         lived_s = self._clock.monotonic_s() - route.opened_s
         if lived_s < self._options.reconnect_max_s:
-            self._note_failure(route, f"the connection was lost: {reason}")
+            self._note_failure(route, reason)
         else:
             route.failures, route.due_s, route.reason = 0, 0.0, reason

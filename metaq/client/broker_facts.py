@@ -1,0 +1,164 @@
+"""What one broker says of itself and its topics, read from its `stats`. Pure.
+
+Nothing on the wire tells how many partitions a topic has; ZooKeeper does. A broker that
+is known by its address alone tells which topics have a log, which logs those are, and
+what its configuration file says, if anybody but itself can read that. The number of a
+topic's partitions is the largest that any of these names, and one where none does.
+
+Source: broker spec 2.2 and 7.1, client spec 4.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from metaq.client.errors import UnexpectedReplyError
+from metaq.config import BrokerConfig, TopicRules, parse_config
+from metaq.errors import ConfigError
+from metaq.model import BrokerId
+from metaq.zk.cluster import PARTITIONS_MAX
+
+BROKER_ID_MAX: Final = 1023
+"""Largest broker id: ten bits of each message id."""
+
+_DIGITS_MAX: Final = 9  # int() is never fed a megabyte of digits
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """What one broker said at one moment."""
+
+    broker_id: BrokerId
+    """Its id."""
+    is_follower: bool
+    """It copies another broker's partitions, and takes no puts."""
+    counts: Mapping[str, int]
+    """Topic that the broker names → number of partitions, 1 or more; no patterns."""
+    refused_puts: frozenset[str]
+    """Topics of them that take no puts (`acceptPublish=false`)."""
+    refused_gets: frozenset[str]
+    """Topics of them that are not read (`acceptSubscribe=false`)."""
+    rules: TopicRules
+    """Which other topics it takes."""
+    config: BrokerConfig | None
+    """Its configuration; None when it told none that can be read."""
+
+    def partition_count(self, topic: str) -> int:
+        """Return the number of a topic's partitions; 0 where it is not served."""
+        if topic in self.counts:
+            return self.counts[topic]
+        if not self.rules.accepts(topic):
+            return 0
+        return 1 if self.config is None else _configured_count(self.config, topic)
+
+    def takes_puts(self, topic: str) -> bool:
+        """Tell whether producers may put to a topic that is served."""
+        return not self.is_follower and topic not in self.refused_puts
+
+    def takes_gets(self, topic: str) -> bool:
+        """Tell whether consumers may read a topic that is served."""
+        return topic not in self.refused_gets
+
+
+def parse_facts(
+    *, broker: str, topics: str, offsets: str, config: str | None, source: str
+) -> BrokerFacts:
+    """Read the bodies of four `stats` replies.
+
+    Args:
+        broker: of `stats` without an item.
+        topics: of `stats topics`.
+        offsets: of `stats offsets`.
+        config: of `stats config`; None when it was refused.
+        source: the broker's address, for messages.
+
+    Raises:
+        UnexpectedReplyError: there is no broker id in it.
+    """
+    told = {words[0]: words[-1] for words in _lines(broker)}
+    broker_id = _number(told.get("broker_id", ""))
+    if broker_id is None or broker_id > BROKER_ID_MAX:
+        raise UnexpectedReplyError(
+            f"{source}: expected a broker_id in stats, got {broker[:80]!r}"
+        )
+    settings = _parse_settings(config, source)
+    names, refused = _read_topics(topics)
+    counts = {name: 1 for name in names if "*" not in name}
+    # Of a log: '<topic> part <number> min_offset <n> max_offset <n>'.
+    for words in _lines(offsets):
+        number = _number(words[2]) if len(words) > 2 and words[1] == "part" else None
+        if number is not None and number < PARTITIONS_MAX:
+            counts[words[0]] = max(counts.get(words[0], 1), number + 1)
+    if settings is not None:
+        names |= settings.topics.keys()
+        for name in settings.topics:
+            if "*" not in name:
+                counts.setdefault(name, 1)
+        for name, count in counts.items():
+            topic = settings.topic(name)
+            counts[name] = max(count, _configured_count(settings, name))
+            refused[0].update([] if topic.accept_publish else [name])
+            refused[1].update([] if topic.accept_subscribe else [name])
+    return BrokerFacts(
+        broker_id=BrokerId(broker_id),
+        is_follower=told.get("slave") == "true",
+        counts=MappingProxyType(dict(sorted(counts.items()))),
+        refused_puts=frozenset(refused[0]),
+        refused_gets=frozenset(refused[1]),
+        rules=_rules(sorted(names)),
+        config=settings,
+    )
+
+
+def _configured_count(settings: BrokerConfig, topic: str) -> int:
+    return min(settings.topic(topic).partition_count, PARTITIONS_MAX)
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    """Yield the words of each line between `STATS` and `END`."""
+    for line in text.splitlines()[1:]:
+        words = line.split(" ")
+        if line != "END" and words[0]:
+            yield words
+
+
+def _number(text: str) -> int | None:
+    is_number = text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
+    return int(text) if is_number else None
+
+
+def _read_topics(text: str) -> tuple[set[str], tuple[set[str], set[str]]]:
+    """Return all names, patterns included, and those that refuse puts and gets."""
+    # '<topic> partitions <n> ... accept_publish <b> accept_subscribe <b>', or
+    # '<topic> *Empty*' without a log.
+    names: set[str] = set()
+    refused: tuple[set[str], set[str]] = (set(), set())
+    for words in _lines(text):
+        names.add(words[0])
+        told = dict(zip(words[1::2], words[2::2], strict=False))
+        if told.get("accept_publish") == "false":
+            refused[0].add(words[0])
+        if told.get("accept_subscribe") == "false":
+            refused[1].add(words[0])
+    return names, refused
+
+
+def _parse_settings(text: str | None, source: str) -> BrokerConfig | None:
+    if text is None:
+        return None
+    try:
+        return parse_config(text.encode(), source)
+    except ConfigError:
+        # No settings, or some that only the broker itself understands.
+        return None
+
+
+def _rules(names: Iterable[str]) -> TopicRules:
+    rules = TopicRules()
+    for name in names:
+        try:
+            rules = rules.extended([name])
+        except ConfigError:
+            continue
+    return rules

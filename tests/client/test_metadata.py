@@ -1,0 +1,423 @@
+"""The cluster in the client's eyes: from ZooKeeper, and from brokers by address."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from metaq.client import metadata as metadata_module
+from metaq.client.broker_facts import BrokerFacts
+from metaq.client.metadata import (
+    AddressMetadata,
+    Metadata,
+    ZooKeeperMetadata,
+    make_snapshot,
+)
+from metaq.client.options import ClientOptions
+from metaq.client.pool import ConnectionPool
+from metaq.clock import SystemClock
+from metaq.config import TopicRules
+from metaq.errors import ClosedError, NoBrokerError
+from metaq.model import BrokerId, TopicPartition
+from metaq.protocol.commands import Command, Reply, Result, Stats
+from metaq.testing.broker import running_broker
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.paths import NodePaths
+from metaq.zk.znodes import BrokerAddress
+from tests.client.scripted import ScriptedBroker, free_address, ok, until
+
+CLOCK = SystemClock()
+OPTIONS = ClientOptions(metadata_s=0.01, reconnect_first_s=0.005, reconnect_max_s=0.01)
+RARELY = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.01)
+
+
+Scenario = Callable[[ScriptedBroker, ScriptedBroker, AddressMetadata], Awaitable[None]]
+
+
+def soon(seconds: float = 5.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+class Tells:
+    """A broker's `stats`: its id, and topic → partitions that have a log."""
+
+    def __init__(self, broker_id: int, counts: Mapping[str, int], *names: str) -> None:
+        self.broker_id = broker_id
+        self.counts = dict(counts)
+        self.names = names
+
+    def __call__(self, command: Command) -> Reply | None:
+        if not isinstance(command, Stats):
+            return ok(command)
+        match command.item:
+            case "":
+                lines = [f"broker_id {self.broker_id}"]
+            case "topics":
+                lines = [f"{name} *Empty*" for name in (*self.counts, *self.names)]
+            case "offsets":
+                lines = [
+                    f"{topic} part {number} min_offset 0 max_offset 0"
+                    for topic, count in self.counts.items()
+                    for number in range(count)
+                ]
+            case _:
+                return Result(500, b"Config file not found", command.opaque)
+        body = "\r\n".join(["STATS", *lines, "END", ""])
+        return Result(200, body.encode(), command.opaque)
+
+
+def run(
+    scenario: Callable[
+        [ScriptedBroker, ScriptedBroker, AddressMetadata], Awaitable[None]
+    ],
+    options: ClientOptions = OPTIONS,
+) -> None:
+    """Run with two brokers, 0 and 1, and metadata that was told of both."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as zero, ScriptedBroker() as one:
+            zero.answer = Tells(0, {"t": 2})
+            one.answer = Tells(1, {"t": 1, "u": 1})
+            await with_addresses(
+                [zero.address, one.address],
+                lambda metadata: scenario(zero, one, metadata),
+                options,
+            )
+
+    asyncio.run(main())
+
+
+async def with_addresses(
+    addresses: list[BrokerAddress],
+    scenario: Callable[[AddressMetadata], Awaitable[None]],
+    options: ClientOptions = OPTIONS,
+) -> None:
+    loop = asyncio.get_running_loop()
+    pool = ConnectionPool(clock=CLOCK, options=options, loop=loop)
+    metadata = AddressMetadata(addresses, pool=pool, clock=CLOCK, options=options)
+    await metadata.start()
+    try:
+        await scenario(metadata)
+    finally:
+        await metadata.stop()
+        await pool.close(deadline_s=soon())
+    assert metadata.failure is None
+
+
+def partitions(snapshot: ClusterSnapshot, topic: str) -> list[str]:
+    return [str(partition) for partition in snapshot.put_partitions(topic)]
+
+
+def test_brokers_tell_their_ids_and_partitions() -> None:
+    """One snapshot of all brokers, with where each of them is."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        assert metadata.snapshot.epoch == 0
+        snapshot = await metadata.topic("t", deadline_s=soon())
+        assert snapshot.epoch == 1
+        assert partitions(snapshot, "t") == ["t/0-0", "t/0-1", "t/1-0"]
+        assert snapshot.get_partitions("u") == (TopicPartition("u", BrokerId(1), 0),)
+        leaders = {key: copies.leader for key, copies in snapshot.brokers.items()}
+        assert leaders == {0: zero.address, 1: one.address}
+        assert snapshot.topics == {"t"}
+
+    run(scenario, RARELY)
+
+
+def test_brokers_are_asked_again_and_only_changes_are_news() -> None:
+    """Every `metadata_s`; a snapshot that says the same is none."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        first = await metadata.topic("t", deadline_s=soon())
+        heard: list[ClusterSnapshot] = []
+        cancel = metadata.add_listener(heard.append)
+        asked = len(zero.commands)
+        await until(lambda: len(zero.commands) > asked + 12)
+        assert metadata.snapshot is first
+        zero.answer = Tells(0, {"t": 3})
+        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        assert len(partitions(second, "t")) == 4
+        await until(lambda: heard)
+        assert heard == [second]
+        cancel()
+        cancel()
+        zero.answer = Tells(0, {"t": 4})
+        third = await metadata.wait_newer(second.epoch, deadline_s=soon())
+        await asyncio.sleep(0)
+        assert third.epoch == 3
+        assert heard == [second]
+        assert zero.accepted_count == 1
+
+    run(scenario)
+
+
+def test_a_refresh_is_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for news a thousand times gets one answer per pause."""
+    monkeypatch.setattr(metadata_module, "ASK_PAUSE_S", 0.02)
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        first = await metadata.topic("t", deadline_s=soon())
+        start_s = CLOCK.monotonic_s()
+        asked = len(zero.commands)
+        zero.answer = Tells(0, {"t": 3})
+        while metadata.snapshot is first:
+            metadata.request_refresh()
+            await asyncio.sleep(0)
+        rounds = (len(zero.commands) - asked) / 4
+        assert 1 <= rounds <= 1 + (CLOCK.monotonic_s() - start_s) / 0.02
+
+    run(scenario, RARELY)
+
+
+def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its partitions are not gone: nobody knows where they are at the moment."""
+    monkeypatch.setattr(metadata_module, "UNREACHABLE_S", 0.02)
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        first = await metadata.topic("t", deadline_s=soon())
+        one._server.close()
+        one.cut()
+        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        assert set(second.brokers) == {0}
+        assert second.puts == first.puts
+        async with ScriptedBroker(one.address.port) as again:
+            again.answer = one.answer
+            third = await metadata.wait_newer(second.epoch, deadline_s=soon())
+            assert set(third.brokers) == {0, 1}
+
+    run(scenario)
+    assert caplog.text.count("broker gives no metadata") == 1
+
+
+def test_another_broker_at_the_same_address_takes_the_place() -> None:
+    """What the one before served is forgotten with its id."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        first = await metadata.topic("u", deadline_s=soon())
+        one.answer = Tells(5, {"t": 1})
+        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        assert set(second.brokers) == {0, 5}
+        assert second.put_partitions("u") == ()
+
+    run(scenario)
+
+
+def test_a_silent_broker_does_not_delay_the_others_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first snapshot waits a bounded time, then speaks of those that answered."""
+    monkeypatch.setattr(metadata_module, "SETTLE_S", 0.05)
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        told = one.answer
+        one.answer = lambda command: None if isinstance(command, Stats) else ok(command)
+        first = await metadata.topic("t", deadline_s=soon())
+        assert set(first.brokers) == {0}
+        one.answer = told
+        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        assert set(second.brokers) == {0, 1}
+
+    options = ClientOptions(metadata_s=0.01, request_timeout_s=0.2)
+    run(scenario, options)
+
+
+def test_a_topic_that_only_a_pattern_takes_has_one_partition_when_asked_for() -> None:
+    """It is in no list of any broker before its first put."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        zero.answer = Tells(0, {}, "wild-*")
+        snapshot = await metadata.topic("wild-x", deadline_s=soon())
+        assert partitions(snapshot, "wild-x") == ["wild-x/0-0"]
+        assert "wild-x" in snapshot.topics
+
+    run(scenario)
+
+
+def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
+    """It names the topic, the time and the brokers there are."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        with pytest.raises(NoBrokerError, match=r"'nope' \(waited .*: 0, 1"):
+            await metadata.topic("nope", deadline_s=soon(0.1))
+        assert "nope" in metadata.snapshot.topics
+        with pytest.raises(NoBrokerError, match="no news"):
+            await metadata.wait_newer(metadata.snapshot.epoch, deadline_s=soon(0.01))
+
+    run(scenario)
+
+
+def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
+    """Nothing is known, which is not the same as "there are no brokers"."""
+
+    async def scenario(metadata: AddressMetadata) -> None:
+        with pytest.raises(NoBrokerError, match="brokers that are there: none"):
+            await metadata.topic("t", deadline_s=soon(0.05))
+        assert metadata.snapshot.epoch == 0
+
+    asyncio.run(with_addresses([free_address()], scenario))
+
+
+def test_stopping_wakes_who_waits() -> None:
+    """A client that closes leaves nobody behind."""
+
+    async def scenario(
+        zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
+    ) -> None:
+        first = await metadata.topic("t", deadline_s=soon())
+        waiting = asyncio.ensure_future(
+            metadata.wait_newer(first.epoch, deadline_s=soon())
+        )
+        await asyncio.sleep(0)
+        await metadata.stop()
+        with pytest.raises(ClosedError):
+            await waiting
+        with pytest.raises(ClosedError):
+            metadata.watch_topic("u")
+
+    run(scenario)
+
+
+def test_a_real_broker_tells_what_zookeeper_would(data_dir: Path) -> None:
+    """Configured counts and patterns come from its configuration file."""
+
+    async def main() -> None:
+        async with running_broker(data_dir) as broker:
+            address = BrokerAddress("127.0.0.1", broker.port)
+
+            async def scenario(metadata: AddressMetadata) -> None:
+                snapshot = await metadata.topic("test", deadline_s=soon())
+                assert partitions(snapshot, "test") == ["test/0-0", "test/0-1"]
+                snapshot = await metadata.topic("wild-1", deadline_s=soon())
+                assert partitions(snapshot, "wild-1") == ["wild-1/0-0", "wild-1/0-1"]
+
+            await with_addresses([address], scenario)
+
+    asyncio.run(main())
+
+
+def facts(broker_id: int, *, is_follower: bool = False) -> BrokerFacts:
+    return BrokerFacts(
+        broker_id=BrokerId(broker_id),
+        is_follower=is_follower,
+        counts={"t": 2},
+        refused_puts=frozenset(),
+        refused_gets=frozenset(),
+        rules=TopicRules(),
+        config=None,
+    )
+
+
+def test_two_addresses_of_one_broker_are_one() -> None:
+    """The first leader counts; copies are followers, which take no puts."""
+    a, b, c = (BrokerAddress("h", port) for port in (1, 2, 3))
+    snapshot = make_snapshot(
+        [
+            (c, facts(3, is_follower=True), True),
+            (a, facts(3), True),
+            (b, facts(3), True),
+            (a, facts(2, is_follower=True), True),
+            (b, facts(1), False),
+        ],
+        ["nowhere"],
+    )
+    assert list(snapshot.brokers) == [2, 3]
+    assert snapshot.brokers[BrokerId(3)].leader == a
+    assert snapshot.brokers[BrokerId(3)].followers == {0: c}
+    assert snapshot.brokers[BrokerId(2)].leader is None
+    assert snapshot.puts == {"t": {1: 2, 3: 2}}
+    assert snapshot.gets == {"t": {1: 2, 2: 2, 3: 2}}
+    assert snapshot.topics == {"nowhere"}
+
+
+# -- ZooKeeper ------------------------------------------------------------------------
+
+
+def with_zookeeper(
+    scenario: Callable[[MemoryZooKeeper, Metadata], Awaitable[None]],
+) -> None:
+    async def main() -> None:
+        server = MemoryZooKeeper()
+        coordinator = server.coordinator(CLOCK)
+        metadata = ZooKeeperMetadata(coordinator, NodePaths(), clock=CLOCK)
+        await metadata.start()
+        coordinator.start()
+        try:
+            await scenario(server, metadata)
+        finally:
+            await metadata.stop()
+            await coordinator.stop(deadline_s=soon())
+
+    asyncio.run(main())
+
+
+def test_zookeeper_tells_of_a_topic_when_it_appears() -> None:
+    """The same calls as on addresses; an address that changes is news."""
+
+    async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        waiting = asyncio.ensure_future(metadata.topic("t", deadline_s=soon()))
+        await until(lambda: "t" in metadata.snapshot.topics)
+        assert not waiting.done()
+        server.put("/meta/brokers/ids/3/master", b"meta://h:1")
+        registration = b'{"numParts":2,"broker":"3-m"}'
+        server.put("/meta/brokers/topics-pub/t/3-m", registration)
+        snapshot = await waiting
+        assert partitions(snapshot, "t") == ["t/3-0", "t/3-1"]
+        heard: list[ClusterSnapshot] = []
+        metadata.add_listener(heard.append)
+        server.put("/meta/brokers/ids/3/master", b"meta://h:2")
+        await until(
+            lambda: (
+                metadata.snapshot.brokers
+                and metadata.snapshot.brokers[BrokerId(3)].leader
+                == BrokerAddress("h", 2)
+            )
+        )
+        await until(lambda: heard and heard[-1] is metadata.snapshot)
+        metadata.request_refresh()
+
+    with_zookeeper(scenario)
+
+
+def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
+    """The same error as without ZooKeeper, so that nobody asks who it was."""
+
+    async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        with pytest.raises(NoBrokerError, match=r"'t' \(waited"):
+            await metadata.topic("t", deadline_s=soon(0.05))
+        with pytest.raises(NoBrokerError, match="no news"):
+            await metadata.wait_newer(metadata.snapshot.epoch, deadline_s=soon(0.01))
+
+    with_zookeeper(scenario)
+
+
+def test_zookeeper_that_stops_wakes_who_waits() -> None:
+    """Stopping is heard at once."""
+
+    async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        waiting = asyncio.ensure_future(metadata.topic("t", deadline_s=soon()))
+        await until(lambda: "t" in metadata.snapshot.topics)
+        await metadata.stop()
+        with pytest.raises(ClosedError):
+            await waiting
+
+    with_zookeeper(scenario)
