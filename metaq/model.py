@@ -5,7 +5,7 @@ functions (`Segment.position_of`, for example).
 """
 
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NamedTuple, NewType
 
 Offset = NewType("Offset", int)
 """A byte address in a partition's whole history; the next put's is the log end."""
@@ -24,6 +24,12 @@ Millis = NewType("Millis", int)
 
 BrokerId = NewType("BrokerId", int)
 """A broker's number, 0..1023 (it is also the worker part of message ids)."""
+
+ID_EPOCH_MS: Final = 1_303_895_660_503
+"""What MetaQ subtracts from the clock when it stamps an id: 2011-04-27."""
+
+ID_MS_SHIFT: Final = 22
+"""The lowest bit of the milliseconds in an id; see `metaq/record/ids.py`."""
 
 RANDOM_PARTITION: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
@@ -60,9 +66,12 @@ class TopicPartition:
         return f"{self.topic}/{self.broker_id}-{self.partition}"
 
 
-@dataclass(frozen=True, slots=True)
-class Message:
-    """The decoded application value of one record."""
+class Message(NamedTuple):
+    """The decoded application value of one record.
+
+    A tuple, because a backlog is read by the million: whole batches of these are made
+    by one `map(Message._make, zip(...))`.
+    """
 
     topic: str
     """Topic it was put to."""
@@ -78,3 +87,25 @@ class Message:
     """Offset of its record's first byte."""
     next_offset: Offset
     """Offset of the record that follows: what a reader asks for next."""
+
+    @property
+    def timestamp_ms(self) -> Millis | None:
+        """When the broker stamped it; None where a Java broker did (`id_time`)."""
+        return id_time(self.id)
+
+    @property
+    def timestamp(self) -> float | None:
+        """The same in seconds since 1970 (UTC), as `time.time` counts them."""
+        milliseconds = id_time(self.id)
+        return None if milliseconds is None else milliseconds / 1000
+
+
+def id_time(message_id: MessageId) -> Millis | None:
+    """Return when a broker stamped an id; None where a Java broker did.
+
+    Java brokers take a clock that counts from the machine's start: their ids are
+    negative, or tell a time in 2011, and nobody can say which wall time it was.
+    """
+    if message_id < 0:
+        return None
+    return Millis((message_id >> ID_MS_SHIFT) + ID_EPOCH_MS)

@@ -11,9 +11,9 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, choose_partitions
 from metaq.cli.times import format_time, parse_time
 from metaq.client.browser import TopicBrowser
-from metaq.client.seek import id_time, offset_at
+from metaq.client.seek import offset_at
 from metaq.clock import SystemClock
-from metaq.model import MAX_OFFSET, Message, Millis, Offset, TopicPartition
+from metaq.model import MAX_OFFSET, Message, Millis, Offset, TopicPartition, id_time
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -13,7 +13,6 @@ import click
 
 from metaq.cli import render
 from metaq.cli.times import format_time
-from metaq.client.seek import id_time
 from metaq.errors import (
     ConfigError,
     CorruptRecordError,
@@ -21,7 +20,7 @@ from metaq.errors import (
     LogDirLockedError,
 )
 from metaq.fs import LOCK_FILE, FileSystem, ReadFile, SystemFileSystem
-from metaq.model import Offset, Position, SizeBytes
+from metaq.model import Offset, Position, SizeBytes, id_time
 from metaq.record.flags import decode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import Corrupt, Incomplete, read_record

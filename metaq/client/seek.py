@@ -15,8 +15,14 @@ from metaq.client.cursor import PartitionCursor
 from metaq.client.errors import NoProgressError, NoWallTimeError
 from metaq.client.replies import Fetched
 from metaq.client.wire import WireConnection
-from metaq.model import MessageId, Millis, Offset, SizeBytes, TopicPartition
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.model import (
+    MessageId,
+    Millis,
+    Offset,
+    SizeBytes,
+    TopicPartition,
+    id_time,
+)
 from metaq.record.layout import HEADER, HEADER_BYTES
 
 PROBES_MAX: Final = 200
@@ -69,13 +75,6 @@ def offset_at(
                 m.offset for m in messages if _time_of(m.id, partition) >= moment
             )
     return log_end
-
-
-def id_time(message_id: MessageId) -> Millis | None:
-    """Return when a broker stamped an id; None where a Java broker did."""
-    if message_id < 0:
-        return None
-    return Millis((message_id >> MS_SHIFT) + EPOCH_MS)
 
 
 def _time_of(message_id: MessageId, partition: TopicPartition) -> Millis:

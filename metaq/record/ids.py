@@ -15,14 +15,13 @@ Source: broker spec 8.
 
 from typing import Final, Protocol
 
-from metaq.model import BrokerId, MessageId, Millis
+from metaq.model import ID_EPOCH_MS, ID_MS_SHIFT, BrokerId, MessageId, Millis
 
-EPOCH_MS: Final = 1_303_895_660_503
-"""What MetaQ subtracts from its clock: 2011-04-27."""
+EPOCH_MS: Final = ID_EPOCH_MS
 
 SEQUENCE_BITS: Final = 12
 WORKER_BITS: Final = 10
-MS_SHIFT: Final = SEQUENCE_BITS + WORKER_BITS
+MS_SHIFT: Final = ID_MS_SHIFT
 SEQUENCE_MASK: Final = (1 << SEQUENCE_BITS) - 1
 BROKER_ID_MAX: Final = (1 << WORKER_BITS) - 1
 

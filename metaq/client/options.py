@@ -1,0 +1,128 @@
+"""What users may choose, with defaults: the keyword arguments of the client's objects.
+
+Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in both
+worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
+and wait of the client is bounded by one of these fields.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal, TypeAlias
+
+from metaq.model import Message, Offset, TopicPartition
+from metaq.zk.paths import DEFAULT_ROOT
+
+MIB: Final = 1024 * 1024
+
+Start: TypeAlias = (
+    Literal["earliest", "latest"] | datetime | Offset | Mapping[TopicPartition, Offset]
+)
+"""Where a group begins that has no committed offset: the log start, the log end, the
+first message of a time, an offset for every partition, or one for each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """How a client reaches brokers and ZooKeeper."""
+
+    root: str = DEFAULT_ROOT
+    """Root of MetaQ's tree in ZooKeeper."""
+    session_timeout_s: float = 30.0
+    """ZooKeeper session time-out: how long a member may be silent before its
+    partitions go to others."""
+    connect_timeout_s: float = 10.0
+    """Bound on one attempt to connect to a broker, its `version` reply included."""
+    request_timeout_s: float = 10.0
+    """Bound on one question to a broker, on top of the wait of a long poll."""
+    heartbeat_s: float = 10.0
+    """A connection without traffic for so long is asked for its version."""
+    heartbeat_timeout_s: float = 5.0
+    """No answer to that for so long: the connection is lost."""
+    reconnect_first_s: float = 0.05
+    """Longest pause before the second attempt to connect; doubles from there."""
+    reconnect_max_s: float = 2.0
+    """Longest pause between attempts to connect; there is no last attempt."""
+    in_flight_bytes_max: int = 16 * MIB
+    """Most bytes sent to one broker and not answered."""
+    metadata_s: float = 30.0
+    """How often brokers that were named by address are asked what they have."""
+    close_timeout_s: float = 10.0
+    """Bound on closing, when the caller gives none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """How messages are sent."""
+
+    timeout_s: float = 10.0
+    """Bound on each send, all retries included, when the caller gives none."""
+    linger_s: float = 0.0
+    """How long a batch waits for more messages while its partition is idle. With 0
+    batches still form: whatever is appended while others are in flight is one."""
+    batch_bytes_max: int = MIB
+    """Largest batch; a broker that announces less is given less."""
+    batch_count_max: int = 16_384
+    """Most messages in a batch; a broker that announces less is given less."""
+    in_flight_batches_max: int = 3
+    """Batches of one partition that are sent and not answered, 1..5. With 1 even
+    a refused and repeated batch keeps its place in the order."""
+    buffer_bytes_max: int = 64 * MIB
+    """Most bytes that are appended and not answered, over all topics."""
+    buffer_count_max: int = 1_000_000
+    """Most messages that are appended and not answered."""
+    when_full: Literal["block", "raise"] = "block"
+    """What `send_nowait` does without room: wait, or raise `BufferFullError`."""
+    retry_unknown: bool = True
+    """Send a batch again when nobody knows what became of it. Brokers of this package
+    recognise the repetition; a MetaQ 1.4 broker stores it twice. With False the error
+    says that the outcome is unknown."""
+    retry_first_s: float = 0.02
+    """Longest pause before the first repetition; doubles from there."""
+    retry_max_s: float = 1.0
+    """Longest pause between repetitions; the deadline ends them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """How messages are fetched, handled and committed."""
+
+    start: Start = "earliest"
+    """Where to begin without a committed offset."""
+    ignore_committed: bool = False
+    """Begin at `start` even where an offset is committed."""
+    strategy: Literal["DEFAULT", "CONSIST"] = "DEFAULT"
+    """How partitions are shared, by MetaQ's names: ranges, or consistent hashing; all
+    members of a group need the same."""
+    consumer_id: str | None = None
+    """Last part of the member's name; None makes MetaQ's `<ip>-<pid>-<uuid>`."""
+    commit_interval_s: float | None = 5.0
+    """How often handled offsets are committed; None leaves it to `commit`."""
+    fetch_bytes: int = MIB
+    """What one get asks for; grows for a larger message and falls back."""
+    fetch_bytes_max: int = 64 * MIB
+    """Largest record that is fetched."""
+    buffer_bytes_max: int = 16 * MIB
+    """Bound on fetched bytes that were not handed out, over all partitions; at least
+    one fetch per consumer is always allowed."""
+    buffer_count_max: int = 200_000
+    """Bound on fetched messages that were not handed out."""
+    wait_s: float = 10.0
+    """Longest wait of a long poll; a broker that announces less is asked for less."""
+    idle_step_s: float = 0.5
+    """Without long poll: the pause after an empty get grows by so much."""
+    idle_max_s: float = 5.0
+    """Without long poll: longest pause after empty gets."""
+    on_corrupt: Literal["stop", "skip"] = "stop"
+    """A damaged record ends the consumer with an error that names it, or is skipped,
+    logged and counted."""
+    message_filter: Callable[[Message], bool] | None = None
+    """Messages for which it returns False are counted as handled, not delivered."""
+    seen_ids_max: int = 4096
+    """Message ids remembered to suppress repeats within this process; 0 is none."""
+    revoke_timeout_s: float = 30.0
+    """How long a rebalance waits for a message in hand; then the partition goes, and
+    a late commit is refused."""
+    watchdog_s: float | None = 60.0
+    """No progress for so long although there is data and somebody free to take it:
+    an error. None trusts that it never happens."""
