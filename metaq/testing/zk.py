@@ -24,6 +24,7 @@ from metaq.clock import Clock
 from metaq.errors import SessionSuspendedError
 from metaq.zk.errors import (
     CoordinationTimeoutError,
+    NodeChangedError,
     NodeExistsError,
     NodeNotEmptyError,
 )
@@ -116,6 +117,15 @@ class MemoryZooKeeper:
         self._ensure_parents(path)
         self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
         self._touch()
+
+    def write(self, path: str, data: bytes) -> None:
+        """Set a node's payload, or create it as a persistent node."""
+        old = self.nodes.get(path)
+        self.put(path, data)
+        if old is not None:
+            self.nodes[path] = Node(
+                data, owner_session_id=old.owner_session_id, version=old.version + 1
+            )
 
     def remove(self, path: str) -> None:
         """Delete a node as somebody else would."""
@@ -295,12 +305,18 @@ class MemoryCoordinator:
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed."""
         await self._ask("set", path, deadline_s)
+        self._server.write(path, data)
+
+    async def replace(
+        self, path: str, data: bytes, *, version: int | None, deadline_s: float
+    ) -> None:
+        """Write a persistent node, unless somebody changed it since it was read."""
+        await self._ask("replace", path, deadline_s)
         old = self._server.nodes.get(path)
-        self._server.put(path, data)
-        if old is not None:
-            self._server.nodes[path] = Node(
-                data, owner_session_id=old.owner_session_id, version=old.version + 1
-            )
+        found = None if old is None else old.version
+        if found != version:
+            raise NodeChangedError(f"replace {path}: version {found}, not {version}")
+        self._server.write(path, data)
 
     async def delete(self, path: str, *, deadline_s: float) -> bool:
         """Delete a node; False when there was none."""

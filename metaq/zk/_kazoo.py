@@ -44,6 +44,7 @@ from metaq.errors import (
 )
 from metaq.zk.errors import (
     CoordinationTimeoutError,
+    NodeChangedError,
     NodeExistsError,
     NodeNameError,
     NodeNotEmptyError,
@@ -85,6 +86,7 @@ T = TypeVar("T")
 _MAPPED: Final[tuple[tuple[type[Exception], type[CoordinationError]], ...]] = (
     (kz.NoNodeError, NoNodeError),
     (kz.NodeExistsError, NodeExistsError),
+    (kz.BadVersionError, NodeChangedError),
     (kz.NotEmptyError, NodeNotEmptyError),
     (kz.BadArgumentsError, NodeNameError),
     (kz.SessionExpiredError, SessionLostError),
@@ -392,6 +394,19 @@ class KazooCoordinator:
         raise CoordinationError(
             f"set {path}: created and deleted by others, {SET_OR_CREATE_TRIES} times"
         )
+
+    async def replace(
+        self, path: str, data: bytes, *, version: int | None, deadline_s: float
+    ) -> None:
+        """Write a persistent node, unless somebody changed it since it was read."""
+        if version is None:
+            request = partial(self._client.create_async, path, data, makepath=True)
+        else:
+            request = partial(self._client.set_async, path, data, version)
+        try:
+            await self._ask("replace", path, request, bool, deadline_s)
+        except (NodeExistsError, NoNodeError) as error:
+            raise NodeChangedError(f"{error}, expected version {version}") from error
 
     async def delete(self, path: str, *, deadline_s: float) -> bool:
         """Delete a node; False when there was none."""

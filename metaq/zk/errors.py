@@ -24,6 +24,10 @@ class NodeExistsError(CoordinationError):
     retriable = False
 
 
+class NodeChangedError(CoordinationError):
+    """Somebody wrote, created or deleted the node since it was read: read it again."""
+
+
 class NodeNotEmptyError(CoordinationError):
     """The node has children and cannot be deleted."""
 

@@ -135,6 +135,11 @@ def parse_follower(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def partition_name(partition: TopicPartition) -> str:
+    """Return the name of a partition within its topic: `0-1`."""
+    return f"{partition.broker_id}-{partition.partition}"
+
+
 def parse_partition(text: str) -> tuple[BrokerId, int] | None:
     """Return (broker id, partition number) of `0-1`, or None for anything else."""
     match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
@@ -225,6 +230,12 @@ class NodePaths:
 
     # -- consumer groups --------------------------------------------------------------
 
+    def groups(self) -> str:
+        """Return the parent of all consumer groups."""
+        return self.root + TEMPLATES[NodeKind.MEMBER].removesuffix(
+            "/{group}/ids/{member}"
+        )
+
     def members(self, group: str) -> str:
         """Return the parent of a group's member nodes."""
         return self._fill(NodeKind.MEMBER, group=group, member="*").removesuffix("/*")
@@ -241,8 +252,17 @@ class NodePaths:
         """Return the node with a group's next offset for a partition."""
         return self._partition(NodeKind.GROUP_OFFSET, group, partition)
 
+    def group_topics(self, kind: NodeKind, group: str) -> str:
+        """Return the parent of a group's topics, of kind OWNER or GROUP_OFFSET."""
+        return self.group_partitions(kind, group, "*").removesuffix("/*")
+
+    def group_partitions(self, kind: NodeKind, group: str, topic: str) -> str:
+        """Return the parent of a topic's `0-1` nodes, of kind OWNER or GROUP_OFFSET."""
+        path = self._fill(kind, group=group, topic=topic, partition="*")
+        return path.removesuffix("/*")
+
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
-        name = f"{partition.broker_id}-{partition.partition}"
+        name = partition_name(partition)
         return self._fill(kind, group=group, topic=partition.topic, partition=name)
 
     # -- back -------------------------------------------------------------------------

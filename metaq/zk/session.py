@@ -206,6 +206,23 @@ class Coordinator(Protocol):
         """
         ...
 
+    async def replace(
+        self, path: str, data: bytes, *, version: int | None, deadline_s: float
+    ) -> None:
+        """Write a persistent node, unless somebody changed it since it was read.
+
+        Args:
+            path: the node.
+            data: its new payload.
+            version: `Node.version` as it was read; None when there was no node, which
+                creates it and its parents.
+            deadline_s: when to give up.
+
+        Raises:
+            NodeChangedError: it has another version, is gone, or has come up.
+        """
+        ...
+
     async def delete(self, path: str, *, deadline_s: float) -> bool:
         """Delete a node.
 

@@ -14,6 +14,7 @@ from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import (
     CoordinationTimeoutError,
+    NodeChangedError,
     NodeExistsError,
     NodeNameError,
     NodeNotEmptyError,
@@ -191,6 +192,28 @@ def test_set_or_create_creates_then_sets_and_keeps_the_kind(world: World) -> Non
     run(scenario, world)
 
 
+def test_replace_writes_only_what_nobody_changed(world: World) -> None:
+    """A version is good for one write; None means that there was no node."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one, client_of(world) as two:
+            with pytest.raises(NodeChangedError, match="/p/q"):
+                await one.replace("/p/q", b"0", version=0, deadline_s=in_s())
+            await one.replace("/p/q", b"1", version=None, deadline_s=in_s())
+            with pytest.raises(NodeChangedError, match="/p/q"):
+                await two.replace("/p/q", b"x", version=None, deadline_s=in_s())
+            await two.replace("/p/q", b"2", version=0, deadline_s=in_s())
+            with pytest.raises(NodeChangedError, match="/p/q"):
+                await one.replace("/p/q", b"x", version=0, deadline_s=in_s())
+            node = await one.get("/p/q", deadline_s=in_s())
+            assert node is not None
+            assert (node.data, node.is_ephemeral, node.version) == (b"2", False, 1)
+            await one.set_or_create("/p/q", b"3", deadline_s=in_s())
+            await two.replace("/p/q", b"4", version=2, deadline_s=in_s())
+
+    run(scenario, world)
+
+
 def test_children_are_sorted_and_keep_their_parent_alive(world: World) -> None:
     """Names come sorted; a node with children cannot be deleted."""
 
@@ -220,6 +243,7 @@ def test_paths_that_zookeeper_refuses_are_not_asked(world: World, path: str) -> 
                 one.delete(path, deadline_s=in_s()),
                 one.create_ephemeral(path, b"", deadline_s=in_s()),
                 one.set_or_create(path, b"", deadline_s=in_s()),
+                one.replace(path, b"", version=None, deadline_s=in_s()),
             ]
             for request in requests:
                 with pytest.raises(NodeNameError):

@@ -1,0 +1,130 @@
+"""Which member of a group reads which partition, by each of MetaQ's strategies. Pure.
+
+Theory of operation: nobody hands partitions out. Every member sees the same members
+and the same partitions, computes the same plan, and takes its own share; so the plan is
+a function of two *sets*, and members of both kinds, MetaQ's and ours, must compute it
+alike to the last character. That is why orders are part of the format here: Java
+compares strings by UTF-16 code units, which differs from Python's order for characters
+above U+FFFF, and `0-10` stands before `0-2`.
+
+    DEFAULT   both lists in order, the partitions cut into runs whose lengths differ by
+              at most one; the longer runs first. A change moves about half of all.
+    CONSIST   160 points per member on a ring of 2**32; a partition belongs to the first
+              point at or behind its hash. A member that comes or goes moves only what
+              it gets or leaves.
+
+Source: client spec 4 and 14.7.
+"""
+
+import bisect
+import enum
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+POINTS_PER_DIGEST: Final = 4
+DIGESTS_PER_MEMBER: Final = 40
+
+
+class Strategy(enum.Enum):
+    """How a group divides partitions; all its members must use the same one."""
+
+    DEFAULT = "DEFAULT"
+    CONSIST = "CONSIST"
+
+
+def _utf16_units(text: str) -> bytes:
+    return text.encode("utf-16-be", "surrogatepass")
+
+
+def string_order(texts: Iterable[str]) -> list[str]:
+    """Return the texts without repetitions, as Java's String.compareTo orders them."""
+    return sorted(set(texts), key=_utf16_units)
+
+
+def assign(
+    strategy: Strategy, members: Iterable[str], partitions: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the whole plan for one topic.
+
+    Args:
+        strategy: the group's strategy.
+        members: names of the members that subscribe to the topic; any order.
+        partitions: names `b-p` of the topic's partitions; any order.
+
+    Returns:
+        The partitions of every member, both in string order. Each partition has one
+        owner, unless there is no member at all.
+    """
+    plan = range_assignment if strategy is Strategy.DEFAULT else hash_assignment
+    return plan(string_order(members), string_order(partitions))
+
+
+def partitions_of(
+    strategy: Strategy, members: Iterable[str], partitions: Iterable[str], me: str
+) -> tuple[str, ...]:
+    """Return one member's share of the plan; () for somebody who is no member."""
+    return assign(strategy, members, partitions).get(me, ())
+
+
+def range_assignment(
+    members: Sequence[str], partitions: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return MetaQ's DEFAULT: runs of neighbours.
+
+    Args:
+        members: in string order, without repetitions.
+        partitions: in string order, without repetitions.
+    """
+    if not members:
+        return {}
+    length, longer_count = divmod(len(partitions), len(members))
+    plan = {}
+    start = 0
+    for index, member in enumerate(members):
+        end = start + length + (index < longer_count)
+        plan[member] = tuple(partitions[start:end])
+        start = end
+    return plan
+
+
+def hash_assignment(
+    members: Sequence[str], partitions: Sequence[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return MetaQ's CONSIST: consistent hashing.
+
+    Args:
+        members: in string order; of two with an equal point the later one has it.
+        partitions: in string order, without repetitions.
+    """
+    if not members:
+        return {}
+    ring = {point: member for member in members for point in member_points(member)}
+    points = sorted(ring)
+    shares: dict[str, list[str]] = {member: [] for member in members}
+    for partition in partitions:
+        at = bisect.bisect_left(points, partition_hash(partition))
+        shares[ring[points[at % len(points)]]].append(partition)
+    return {member: tuple(share) for member, share in shares.items()}
+
+
+def member_points(member: str) -> list[int]:
+    """Return the places of a member on the ring, each 0..2**32-1."""
+    return [
+        point
+        for number in range(DIGESTS_PER_MEMBER)
+        for point in _words(f"{member}-{number}")
+    ]
+
+
+def partition_hash(partition: str) -> int:
+    """Return the place of a partition `b-p` on the ring, 0..2**32-1."""
+    return _words(partition)[0]
+
+
+def _words(text: str) -> tuple[int, ...]:
+    """Return the MD5 of a text as little-endian unsigned 32-bit numbers."""
+    # As Java: what has no UTF-8 form, a lone surrogate, is hashed as a question mark.
+    digest = hashlib.md5(text.encode("utf-8", "replace"), usedforsecurity=False)
+    return struct.unpack(f"<{POINTS_PER_DIGEST}I", digest.digest())
