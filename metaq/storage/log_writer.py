@@ -160,6 +160,14 @@ class LogWriter:
         age_s = self._clock.monotonic_s() - self.last_sync_s
         return 0 < self._interval_s < age_s
 
+    @property
+    def is_index_due(self) -> bool:
+        """Tell whether a whole span is not covered by the index, synced or not."""
+        active = self._active
+        if active is None or active.spans is None:
+            return False
+        return self.end - active.spans.end_offset >= self._options.span_bytes_min
+
     def write(self, data: bytes, *, record_count: int, last_id: MessageId) -> None:
         """Write whole records behind the last one; nothing is synced for certain.
 
