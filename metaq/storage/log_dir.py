@@ -29,6 +29,7 @@ from metaq.errors import (
 )
 from metaq.fs import DirLock, FileSystem
 from metaq.model import SizeBytes
+from metaq.stats import Histogram
 from metaq.storage.appender import (
     Appender,
     AppendReceiver,
@@ -191,6 +192,8 @@ class LogDir:
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
         """The disk error that took it offline."""
+        self.sync_latency: Final = Histogram()
+        """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
         self._clock = clock
         self._post = post
