@@ -375,10 +375,10 @@ class BrokerStatus:
     """Every data directory."""
     put_latency: HistogramFigures
     """Seconds from append to acknowledgement, per message."""
+    sync_latency: HistogramFigures
+    """Seconds that one sync of a segment took, of all directories together."""
     registration: RegistrationFigures | None
     """None: the broker runs without ZooKeeper."""
-    sync_latency: HistogramFigures | None = None
-    """Seconds that one sync of a segment took; None where nobody measures."""
     reload_count: int = 0
     """Reloads that were carried out."""
     reload_error: str = ""

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, Protocol, TypeAlias
 
@@ -29,6 +29,7 @@ from metaq.errors import (
 )
 from metaq.fs import DirLock, FileSystem
 from metaq.model import SizeBytes
+from metaq.stats import Histogram
 from metaq.storage.appender import (
     Appender,
     AppendReceiver,
@@ -40,6 +41,10 @@ from metaq.storage.appender import (
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 
 _log = logging.getLogger(__name__)
+
+REST_DELAY_S: Final = 0.001
+"""How long nothing has to be queued before the storage thread does what was put off:
+longer than a client takes from a reply to its next put."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """Least time between two lines about refused puts; producers may try at any rate."""
@@ -88,8 +93,9 @@ class Worker(Protocol):
 
 
 RunBatch: TypeAlias = Callable[[Sequence[Request]], None]
-StartWorker: TypeAlias = Callable[[str, RunBatch], Worker]
-"""Makes a worker with a name; tests put a deterministic one here."""
+StartWorker: TypeAlias = Callable[[str, RunBatch, Task], Worker]
+"""Makes a worker with a name, from what runs a batch and what it does when it rests;
+tests put a deterministic one here."""
 
 
 class StorageThread:
@@ -99,8 +105,9 @@ class StorageThread:
     once the broker has given up waiting for it.
     """
 
-    def __init__(self, name: str, run: RunBatch) -> None:
+    def __init__(self, name: str, run: RunBatch, rest: Task) -> None:
         self._run = run
+        self._rest = rest
         # Unbounded here: the broker bounds the bytes in flight and stops reading.
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
@@ -122,7 +129,8 @@ class StorageThread:
         self._thread.join(timeout_s)
 
     def _run_thread(self) -> None:
-        while (first := self._queue.get()) is not None:
+        first = self._queue.get()
+        while first is not None:
             batch = [first]
             size_bytes = _size_of(first)
             is_last = False
@@ -139,6 +147,14 @@ class StorageThread:
             del batch, first
             if is_last:
                 return
+            first = self._next()
+
+    def _next(self) -> Request | None:
+        try:
+            return self._queue.get(timeout=REST_DELAY_S)
+        except Empty:
+            self._rest()
+            return self._queue.get()
 
 
 class LogDir:
@@ -176,6 +192,8 @@ class LogDir:
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
         """The disk error that took it offline."""
+        self.sync_latency: Final = Histogram()
+        """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
         self._clock = clock
         self._post = post
@@ -195,7 +213,7 @@ class LogDir:
             on_free_space=self._on_free_space,
         )
         """The cycle that its storage thread runs."""
-        self._worker = start_worker(f"storage {path}", self._run_batch)
+        self._worker = start_worker(f"storage {path}", self._run_batch, self._rest)
 
     def open(self) -> None:
         """Make the directory if it is missing, and become its only owner. Blocks.
@@ -309,8 +327,14 @@ class LogDir:
             lock.release()
 
     def _run_batch(self, batch: Sequence[Request]) -> None:
+        self._run_safely(partial(self.appender.run, batch))
+
+    def _rest(self) -> None:
+        self._run_safely(self.appender.rest)
+
+    def _run_safely(self, task: Task) -> None:
         try:
-            self.appender.run(batch)
+            task()
         except Exception as error:  # noqa: BLE001  # the top of the storage thread
             _log.exception("storage thread failed: directory=%s", self.path)
             self.appender.go_offline(

@@ -5,11 +5,12 @@ made durable. The spans of a segment follow each other without a gap, from its b
 offset on. An entry is written *after* the sync of its bytes, so an entry on disk proves
 that its bytes were on disk, and bytes without an entry are the only ones that a crash
 may have torn. While the last span is shorter than `span_bytes_min` the next commit
-grows its entry in place; so what was acknowledged gets an entry within microseconds,
-without one entry per tiny commit (a kill in between leaves whole records without an
-entry, and recovery keeps those). The file is synced only when the segment is sealed or
-closed cleanly: after a power cut the index may be short, or its last entry torn. That
-costs time, not data.
+grows its entry in place; so what was acknowledged gets an entry, without one entry per
+tiny commit. It gets it when `span_bytes_min` bytes have none, or the storage thread has
+nothing else to do (a kill before that leaves whole records without an entry, and
+recovery keeps those). The file is synced only when the segment is sealed or closed
+cleanly: after a power cut the index may be short, or its last entry torn. That costs
+time, not data.
 
     name: <base offset, 20 digits>.spans, beside <base offset>.meta
 

@@ -364,7 +364,7 @@ def request(size: int) -> Request:
 def test_the_thread_takes_everything_that_is_queued() -> None:
     """What comes while a group is written is the next group; a group is bounded."""
     gate = Gate()
-    thread = StorageThread("test", gate.run)
+    thread = StorageThread("test", gate.run, lambda: None)
     thread.start()
     thread.submit(request(1))
     assert gate.entered.acquire(timeout=10)
@@ -382,10 +382,28 @@ def test_the_thread_takes_everything_that_is_queued() -> None:
 def test_the_thread_ends_when_the_queue_is_empty() -> None:
     """`stop` lets everything before it run."""
     done: list[int] = []
-    thread = StorageThread("test", lambda batch: done.append(len(batch)))
+    thread = StorageThread("test", lambda batch: done.append(len(batch)), lambda: None)
     for _ in range(3):
         thread.submit(request(1))
     thread.stop()
     thread.start()
     thread.join(10)
     assert sum(done) == 3
+
+
+def test_the_thread_rests_once_when_nothing_is_queued() -> None:
+    """What was put off is done soon after a batch, and an idle thread stays asleep."""
+    done: list[str] = []
+    rested = threading.Event()
+
+    def rest() -> None:
+        done.append("rest")
+        rested.set()
+
+    thread = StorageThread("test", lambda _batch: done.append("run"), rest)
+    thread.start()
+    thread.submit(request(1))
+    assert rested.wait(10)
+    thread.stop()
+    thread.join(10)
+    assert done == ["run", "rest"]
