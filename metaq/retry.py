@@ -37,12 +37,14 @@ class Backoff:
                 f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
             )
 
-    def delay_s(self, failures: int, chance: Callable[[], float]) -> float:
+    def delay_s(
+        self, failures: int, chance: Callable[[], float] = random.random
+    ) -> float:
         """Return the wait after so many failures, in seconds.
 
         Args:
             failures: How many attempts have failed, 1 or more.
-            chance: Returns a number in [0, 1); `random.random` outside tests.
+            chance: Returns a number in [0, 1).
 
         Returns:
             Between half of the doubled and capped wait and the whole of it: clients

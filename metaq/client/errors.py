@@ -23,3 +23,10 @@ class NoProgressError(ClientError):
 
 class NoWallTimeError(ClientError):
     """A time was asked of messages that carry none (stamped by a Java broker)."""
+
+
+class NotSentError(ClientError):
+    """The connection broke before any byte of the request left: nothing was done."""
+
+    retriable = True
+    refresh_metadata = True

@@ -50,3 +50,11 @@ class BrokerIdTakenError(CoordinationError):
     """Another broker is registered under our id, at another address."""
 
     retriable = False
+
+
+class MemberTakenError(CoordinationError):
+    """Another consumer is registered under our name, or a dead one still is.
+
+    The node of a process that was killed disappears with its session, so trying again
+    for longer than the session time-out tells the two apart.
+    """

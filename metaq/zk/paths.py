@@ -54,6 +54,9 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     NodeKind.GROUP_OFFSET: "/consumers/{group}/offsets/{topic}/{partition}",
 }
 
+LEADER_NAME: Final = TEMPLATES[NodeKind.LEADER].rpartition("/")[2]
+"""Name of the leader's node below its broker's."""
+
 FIELD_PATTERNS: Final[Mapping[str, str]] = {
     "broker": r"\d+",
     "follower": r"\d+",

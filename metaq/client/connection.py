@@ -1,0 +1,530 @@
+"""One connection to one broker, on the event loop: many requests in flight at once.
+
+Theory of operation. `submit` queues bytes and a callback; what one turn of the loop
+queues leaves in one `send` (see `net/channel.py`). Replies are paired by opaque alone,
+in whatever order they come, and each request's callback is called exactly once: with
+the reply, or with the error that says what is known of the outcome.
+
+    RequestTimeoutError   its deadline passed; the reply, should it come, is dropped
+    ConnectionLostError   the connection ended; it may have been carried out
+    NotSentError          the connection ended before any byte of it left
+
+There is one timer per connection and no task. It stands at the earliest deadline, or at
+the next heartbeat. Three ways tell that a broker is gone although its connection is
+not:
+
+* nothing came for `heartbeat_s`: it is asked for its version, and when nothing moves in
+  either direction for `heartbeat_timeout_s`, the connection is lost;
+* LATE_COUNT_MAX requests in a row ran into their deadlines, and for
+  `heartbeat_timeout_s` nothing but heartbeats was answered;
+* it breaks the rules of the wire.
+
+    Invariant: `_in_flight` holds requests in the order of `submit`, and a request is
+    taken out before its callback is called.
+
+Source: client spec 2 and 16.
+"""
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self, TypeAlias
+
+from metaq.client.errors import ConnectionLostError, NotSentError
+from metaq.client.options import ClientOptions
+from metaq.client.replies import require_ok
+from metaq.clock import Clock
+from metaq.errors import (
+    ClientError,
+    ClosedError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
+from metaq.net.channel import Channel
+from metaq.net.dial import dial
+from metaq.protocol.buffer import ReceiveBuffer
+from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
+from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encode import encode
+from metaq.protocol.version import Capabilities, decode_version_body
+from metaq.zk.session import Cancel
+from metaq.zk.znodes import BrokerAddress
+
+_log = logging.getLogger(__name__)
+
+OnReply: TypeAlias = Callable[[Reply | MetaqError], None]
+"""Hears what became of a request; on the loop, exactly once; must not wait."""
+
+OPAQUE_MAX: Final = 999_999_999
+"""Opaques run from 1 to here and start again: short, and never near an i32's end."""
+
+LATE_COUNT_MAX: Final = 3
+"""Deadlines missed in a row, after which a broker that answers nothing is left."""
+
+TIMER_STEP_S: Final = 0.005
+"""Least time between two looks at the deadlines: each look costs one pass over what is
+in flight, and deadlines are kept to within it."""
+
+_NO_READER: Final = Executor()  # clients send no file ranges, so nothing is warmed
+
+# A result as brokers write it. Anything else is left to the general path.
+_RESULT: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
+
+
+class _Request(NamedTuple):
+    """A request in flight."""
+
+    on_reply: OnReply
+    deadline_s: float
+    start: int  # bytes submitted on this connection before it
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatistics:
+    """A snapshot of a connection's counters."""
+
+    address: BrokerAddress
+    """The broker's address, as it is advertised."""
+    peer: str
+    """`host:port` that was reached."""
+    broker_version: str
+    """What the broker says of its version."""
+    in_flight_count: int
+    """Requests sent and not yet answered."""
+    in_flight_bytes: int
+    """Bytes of them."""
+    queued_bytes: int
+    """Bytes of them that have not left yet."""
+    sent_bytes: int
+    """Bytes given to the socket."""
+    received_bytes: int
+    """Bytes taken from the socket."""
+    request_count: int
+    """Requests submitted, heartbeats included."""
+    timeout_count: int
+    """Requests that ran into their deadline."""
+    unknown_reply_count: int
+    """Replies to nothing in flight, late ones mostly; they were dropped."""
+    heartbeat_count: int
+    """Times the broker was asked whether it is there."""
+
+
+class BrokerConnection:
+    """An open connection. Owner: the pool, or whoever opened it; used on the loop.
+
+    Lifecycle: `open`, use, `close`. The end comes once, by `close` or by the broker;
+    everything in flight then hears of it in the order of submission, then the
+    callbacks of `on_closed` do.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        address: BrokerAddress,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        options: ClientOptions,
+    ) -> None:
+        """Take over a connected channel; `open` is the usual way in."""
+        self.address = address
+        self.peer = channel.peer
+        """`host:port` that was reached."""
+        self.capabilities = Capabilities("")
+        """What the broker announced; set by `open`."""
+        self._channel = channel
+        self._loop = loop
+        self._clock = clock
+        self._heartbeat_s = options.heartbeat_s
+        self._heartbeat_timeout_s = options.heartbeat_timeout_s
+        self._in_flight_bytes_max = options.in_flight_bytes_max
+        self._protocol = Connection(Role.CLIENT, WireLimits())
+        self._in_flight: dict[int, _Request] = {}
+        self._in_flight_bytes = 0
+        self._submitted_bytes = 0
+        self._opaque = 0
+        self._reason: str | None = None
+        self._listeners: dict[object, Callable[[str], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._wake_s = math.inf
+        self._received_s = self._answered_s = clock.monotonic_s()
+        self._late_count = 0
+        self._heartbeat: int | None = None
+        self._request_count = 0
+        self._timeout_count = 0
+        self._unknown_reply_count = 0
+        self._heartbeat_count = 0
+        channel.start(
+            on_data=self._on_data,
+            on_end=lambda: self._lose("the broker closed it"),
+            on_room=lambda: None,
+            on_closed=self._end,
+        )
+        self._wake_at(self._received_s + self._heartbeat_s)
+
+    @classmethod
+    async def open(
+        cls,
+        address: BrokerAddress,
+        *,
+        clock: Clock,
+        deadline_s: float,
+        options: ClientOptions,
+    ) -> Self:
+        """Connect, and ask what the broker can do.
+
+        Args:
+            address: where the broker is; a name may have several addresses.
+            clock: judges the deadline, and every other of the connection.
+            deadline_s: absolute bound on both.
+            options: bounds and times of the connection.
+
+        Raises:
+            NoBrokerError: nobody listens there, or it did not answer in time; names
+                address and reason. Nothing that matters was sent.
+
+        Cancellation: what was connected is closed.
+        """
+        loop = asyncio.get_running_loop()
+        left_s = max(0.0, deadline_s - clock.monotonic_s())
+        try:
+            async with asyncio.timeout(left_s):
+                sock = await dial(address.host, address.port, loop=loop)
+        except TimeoutError as error:
+            raise NoBrokerError(
+                f"cannot connect to {address}: no connection within {left_s:.3g} s"
+            ) from error
+        except (OSError, UnicodeError) as error:
+            # A name that no resolver takes is a UnicodeError.
+            reason = getattr(error, "strerror", None) or error
+            raise NoBrokerError(f"cannot connect to {address}: {reason}") from error
+        channel = Channel(
+            sock,
+            loop=loop,
+            clock=clock,
+            reader=_NO_READER,
+            room_bytes=options.in_flight_bytes_max,
+        )
+        connection = cls(channel, address, loop=loop, clock=clock, options=options)
+        try:
+            command = Version(connection.next_opaque())
+            reply = await connection.call(command, deadline_s=deadline_s)
+            connection.capabilities = decode_version_body(require_ok(reply).text)
+        except RequestTimeoutError as error:
+            connection.close("no version")
+            reason = f"connected, but no answer within {left_s:.3g} s"
+            raise NoBrokerError(f"{address}: {reason}") from error
+        except MetaqError as error:
+            connection.close("no version")
+            raise NoBrokerError(f"{address}: {error}") from error
+        except BaseException:
+            connection.close("given up")
+            raise
+        return connection
+
+    # -- state ------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither closed nor lost."""
+        return self._reason is None
+
+    @property
+    def in_flight_count(self) -> int:
+        """Requests sent and not yet answered."""
+        return len(self._in_flight)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """Bytes of them."""
+        return self._in_flight_bytes
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of them that have not left yet."""
+        return self._channel.queued_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request keeps `in_flight_bytes_max`; callers ask first."""
+        return self._in_flight_bytes < self._in_flight_bytes_max
+
+    def statistics(self) -> ConnectionStatistics:
+        """Return a snapshot of the counters."""
+        channel = self._channel.statistics()
+        return ConnectionStatistics(
+            address=self.address,
+            peer=self.peer,
+            broker_version=self.capabilities.version,
+            in_flight_count=len(self._in_flight),
+            in_flight_bytes=self._in_flight_bytes,
+            queued_bytes=channel.queued_bytes,
+            sent_bytes=channel.sent_bytes,
+            received_bytes=channel.received_bytes,
+            request_count=self._request_count,
+            timeout_count=self._timeout_count,
+            unknown_reply_count=self._unknown_reply_count,
+            heartbeat_count=self._heartbeat_count,
+        )
+
+    # -- requests ---------------------------------------------------------------------
+
+    def next_opaque(self) -> int:
+        """Return a number that no request in flight has."""
+        self._opaque = opaque = self._opaque % OPAQUE_MAX + 1
+        return opaque
+
+    def submit(
+        self,
+        frame: Sequence[bytes] | bytes,
+        opaque: int,
+        on_reply: OnReply,
+        *,
+        deadline_s: float,
+    ) -> None:
+        """Send a request; the hot call.
+
+        Args:
+            frame: its bytes, or pieces of them that are sent one after the other.
+            opaque: from `next_opaque`, and in the frame.
+            on_reply: hears what became of it.
+            deadline_s: absolute; kept to within TIMER_STEP_S.
+
+        Raises:
+            ClosedError: the connection is closed; nothing was sent, and `on_reply` is
+                not called.
+        """
+        if self._reason is not None:
+            raise ClosedError(f"connection to {self.address} is closed: {self._reason}")
+        if not self._in_flight and not self._late_count:
+            self._answered_s = self._clock.monotonic_s()
+        if isinstance(frame, bytes):
+            size_bytes = len(frame)
+            self._channel.send(frame)
+        else:
+            size_bytes = 0
+            for part in frame:
+                size_bytes += len(part)
+                self._channel.send(part)
+        self._in_flight[opaque] = _Request(
+            on_reply, deadline_s, self._submitted_bytes, size_bytes
+        )
+        self._submitted_bytes += size_bytes
+        self._in_flight_bytes += size_bytes
+        self._request_count += 1
+        if deadline_s < self._wake_s:
+            self._wake_at(deadline_s)
+
+    async def call(self, command: Command, *, deadline_s: float) -> Reply:
+        """Send a command, which carries an opaque of ours, and return its reply.
+
+        Raises:
+            ClosedError, NotSentError: it was not sent.
+            RequestTimeoutError, ConnectionLostError: the outcome is unknown.
+            LocalProtocolError: it cannot be written down.
+
+        Cancellation: the request goes on, and its reply is dropped.
+        """
+        assert not isinstance(command, Quit), "a quit is not answered"
+        answer: asyncio.Future[Reply] = self._loop.create_future()
+
+        def on_reply(outcome: Reply | MetaqError) -> None:
+            if answer.done():
+                return
+            if isinstance(outcome, MetaqError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        frame = encode(command)
+        self.submit(frame, command.opaque, on_reply, deadline_s=deadline_s)
+        return await answer
+
+    # -- the end ----------------------------------------------------------------------
+
+    def on_closed(self, callback: Callable[[str], None]) -> Cancel:
+        """Have `callback` called with the reason, once, when the connection ends.
+
+        Returns:
+            Takes the callback back; harmless twice and afterwards.
+        """
+        key = object()
+        self._listeners[key] = callback
+        return lambda: ignore(self._listeners.pop(key, None))
+
+    def close(self, reason: str) -> None:
+        """Close at once; what is in flight hears of it. Harmless twice."""
+        self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        self._channel.abort(reason)
+
+    def _end(self, reason: str) -> None:
+        """Tell everybody: the channel is closed."""
+        self._reason = reason
+        if self._timer is not None:
+            self._timer.cancel()
+        requests = list(self._in_flight.values())
+        self._in_flight.clear()
+        self._in_flight_bytes = 0
+        sent_bytes = self._channel.statistics().sent_bytes
+        for request in requests:
+            kind: type[ClientError] = NotSentError
+            outcome = "not sent"
+            if request.start < sent_bytes:
+                kind, outcome = ConnectionLostError, "outcome unknown"
+            error = kind(
+                f"connection to {self.address} is lost: {reason}; request {outcome}"
+            )
+            self._tell(request.on_reply, error)
+        listeners = list(self._listeners.values())
+        self._listeners.clear()
+        for listener in listeners:
+            listener(reason)
+
+    # -- replies ----------------------------------------------------------------------
+
+    def _on_data(self, data: bytes) -> None:
+        self._received_s = self._clock.monotonic_s()
+        protocol = self._protocol
+        protocol.receive_data(data)
+        try:
+            while True:
+                if protocol.is_between_frames:
+                    for result in take_results(protocol.buffer):
+                        self._on_reply(result)
+                if self._reason is not None:  # a callback may have closed it
+                    return
+                reply = protocol.next_event()
+                if reply is NEED_DATA:
+                    return
+                assert isinstance(reply, Result | Value), "a client hears no commands"
+                self._on_reply(reply)
+        except RemoteProtocolError as error:
+            self._lose(f"malformed reply: {error}")
+
+    def _on_reply(self, reply: Reply) -> None:
+        request = self._in_flight.pop(reply.opaque, None)
+        if reply.opaque == self._heartbeat:
+            self._heartbeat = None
+        else:
+            # A late reply proves as well that the broker carries out requests.
+            self._late_count = 0
+            self._answered_s = self._received_s
+        if request is None:
+            self._unknown_reply_count += 1
+            return
+        self._in_flight_bytes -= request.size_bytes
+        self._tell(request.on_reply, reply)
+
+    def _tell(self, on_reply: OnReply, outcome: Reply | MetaqError) -> None:
+        try:
+            on_reply(outcome)
+        except Exception:  # noqa: BLE001  # one bug must not take the rest's outcome
+            _log.exception("reply callback failed: broker=%s", self.address)
+
+    # -- time -------------------------------------------------------------------------
+
+    def _wake_at(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._wake_s = time_s
+        left_s = max(0.0, time_s - self._clock.monotonic_s())
+        self._timer = self._loop.call_later(left_s, self._on_timer)
+
+    def _on_timer(self) -> None:
+        now_s = self._clock.monotonic_s()
+        self._expire(now_s)
+        self._beat(now_s)
+        if self._reason is not None:
+            return
+        wake_s = self._received_s + self._heartbeat_s
+        if self._heartbeat is not None:
+            wake_s = math.inf
+        for request in self._in_flight.values():
+            wake_s = min(wake_s, request.deadline_s)
+        self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
+
+    def _expire(self, now_s: float) -> None:
+        """Give up what is past its deadline; in the order of submission."""
+        late = [
+            (opaque, request)
+            for opaque, request in self._in_flight.items()
+            if request.deadline_s <= now_s and opaque != self._heartbeat
+        ]
+        for opaque, request in late:
+            if self._in_flight.pop(opaque, None) is None:
+                continue
+            self._in_flight_bytes -= request.size_bytes
+            self._timeout_count += 1
+            self._late_count += 1
+            error = RequestTimeoutError(
+                f"{self.address}: no answer before the deadline; outcome unknown"
+            )
+            self._tell(request.on_reply, error)
+        is_deaf = now_s - self._answered_s >= self._heartbeat_timeout_s
+        if self._late_count >= LATE_COUNT_MAX and is_deaf:
+            self._lose(f"{self._late_count} requests in a row were not answered")
+
+    def _beat(self, now_s: float) -> None:
+        """Ask a broker that has been silent, and leave one that stays so."""
+        if self._reason is not None:
+            return
+        timeout_s = self._heartbeat_timeout_s
+        if self._heartbeat is None:
+            if now_s - self._received_s >= self._heartbeat_s:
+                self._heartbeat = self.next_opaque()
+                self._heartbeat_count += 1
+                self.submit(
+                    encode(Version(self._heartbeat)),
+                    self._heartbeat,
+                    ignore,
+                    deadline_s=now_s + timeout_s,
+                )
+            return
+        request = self._in_flight[self._heartbeat]
+        if now_s < request.deadline_s:
+            return
+        quiet_s = self._channel.idle_s(now_s)
+        if quiet_s >= timeout_s:
+            self._lose(f"no answer to a heartbeat within {timeout_s:g} s")
+            return
+        # Large frames are on their way, in front of it or in front of its reply.
+        self._in_flight[self._heartbeat] = request._replace(
+            deadline_s=now_s + timeout_s - quiet_s
+        )
+
+
+def ignore(_value: object) -> None:
+    """Do nothing with a value."""
+
+
+def take_results(buffer: ReceiveBuffer) -> list[Result]:
+    """Take every whole, ordinary result off the front of a buffer.
+
+    Replies to puts come by the hundred in one read; this costs a fourth of the general
+    path and reads the same (a property test holds them together).
+
+    Args:
+        buffer: between two frames; its position is moved behind what was taken.
+    """
+    data, position = buffer.data, buffer.position
+    size, match = len(data), _RESULT.match
+    results: list[Result] = []
+    while (found := match(data, position)) is not None:
+        status, length, opaque = found.groups()
+        start = found.end()
+        end = start + int(length)
+        if end > size:
+            break
+        results.append(Result(int(status), data[start:end], int(opaque)))
+        position = end
+    buffer.position = position
+    return results

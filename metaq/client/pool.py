@@ -1,0 +1,264 @@
+"""One connection per broker address, made again for ever after a pause.
+
+Theory of operation. Nothing is kept connected for its own sake: somebody asks (`get`),
+and all who ask for one address at a time wait for the same attempt. Attempts to one
+address follow each other after a pause that doubles up to `reconnect_max_s`, however
+often and by however many callers it is asked for, so a broker that is away costs a
+bounded number of attempts and is found soon after it comes back. There is no last
+attempt: who does not want to wait has a deadline.
+
+A connection that ends within `reconnect_max_s` of its beginning counts as a failed
+attempt. A peer that takes every connection and drops it would otherwise be called
+without a pause.
+
+    Invariant: an address has at most one attempt under way and one open connection.
+
+Source: client spec 16.1, 16.2 and 21 (defects 7 to 9).
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.connection import BrokerConnection, ConnectionStatistics
+from metaq.client.options import ClientOptions
+from metaq.clock import Clock
+from metaq.errors import ClosedError, NoBrokerError
+from metaq.retry import Backoff
+from metaq.zk.znodes import BrokerAddress
+
+IDLE_ROUTE_COUNT_MAX: Final = 64
+"""Addresses remembered although nobody asks for them; cleared when there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """A snapshot of a pool's counters."""
+
+    connections: tuple[ConnectionStatistics, ...]
+    """Of the connections that are open."""
+    attempt_count: int
+    """Attempts to connect."""
+    failure_count: int
+    """Attempts that failed."""
+    lost_count: int
+    """Connections that ended without our closing the pool."""
+
+
+class _Route:
+    """What is known of one address."""
+
+    __slots__ = (
+        "address",
+        "attempts",
+        "connection",
+        "due_s",
+        "failures",
+        "opened_s",
+        "reason",
+        "waiters",
+    )
+
+    def __init__(self, address: BrokerAddress) -> None:
+        self.address = address
+        self.connection: BrokerConnection | None = None
+        self.opened_s = 0.0
+        self.attempts: asyncio.Task[None] | None = None
+        self.waiters: dict[asyncio.Future[None], None] = {}
+        self.failures = 0  # in a row
+        self.due_s = 0.0  # no attempt before
+        self.reason = "not tried yet"
+
+    @property
+    def usable(self) -> BrokerConnection | None:
+        # What is in flight on a lost connection hears of it before the pool does.
+        connection = self.connection
+        return connection if connection is not None and connection.is_open else None
+
+    @property
+    def is_idle(self) -> bool:
+        return self.connection is None and self.attempts is None and not self.waiters
+
+
+class ConnectionPool:
+    """The connections of one client. Owner: the client; used on the loop.
+
+    Lifecycle: made, used, closed once with `close`.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        options: ClientOptions,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """Prepare a pool without connections.
+
+        Args:
+            clock: judges every deadline.
+            options: times and bounds, also of the connections.
+            loop: the loop everything here runs on.
+        """
+        self._clock = clock
+        self._options = options
+        self._loop = loop
+        self._backoff = Backoff(
+            first_s=options.reconnect_first_s, max_s=options.reconnect_max_s
+        )
+        self._routes: dict[BrokerAddress, _Route] = {}
+        self._is_closed = False
+        self._attempt_count = 0
+        self._failure_count = 0
+        self._lost_count = 0
+
+    def ready(self, address: BrokerAddress) -> BrokerConnection | None:
+        """Return the open connection to an address; None when there is none now."""
+        route = self._routes.get(address)
+        return None if route is None else route.usable
+
+    async def get(
+        self, address: BrokerAddress, *, deadline_s: float
+    ) -> BrokerConnection:
+        """Return a connection to an address, made if there is none.
+
+        Joins the attempt under way, or the pause before the next one.
+
+        Args:
+            address: the broker.
+            deadline_s: absolute; how long to go on trying.
+
+        Raises:
+            NoBrokerError: there was none before the deadline; names the address, the
+                last attempt's reason and how long this call tried.
+            ClosedError: the pool is closed, or was meanwhile.
+
+        Cancellation: the attempt goes on for the others.
+        """
+        since_s = self._clock.monotonic_s()
+        route = self._route(address)
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - since_s)):
+                while (connection := route.usable) is None:
+                    await self._wait(route)
+                    route = self._route(address)
+        except TimeoutError as error:
+            tried_s = self._clock.monotonic_s() - since_s
+            raise NoBrokerError(
+                f"no connection to {address} within {tried_s:.3g} s: {route.reason}"
+            ) from error
+        return connection
+
+    async def close(self, *, deadline_s: float) -> None:
+        """Close every connection; what is in flight on them hears of it.
+
+        Args:
+            deadline_s: absolute; how long attempts under way may take to end.
+        """
+        self._is_closed = True
+        attempts = []
+        for route in list(self._routes.values()):
+            for waiter in list(route.waiters):
+                if not waiter.done():
+                    waiter.set_exception(ClosedError("the connection pool is closed"))
+            if route.attempts is not None:
+                route.attempts.cancel()
+                attempts.append(route.attempts)
+            if route.connection is not None:
+                route.connection.close("the client was closed")
+        self._routes.clear()
+        if attempts:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            await asyncio.wait(attempts, timeout=left_s)
+
+    def statistics(self) -> PoolStatistics:
+        """Return a snapshot of the counters."""
+        return PoolStatistics(
+            connections=tuple(
+                route.connection.statistics()
+                for route in self._routes.values()
+                if route.connection is not None
+            ),
+            attempt_count=self._attempt_count,
+            failure_count=self._failure_count,
+            lost_count=self._lost_count,
+        )
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _route(self, address: BrokerAddress) -> _Route:
+        if self._is_closed:
+            raise ClosedError("the connection pool is closed")
+        route = self._routes.get(address)
+        if route is not None:
+            return route
+        idle = [known for known, route in self._routes.items() if route.is_idle]
+        if len(idle) >= IDLE_ROUTE_COUNT_MAX:
+            for known in idle:
+                del self._routes[known]
+        route = self._routes[address] = _Route(address)
+        return route
+
+    async def _wait(self, route: _Route) -> None:
+        """Wait for the end of the next successful attempt."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        route.waiters[waiter] = None
+        if route.attempts is None:
+            route.attempts = self._loop.create_task(
+                self._run_attempts(route), name=f"connect {route.address}"
+            )
+        try:
+            await waiter
+        finally:
+            route.waiters.pop(waiter, None)
+
+    async def _run_attempts(self, route: _Route) -> None:
+        """Try until there is a connection, or nobody waits for one any more."""
+        try:
+            while route.waiters:
+                pause_s = route.due_s - self._clock.monotonic_s()
+                if pause_s > 0:
+                    await asyncio.sleep(pause_s)
+                    continue
+                await self._attempt(route)
+        finally:
+            route.attempts = None
+
+    async def _attempt(self, route: _Route) -> None:
+        self._attempt_count += 1
+        deadline_s = self._clock.monotonic_s() + self._options.connect_timeout_s
+        try:
+            connection = await BrokerConnection.open(
+                route.address,
+                clock=self._clock,
+                deadline_s=deadline_s,
+                options=self._options,
+            )
+        except NoBrokerError as error:
+            self._failure_count += 1
+            self._note_failure(route, str(error))
+            return
+        route.connection = connection
+        route.opened_s = self._clock.monotonic_s()
+        connection.on_closed(lambda reason: self._on_lost(route, reason))
+        for waiter in list(route.waiters):
+            if not waiter.done():
+                waiter.set_result(None)
+        route.waiters.clear()
+
+    def _note_failure(self, route: _Route, reason: str) -> None:
+        route.failures += 1
+        route.reason = reason
+        pause_s = self._backoff.delay_s(route.failures)
+        route.due_s = self._clock.monotonic_s() + pause_s
+
+    def _on_lost(self, route: _Route, reason: str) -> None:
+        route.connection = None
+        if self._is_closed:
+            return
+        self._lost_count += 1
+        lived_s = self._clock.monotonic_s() - route.opened_s
+        if lived_s < self._options.reconnect_max_s:
+            self._note_failure(route, f"the connection was lost: {reason}")
+        else:
+            route.failures, route.due_s, route.reason = 0, 0.0, reason

@@ -1,0 +1,210 @@
+"""The children of a node with their payloads: read at once, or watched for good.
+
+Theory of operation: ZooKeeper watches a list of names and a payload, never a list of
+payloads. `ValuesWatch` puts one watch on the list and one on each child that matters,
+so that a payload that is replaced in place, or by deleting and creating the child, is
+seen as well as a child that comes or goes. What happened together arrives in pieces;
+`Settler` waits until the pieces have settled and everything that is named was read.
+
+Children that vanish between the list and the read are left out, and so are those whose
+payload nobody can read; the latter are logged, once for each payload.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Generic, TypeVar
+
+from metaq.zk.errors import PayloadError
+from metaq.zk.session import Cancel, Coordinator, SessionState
+from metaq.zk.znodes import Node
+
+log = logging.getLogger(__name__)
+
+READS_AT_ONCE: Final = 64
+"""Requests of one reader that are in flight together."""
+SETTLE_S: Final = 0.02
+"""How long nothing is said after a change: what belongs together comes together."""
+INCOMPLETE_S_MAX: Final = 5.0
+"""After this time what was read must do: one node may be barred from us for good."""
+
+T = TypeVar("T")
+
+
+async def read_values(
+    coordinator: Coordinator,
+    path: str,
+    decode: Callable[[bytes], T],
+    *,
+    deadline_s: float,
+) -> dict[str, T]:
+    """Return name → value of a node's children, names ascending; {} without the node.
+
+    Args:
+        coordinator: whom to ask.
+        path: the parent.
+        decode: payload → value; raises PayloadError.
+        deadline_s: for all of it together.
+
+    Raises:
+        CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
+    """
+    names = await coordinator.children(path, deadline_s=deadline_s) or ()
+    values = {}
+    for start in range(0, len(names), READS_AT_ONCE):
+        batch = names[start : start + READS_AT_ONCE]
+        nodes: list[Node | None] = await asyncio.gather(
+            *(coordinator.get(f"{path}/{n}", deadline_s=deadline_s) for n in batch)
+        )
+        for name, node in zip(batch, nodes, strict=True):
+            if node is None:
+                continue
+            try:
+                values[name] = decode(node.data)
+            except PayloadError as error:
+                log.warning("node left out path=%s/%s error=%s", path, name, error)
+    return values
+
+
+class ValuesWatch(Generic[T]):
+    """The values of a node's children, kept current; owned by one loop.
+
+    The last values stay while ZooKeeper is out of reach.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        path: str,
+        decode: Callable[[bytes], T],
+        on_change: Callable[[], None],
+        *,
+        wants: Callable[[str], bool] = bool,
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            coordinator: whom to ask.
+            path: the parent; it does not have to exist.
+            decode: payload → value; raises PayloadError.
+            on_change: called on the loop after every piece of news.
+            wants: which names matter; all without it.
+
+        Raises:
+            NodeNameError: ZooKeeper does not accept the path.
+        """
+        self._coordinator = coordinator
+        self._path = path
+        self._decode = decode
+        self._on_change = on_change
+        self._wants = wants
+        self._values: dict[str, T | None] = {}
+        self._children: dict[str, Cancel] = {}
+        self._has_names = False
+        self._cancel = coordinator.watch_children(path, self._on_names)
+
+    @property
+    def has_names(self) -> bool:
+        """Whether the list of children was read at least once."""
+        return self._has_names
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether everything that is named was read."""
+        return self._has_names and self._children.keys() == self._values.keys()
+
+    @property
+    def values(self) -> dict[str, T]:
+        """Name → value of every child that is there and can be read, ascending."""
+        return {
+            name: value
+            for name, value in sorted(self._values.items())
+            if value is not None
+        }
+
+    def cancel(self) -> None:
+        """End it; nothing is delivered any more. May be repeated."""
+        self._cancel()
+        for cancel in self._children.values():
+            cancel()
+
+    def _on_names(self, names: tuple[str, ...] | None) -> None:
+        self._has_names = True
+        wanted = set(filter(self._wants, names or ()))
+        for name in self._children.keys() - wanted:
+            self._children.pop(name)()
+            self._values.pop(name, None)
+        for name in sorted(wanted - self._children.keys()):
+            self._children[name] = self._coordinator.watch_data(
+                f"{self._path}/{name}", partial(self._on_data, name)
+            )
+        self._on_change()
+
+    def _on_data(self, name: str, data: bytes | None) -> None:
+        value = None
+        if data is not None:
+            try:
+                value = self._decode(data)
+            except PayloadError as error:
+                log.warning(
+                    "node left out path=%s/%s error=%s", self._path, name, error
+                )
+        self._values[name] = value
+        self._on_change()
+
+
+class Settler:
+    """Says once, at its end, that a burst of changes took place; owned by one loop."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        is_complete: Callable[[], bool],
+        publish: Callable[[], None],
+    ) -> None:
+        """Prepare it; nothing happens before `note`.
+
+        Args:
+            coordinator: where the changes come from.
+            is_complete: whether everything that is known of was read.
+            publish: called on the loop once for each burst.
+        """
+        self._coordinator = coordinator
+        self._is_complete = is_complete
+        self._publish = publish
+        self._settling: asyncio.TimerHandle | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def note(self) -> None:
+        """Take note of a change."""
+        loop = asyncio.get_running_loop()
+        if self._settling is None:
+            self._settling = loop.call_later(SETTLE_S, self._on_settled)
+        if self._patience is None:
+            self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
+
+    def cancel(self) -> None:
+        """Forget the burst that is under way. May be repeated."""
+        for timer in (self._settling, self._patience):
+            if timer is not None:
+                timer.cancel()
+        self._settling = self._patience = None
+
+    def _on_settled(self) -> None:
+        self._settling = None
+        # What is missing yet will be noted when it comes.
+        if self._is_complete():
+            self._end()
+
+    def _on_impatient(self) -> None:
+        if self._coordinator.status.state is SessionState.CONNECTED:
+            self._end()
+        else:
+            # The rest is not barred, it cannot be asked for.
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(INCOMPLETE_S_MAX, self._on_impatient)
+
+    def _end(self) -> None:
+        self.cancel()
+        self._publish()

@@ -1,0 +1,382 @@
+"""The cluster as clients see it: immutable snapshots, kept current by watches.
+
+Theory of operation: `ClusterWatch` watches the brokers and, for each topic that
+somebody asked about, both of its topic nodes: names and payloads, so that a count that
+changes in place is seen, which MetaQ's clients miss. Each burst of changes gives one
+snapshot with the next epoch; snapshots that say the same are one. Nothing is created:
+a watch on a node that is missing fires when it appears.
+
+While ZooKeeper is out of reach the last snapshot holds: brokers work without it, and so
+do clients.
+
+    Invariant: the epoch grows with every snapshot; 0 says that nothing is known yet.
+
+Source: client spec 4.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.errors import ClosedError
+from metaq.model import BrokerId, TopicPartition
+from metaq.zk.children import Settler, ValuesWatch
+from metaq.zk.errors import CoordinationTimeoutError, PayloadError
+from metaq.zk.paths import (
+    LEADER_NAME,
+    NodeKind,
+    NodePaths,
+    parse_follower,
+    parse_role,
+    partition_name,
+)
+from metaq.zk.session import Cancel, Coordinator
+from metaq.zk.znodes import (
+    BrokerAddress,
+    decode_address,
+    decode_registration,
+)
+
+log = logging.getLogger(__name__)
+
+Counts = Mapping[str, Mapping[BrokerId, int]]
+"""Topic → broker → number of partitions there; brokers ascending."""
+PARTITIONS_MAX: Final = 100_000
+"""Partitions of one topic on one broker; a node that promises more is not believed."""
+_TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerCopies:
+    """Where the copies of one broker's partitions are."""
+
+    leader: BrokerAddress | None
+    """Takes puts; None while it is not there."""
+    followers: Mapping[int, BrokerAddress]
+    """Follower K of `slaveK` → its address, K ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """What was known at one moment."""
+
+    epoch: int = 0
+    """Number of the snapshot; 0 before the first one."""
+    brokers: Mapping[BrokerId, BrokerCopies] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Brokers of which at least one copy is there, ids ascending."""
+    puts: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that producers may put to, of watched topics that have any. Their
+    leader may be unreachable at the moment."""
+    gets: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that consumers may read, from a leader or a follower."""
+    topics: frozenset[str] = frozenset()
+    """The watched topics that this snapshot knows about, also those nobody serves."""
+
+    def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return what producers choose from, in numeric order; () for none."""
+        return _partitions(topic, self.puts)
+
+    def get_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return what groups divide, in string order (`0-10` before `0-2`)."""
+        return tuple(sorted(_partitions(topic, self.gets), key=partition_name))
+
+
+def _partitions(topic: str, counts: Counts) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(topic, broker_id, number)
+        for broker_id, count in sorted(counts.get(topic, {}).items())
+        for number in range(count)
+    )
+
+
+def _decode_count(data: bytes) -> int:
+    count = decode_registration(data).partition_count
+    if count > PARTITIONS_MAX:
+        raise PayloadError(
+            f"topic registration: expected at most {PARTITIONS_MAX} partitions,"
+            f" got {count}"
+        )
+    return count
+
+
+def _is_broker_id(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and str(int(name)) == name
+
+
+def _is_copy(name: str) -> bool:
+    return name == LEADER_NAME or parse_follower(name) is not None
+
+
+def _is_role(name: str) -> bool:
+    return parse_role(name) is not None
+
+
+def _is_leader(name: str) -> bool:
+    role = parse_role(name)
+    return role is not None and role.is_leader
+
+
+SnapshotCallback = Callable[[ClusterSnapshot], None]
+TopicsCallback = Callable[[frozenset[str]], None]
+
+
+class ClusterWatch:
+    """Keeps a `ClusterSnapshot` current for a set of topics that grows.
+
+    Lifecycle: `start` once, then use, then `close`; the coordinator belongs to whoever
+    assembled the client, and may connect before or after.
+
+    Concurrency: everything on one event loop; callbacks are called on it.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, paths: NodePaths, *, clock: Clock
+    ) -> None:
+        """Prepare a watch; nothing is read before `start`.
+
+        Args:
+            coordinator: whom to ask.
+            paths: where MetaQ's root is.
+            clock: gives meaning to deadlines.
+        """
+        self._coordinator = coordinator
+        self._paths = paths
+        self._clock = clock
+        self._snapshot = ClusterSnapshot()
+        self._listeners: list[SnapshotCallback] = []
+        self._changed = asyncio.Event()
+        self._is_closed = False
+        self._cancel_ids: Cancel | None = None
+        self._has_ids = False
+        self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
+        self._topics: dict[str, list[ValuesWatch[int]]] = {}
+        self._settler = Settler(coordinator, self._is_complete, self._publish)
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """The present snapshot; epoch 0 while nothing is known."""
+        return self._snapshot
+
+    def start(self) -> None:
+        """Begin to watch the brokers."""
+        self._cancel_ids = self._coordinator.watch_children(
+            self._paths.broker_ids(), self._on_ids
+        )
+
+    def close(self) -> None:
+        """End all watches and wake who waits. May be repeated."""
+        self._is_closed = True
+        self._settler.cancel()
+        if self._cancel_ids is not None:
+            self._cancel_ids()
+        for broker in self._brokers.values():
+            broker.cancel()
+        for watches in self._topics.values():
+            for watch in watches:
+                watch.cancel()
+        self._listeners.clear()
+        self._changed.set()
+
+    def add_listener(self, on_snapshot: SnapshotCallback) -> Cancel:
+        """Call `on_snapshot` on the loop with each new snapshot, in order."""
+        self._listeners.append(on_snapshot)
+
+        def cancel() -> None:
+            if on_snapshot in self._listeners:
+                self._listeners.remove(on_snapshot)
+
+        return cancel
+
+    # -- topics -----------------------------------------------------------------------
+
+    def watch_topic(self, topic: str) -> None:
+        """Let snapshots speak of this topic, too; it does not have to exist.
+
+        Raises:
+            NodeNameError: ZooKeeper cannot hold such a name.
+            ClosedError: the watch is closed.
+        """
+        self._require_open()
+        if topic in self._topics:
+            return
+        self._topics[topic] = [
+            ValuesWatch(
+                self._coordinator,
+                self._paths.topic_children(kind, topic),
+                _decode_count,
+                self._settler.note,
+                wants=_is_leader if kind is NodeKind.TOPIC_PUB else _is_role,
+            )
+            for kind in _TOPIC_KINDS
+        ]
+
+    async def wait_topic(self, topic: str, *, deadline_s: float) -> ClusterSnapshot:
+        """Watch a topic, and return the first snapshot that knows about it.
+
+        Raises:
+            CoordinationTimeoutError: ZooKeeper did not answer in time.
+            NodeNameError, ClosedError: as `watch_topic`.
+        """
+        self.watch_topic(topic)
+        snapshot = self._snapshot
+        while topic not in snapshot.topics:
+            snapshot = await self.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+        return snapshot
+
+    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its epoch is above `epoch`.
+
+        Raises:
+            CoordinationTimeoutError: there was none before the deadline.
+            ClosedError: the watch is closed.
+        """
+        try:
+            async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
+                while not self._is_closed and self._snapshot.epoch <= epoch:
+                    await self._changed.wait()
+        except TimeoutError:
+            raise CoordinationTimeoutError(
+                f"cluster: expected a snapshot after epoch {epoch}, got none in time"
+            ) from None
+        self._require_open()
+        return self._snapshot
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names of all topics there have ever been, asked now."""
+        found: set[str] = set()
+        for kind in _TOPIC_KINDS:
+            path = self._paths.topics(kind)
+            names = await self._coordinator.children(path, deadline_s=deadline_s)
+            found.update(names or ())
+        return frozenset(found)
+
+    def watch_topics(self, on_topics: TopicsCallback) -> Cancel:
+        """Call `on_topics` on the loop with the names of all topics, now and on change.
+
+        Whole sets, no two equal ones in a row; of a topic that nobody serves any more
+        the name stays. The caller ends it before or after `close`.
+        """
+        found: dict[NodeKind, tuple[str, ...]] = {}
+        last: frozenset[str] | None = None
+
+        def publish() -> None:
+            nonlocal last
+            names = frozenset(name for names in found.values() for name in names)
+            if names != last:
+                last = names
+                on_topics(names)
+
+        settler = Settler(
+            self._coordinator, lambda: len(found) == len(_TOPIC_KINDS), publish
+        )
+
+        def on_names(kind: NodeKind, names: tuple[str, ...] | None) -> None:
+            found[kind] = names or ()
+            settler.note()
+
+        cancels = [
+            self._coordinator.watch_children(
+                self._paths.topics(kind), partial(on_names, kind)
+            )
+            for kind in _TOPIC_KINDS
+        ]
+
+        def cancel() -> None:
+            settler.cancel()
+            for end in cancels:
+                end()
+
+        return cancel
+
+    # -- snapshots --------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the watch on the cluster is closed")
+
+    def _on_ids(self, names: tuple[str, ...] | None) -> None:
+        self._has_ids = True
+        wanted = {BrokerId(int(name)) for name in names or () if _is_broker_id(name)}
+        for broker_id in self._brokers.keys() - wanted:
+            self._brokers.pop(broker_id).cancel()
+        for broker_id in sorted(wanted - self._brokers.keys()):
+            self._brokers[broker_id] = ValuesWatch(
+                self._coordinator,
+                self._paths.broker(broker_id),
+                decode_address,
+                self._settler.note,
+                wants=_is_copy,
+            )
+        self._settler.note()
+
+    def _is_complete(self) -> bool:
+        return (
+            self._has_ids
+            and all(broker.is_complete for broker in self._brokers.values())
+            and all(w.is_complete for watches in self._topics.values() for w in watches)
+        )
+
+    def _publish(self) -> None:
+        old = self._snapshot
+        new = replace(
+            old,
+            brokers=MappingProxyType(self._read_brokers()),
+            puts=self._read_counts(NodeKind.TOPIC_PUB),
+            gets=self._read_counts(NodeKind.TOPIC_SUB),
+            topics=frozenset(
+                topic
+                for topic, watches in self._topics.items()
+                if all(watch.has_names for watch in watches)
+            ),
+        )
+        if new == old and old.epoch:
+            return
+        self._snapshot = replace(new, epoch=old.epoch + 1)
+        log.info(
+            "cluster changed epoch=%d brokers=%d topics=%d",
+            self._snapshot.epoch,
+            len(self._snapshot.brokers),
+            len(self._snapshot.topics),
+        )
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for callback in tuple(self._listeners):
+            # One callback's failure is the loop's to report and nobody else's.
+            asyncio.get_running_loop().call_soon(callback, self._snapshot)
+
+    def _read_brokers(self) -> dict[BrokerId, BrokerCopies]:
+        brokers = {}
+        for broker_id, watch in sorted(self._brokers.items()):
+            copies = watch.values
+            followers = {
+                number: address
+                for name, address in copies.items()
+                if (number := parse_follower(name)) is not None
+            }
+            if copies:
+                brokers[broker_id] = BrokerCopies(
+                    leader=copies.get(LEADER_NAME),
+                    followers=MappingProxyType(dict(sorted(followers.items()))),
+                )
+        return brokers
+
+    def _read_counts(self, kind: NodeKind) -> Counts:
+        index = _TOPIC_KINDS.index(kind)
+        counts = {}
+        for topic, watches in sorted(self._topics.items()):
+            by_broker: dict[BrokerId, int] = {}
+            for name, count in watches[index].values.items():
+                role = parse_role(name)
+                assert role is not None, "other names are not watched"
+                known = by_broker.get(role.broker_id, 0)
+                by_broker[role.broker_id] = max(known, count)
+            if by_broker:
+                counts[topic] = MappingProxyType(dict(sorted(by_broker.items())))
+        return MappingProxyType(counts)

@@ -1,0 +1,368 @@
+"""One member of a consumer group: its place in the group, and what it owns there.
+
+Theory of operation: a member is an ephemeral node, and so is every partition it owns.
+Both live and die with the session, so a member that hangs or is cut off loses its
+partitions without anybody's help; and both carry the member's name, by which MetaQ's
+consumers know whose they are.
+
+A name is not enough, because one member may leave nodes of several sessions behind: a
+session that ended for us may live on in ZooKeeper for up to its time-out, and a node of
+it that looks like ours disappears when that time is over. So a node counts as ours when
+it carries our name *and* belongs to the present session; one that belongs to an earlier
+session of this very object is deleted and created again.
+
+    node holds    of session            register        claim           release
+    our payload   the present one       is registered   True            deleted
+    our payload   an earlier of ours    taken over      taken over      left alone
+    our payload   any other             taken: error    False           left alone
+    anything else any                   taken: error    False           left alone
+
+    Invariant: `_claims` maps each claimed partition to the epoch of the session it
+    was claimed under; a claim counts only while that is the present session.
+
+Keep in step: `offsets.py` (which commits for owners only), this package's README.
+
+Source: client spec 4, 14.1, 14.4 and 14.6.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from metaq.errors import SessionLostError
+from metaq.model import TopicPartition
+from metaq.zk.children import Settler, ValuesWatch, read_values
+from metaq.zk.errors import MemberTakenError, NodeChangedError, NodeExistsError
+from metaq.zk.paths import NodeKind, NodePaths, parse_partition
+from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
+from metaq.zk.znodes import (
+    Node,
+    decode_member_topics,
+    decode_owner,
+    encode_member_topics,
+    encode_owner,
+)
+
+log = logging.getLogger(__name__)
+
+# Two members that create and delete the same node alternate this often at most.
+TAKE_TRIES: Final = 3
+# Sessions whose nodes may still be there. One ends before the next begins, and its
+# nodes are gone a session time-out later: older ones than these are long forgotten.
+SESSIONS_REMEMBERED: Final = 16
+
+Members = Mapping[str, tuple[str, ...]]
+"""Member → the topics it subscribes to; names ascending."""
+MembersCallback = Callable[[Members], None]
+
+
+def member_name(group: str, consumer_id: str) -> str:
+    """Return the name of a member: `<group>_<consumer id>`."""
+    return f"{group}_{consumer_id}"
+
+
+async def list_groups(
+    coordinator: Coordinator, paths: NodePaths, *, deadline_s: float
+) -> tuple[str, ...]:
+    """Return the names of all groups there have ever been, ascending."""
+    return await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
+
+
+async def read_members(
+    coordinator: Coordinator, paths: NodePaths, group: str, *, deadline_s: float
+) -> Members:
+    """Return who is in a group now, and with which topics."""
+    path = paths.members(group)
+    return MappingProxyType(
+        await read_values(
+            coordinator, path, decode_member_topics, deadline_s=deadline_s
+        )
+    )
+
+
+async def read_owners(
+    coordinator: Coordinator,
+    paths: NodePaths,
+    group: str,
+    topic: str,
+    *,
+    deadline_s: float,
+) -> Mapping[TopicPartition, str]:
+    """Return which member owns which partition of a topic now; numeric order."""
+    path = paths.group_partitions(NodeKind.OWNER, group, topic)
+    found = await read_values(coordinator, path, decode_owner, deadline_s=deadline_s)
+    owners = {
+        TopicPartition(topic, *parsed): owner
+        for name, owner in found.items()
+        if (parsed := parse_partition(name)) is not None
+    }
+    return MappingProxyType(dict(sorted(owners.items())))
+
+
+class GroupMembership:
+    """Membership of one consumer in one group.
+
+    Lifecycle: `register` when the session is connected, and again after every new
+    session; then `claim` and `release` as the plan of the group says; `unregister` at
+    the end. The coordinator belongs to whoever assembled the client.
+
+    Every request raises what `Coordinator` raises; after an error whose outcome is
+    unknown the same call is right again.
+
+    Concurrency: one event loop. Claims and releases of different partitions may run at
+    once, those of one partition may not.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        paths: NodePaths,
+        *,
+        group: str,
+        consumer_id: str,
+    ) -> None:
+        """Prepare a membership; nothing is written before `register`.
+
+        Args:
+            coordinator: the session that membership and ownership are bound to.
+            paths: where MetaQ's root is.
+            group: name of the group.
+            consumer_id: unique among all consumers of the group, wherever they run.
+        """
+        self._coordinator = coordinator
+        self._paths = paths
+        self._group = group
+        self._member = member_name(group, consumer_id)
+        self._sessions: deque[int] = deque(maxlen=SESSIONS_REMEMBERED)
+        self._registered_epoch = 0
+        self._registered_data = b""
+        self._claims: dict[TopicPartition, int] = {}
+        self._unanswered: set[TopicPartition] = set()
+
+    @property
+    def group(self) -> str:
+        """Name of the group."""
+        return self._group
+
+    @property
+    def member(self) -> str:
+        """Our name in the group, also the payload of the owner nodes."""
+        return self._member
+
+    @property
+    def claims(self) -> frozenset[TopicPartition]:
+        """What we own under the present session; nothing once the session is lost."""
+        status = self._coordinator.status
+        if status.state is SessionState.LOST:
+            return frozenset()
+        return self.claims_of_epoch(status.epoch)
+
+    @property
+    def unanswered_claims(self) -> frozenset[TopicPartition]:
+        """Partitions whose last claim failed: their nodes may be there, and be ours.
+
+        Who does not claim them again has to release them, or nobody can own them for
+        as long as our session lives.
+        """
+        return frozenset(self._unanswered)
+
+    def claims_of_epoch(self, epoch: int) -> frozenset[TopicPartition]:
+        """Return what was claimed under a session and not released since."""
+        return frozenset(p for p, bound in self._claims.items() if bound == epoch)
+
+    # -- the group --------------------------------------------------------------------
+
+    async def register(self, topics: Iterable[str], *, deadline_s: float) -> int:
+        """Become a member, or become one with other topics.
+
+        Returns:
+            The epoch of the session that the membership is bound to.
+
+        Raises:
+            MemberTakenError: somebody else is registered under our name. That may be
+                what a killed process left behind, which goes with its session: try
+                again for longer than the session time-out.
+        """
+        data = encode_member_topics(sorted(set(topics)))
+        path = self._paths.member(self._group, self._member)
+        mine = frozenset({data, self._registered_data})
+        status, other = await self._take(path, data, mine, deadline_s)
+        if other is not None:
+            raise MemberTakenError(
+                f"member {self._member} of group {self._group}: expected to register"
+                f" with topics {data.decode()!r}, found topics"
+                f" {other.data.decode(errors='replace')!r} of session"
+                f" {other.owner_session_id:#x}; consumer ids are unique in a group"
+            )
+        self._registered_epoch, self._registered_data = status.epoch, data
+        log.info("member registered member=%s epoch=%d", self._member, status.epoch)
+        return status.epoch
+
+    async def unregister(self, *, deadline_s: float) -> None:
+        """Leave the group; a node that is not ours stays. Claims are not released."""
+        path = self._paths.member(self._group, self._member)
+        await self._delete_ours(path, self._registered_data, deadline_s)
+        self._registered_epoch = 0
+
+    async def members(self, *, deadline_s: float) -> Members:
+        """Return who is in the group now, and with which topics."""
+        return await read_members(
+            self._coordinator, self._paths, self._group, deadline_s=deadline_s
+        )
+
+    def watch_members(self, on_members: MembersCallback) -> Cancel:
+        """Call `on_members` on the loop with the group's members, now and on change.
+
+        One call for each burst of changes, whole snapshots, no two equal ones in a
+        row. The last one holds while ZooKeeper is out of reach.
+
+        Returns:
+            A function that ends it; nothing is delivered after it was called.
+        """
+        last: Members | None = None
+
+        def publish() -> None:
+            nonlocal last
+            members = watch.values
+            if members != last:
+                last = members
+                on_members(MappingProxyType(members))
+
+        settler = Settler(self._coordinator, lambda: watch.is_complete, publish)
+        watch = ValuesWatch(
+            self._coordinator,
+            self._paths.members(self._group),
+            decode_member_topics,
+            settler.note,
+        )
+
+        def cancel() -> None:
+            watch.cancel()
+            settler.cancel()
+
+        return cancel
+
+    # -- ownership --------------------------------------------------------------------
+
+    async def claim(self, partition: TopicPartition, *, deadline_s: float) -> bool:
+        """Try to become the owner of a partition.
+
+        Returns:
+            Whether it is ours now. False: another member owns it, or one whose process
+            died and whose session did not end yet; try again, with back-off, for
+            longer than the session time-out.
+
+        Raises:
+            SessionLostError: we are not registered under the present session.
+        """
+        epoch = self._coordinator.status.epoch
+        if epoch != self._registered_epoch:
+            raise SessionLostError(
+                f"member {self._member}: expected a registration under session epoch"
+                f" {epoch}, got {self._registered_epoch}"
+            )
+        data = encode_owner(self._member)
+        path = self._paths.owner(self._group, partition)
+        self._unanswered.add(partition)
+        status, other = await self._take(path, data, frozenset({data}), deadline_s)
+        self._unanswered.discard(partition)
+        if other is not None:
+            log.debug(
+                "partition is owned by another member partition=%s owner=%s session=%x",
+                partition,
+                other.data.decode(errors="replace"),
+                other.owner_session_id,
+            )
+            return False
+        self._claims[partition] = status.epoch
+        return True
+
+    async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
+        """Give a partition up; its offset has been committed.
+
+        Right also after a claim that failed (`unanswered_claims`). Without an error the
+        partition is ours no more, whatever is returned.
+
+        Returns:
+            Whether there was a node of ours to delete.
+        """
+        path = self._paths.owner(self._group, partition)
+        is_deleted = await self._delete_ours(
+            path, encode_owner(self._member), deadline_s
+        )
+        self._claims.pop(partition, None)
+        self._unanswered.discard(partition)
+        return is_deleted
+
+    async def owners(
+        self, topic: str, *, deadline_s: float
+    ) -> Mapping[TopicPartition, str]:
+        """Return which member owns which partition of a topic now; numeric order."""
+        return await read_owners(
+            self._coordinator, self._paths, self._group, topic, deadline_s=deadline_s
+        )
+
+    # -- nodes of ours ----------------------------------------------------------------
+
+    async def _take(
+        self, path: str, data: bytes, mine: frozenset[bytes], deadline_s: float
+    ) -> tuple[SessionStatus, Node | None]:
+        """Make a node ours, of the present session and with this payload.
+
+        Args:
+            path: the node.
+            data: what it shall hold.
+            mine: payloads by which an earlier node of ours is recognised.
+            deadline_s: when to give up.
+
+        Returns:
+            The session it belongs to, and the node of somebody else that stands there
+            instead, if one does.
+        """
+        for _ in range(TAKE_TRIES):
+            status = self._coordinator.status
+            status.require_connected()
+            # Before the request: its outcome may never be known.
+            if status.session_id not in self._sessions:
+                self._sessions.append(status.session_id)
+            try:
+                await self._coordinator.create_ephemeral(
+                    path, data, deadline_s=deadline_s
+                )
+            except NodeExistsError:
+                node = await self._coordinator.get(path, deadline_s=deadline_s)
+            else:
+                node = Node(data, owner_session_id=status.session_id, version=0)
+            self._require_same_session(status, path)
+            if node is None:
+                continue
+            is_present = node.owner_session_id == status.session_id
+            if is_present and node.data == data:
+                return status, None
+            if node.data not in mine or node.owner_session_id not in self._sessions:
+                return status, node
+            await self._coordinator.delete(path, deadline_s=deadline_s)
+        raise NodeChangedError(
+            f"take {path}: created and deleted by others, {TAKE_TRIES} times"
+        )
+
+    async def _delete_ours(self, path: str, data: bytes, deadline_s: float) -> bool:
+        """Delete a node with our payload of the present session; else leave it."""
+        status = self._coordinator.status
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        self._require_same_session(status, path)
+        if node is None or node.data != data:
+            return False
+        if node.owner_session_id != status.session_id:
+            return False
+        return await self._coordinator.delete(path, deadline_s=deadline_s)
+
+    def _require_same_session(self, status: SessionStatus, path: str) -> None:
+        """Refuse to go on with what was read under another session."""
+        present = self._coordinator.status
+        if present.epoch != status.epoch:
+            raise SessionLostError(
+                f"{path}: expected session epoch {status.epoch}, got {present.epoch}"
+            )

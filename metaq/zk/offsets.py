@@ -1,0 +1,171 @@
+"""How far a group has read: its offsets in ZooKeeper, and who may write them.
+
+Theory of operation: an offset node is persistent, and MetaQ's consumers write it
+whoever they are. A member that was cut off and comes back late would so throw the
+group back to where *it* was. `commit_offset` does not:
+
+    1. the session must be the one that the partition was claimed under;
+    2. the version of the offset node is read, and *then* the owner node, which must be
+       ours: name and session;
+    3. the offset is written only if its node still has that version.
+
+Whoever lost the partition between 2 and 3 fails at 3 as soon as the next owner has
+committed once; before that, a late commit throws nobody back, for it is not behind
+where the next owner began. A version that somebody else changed while we own the
+partition (a tool, or ourselves, when an answer got lost) sends the commit back to 2.
+
+Keep in step: `groups.py`, `znodes.py`.
+
+Source: client spec 4, 13 and 14.6.
+"""
+
+from typing import Final
+
+from metaq.errors import OwnershipLostError
+from metaq.model import TopicPartition
+from metaq.zk.errors import NodeChangedError
+from metaq.zk.paths import NodeKind, NodePaths, parse_partition
+from metaq.zk.session import Coordinator, SessionState
+from metaq.zk.znodes import (
+    GroupOffset,
+    decode_group_offset,
+    encode_group_offset,
+    encode_owner,
+)
+
+# Nobody but a tool writes the offset of a partition that we own.
+COMMIT_TRIES: Final = 3
+
+
+class GroupOffsets:
+    """The stored offsets of one group; holds no state of its own.
+
+    Every request raises what `Coordinator` raises.
+
+    Concurrency: one event loop; requests for different partitions may run at once.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, paths: NodePaths, *, group: str
+    ) -> None:
+        """Prepare access to the offsets of `group`."""
+        self._coordinator = coordinator
+        self._paths = paths
+        self._group = group
+
+    async def read_offset(
+        self, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        """Return where the group goes on, or None when nothing was ever stored.
+
+        Raises:
+            PayloadError: the node holds no offset.
+        """
+        path = self._paths.group_offset(self._group, partition)
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        return None if node is None else decode_group_offset(node.data)
+
+    async def commit_offset(
+        self,
+        partition: TopicPartition,
+        group_offset: GroupOffset,
+        *,
+        member: str,
+        epoch: int,
+        deadline_s: float,
+    ) -> None:
+        """Store where the group goes on, as the owner of the partition.
+
+        Durability: on return ZooKeeper has it on a majority of its disks.
+
+        Args:
+            partition: a partition that we claimed.
+            group_offset: offset of the next message, and id of the last one.
+            member: our name in the group.
+            epoch: session epoch of the claim.
+            deadline_s: when to give up; whether it was stored is unknown then.
+
+        Raises:
+            OwnershipLostError: the session is another one, or the owner is not us.
+            NodeChangedError: others write this offset again and again.
+        """
+        path = self._paths.group_offset(self._group, partition)
+        data = encode_group_offset(group_offset)
+        for _ in range(COMMIT_TRIES):
+            self._require_epoch(partition, epoch)
+            node = await self._coordinator.get(path, deadline_s=deadline_s)
+            version = None if node is None else node.version
+            await self._require_owner(partition, member, deadline_s)
+            self._require_epoch(partition, epoch)
+            try:
+                await self._coordinator.replace(
+                    path, data, version=version, deadline_s=deadline_s
+                )
+            except NodeChangedError:
+                continue
+            return
+        raise NodeChangedError(
+            f"commit {path}: written by others while {member} owns it,"
+            f" {COMMIT_TRIES} times"
+        )
+
+    async def set_offset(
+        self, partition: TopicPartition, group_offset: GroupOffset, *, deadline_s: float
+    ) -> None:
+        """Store an offset, whoever owns the partition: for tools and groups of one.
+
+        An owner that runs goes on from where it is, and overwrites this.
+        """
+        await self._coordinator.set_or_create(
+            self._paths.group_offset(self._group, partition),
+            encode_group_offset(group_offset),
+            deadline_s=deadline_s,
+        )
+
+    async def delete_offset(
+        self, partition: TopicPartition, *, deadline_s: float
+    ) -> bool:
+        """Forget an offset; False when there was none."""
+        path = self._paths.group_offset(self._group, partition)
+        return await self._coordinator.delete(path, deadline_s=deadline_s)
+
+    async def topics(self, *, deadline_s: float) -> tuple[str, ...]:
+        """Return the topics for which offsets have been stored, ascending."""
+        path = self._paths.group_topics(NodeKind.GROUP_OFFSET, self._group)
+        return await self._coordinator.children(path, deadline_s=deadline_s) or ()
+
+    async def partitions(
+        self, topic: str, *, deadline_s: float
+    ) -> tuple[TopicPartition, ...]:
+        """Return the partitions of a topic with a stored offset, in numeric order."""
+        path = self._paths.group_partitions(NodeKind.GROUP_OFFSET, self._group, topic)
+        names = await self._coordinator.children(path, deadline_s=deadline_s) or ()
+        parsed = filter(None, map(parse_partition, names))
+        return tuple(sorted(TopicPartition(topic, *numbers) for numbers in parsed))
+
+    def _require_epoch(self, partition: TopicPartition, epoch: int) -> None:
+        status = self._coordinator.status
+        if status.state is SessionState.LOST or status.epoch != epoch:
+            raise OwnershipLostError(
+                f"partition {partition} of group {self._group}: claimed under session"
+                f" epoch {epoch}, now it is {status.epoch}, {status.state.value}"
+            )
+
+    async def _require_owner(
+        self, partition: TopicPartition, member: str, deadline_s: float
+    ) -> None:
+        path = self._paths.owner(self._group, partition)
+        session_id = self._coordinator.status.session_id
+        node = await self._coordinator.get(path, deadline_s=deadline_s)
+        if node is None:
+            raise OwnershipLostError(
+                f"partition {partition} of group {self._group}: expected owner"
+                f" {member}, it has none"
+            )
+        if node.data != encode_owner(member) or node.owner_session_id != session_id:
+            raise OwnershipLostError(
+                f"partition {partition} of group {self._group}: expected owner"
+                f" {member} of session {session_id:#x}, got"
+                f" {node.data.decode(errors='replace')} of session"
+                f" {node.owner_session_id:#x}"
+            )

@@ -1,0 +1,104 @@
+"""A broker on the test's own event loop that answers what the test says."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Self
+
+from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
+from metaq.protocol.connection import (
+    NEED_DATA,
+    Connection,
+    Oversized,
+    Role,
+    WireLimits,
+)
+from metaq.protocol.encode import encode
+from metaq.protocol.version import encode_version_body
+from metaq.zk.znodes import BrokerAddress
+from tests.client.memory_broker import OURS
+
+TIMEOUT_S = 5.0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition that no event tells of."""
+    async with asyncio.timeout(TIMEOUT_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def ok(command: Command) -> Reply | None:
+    """Answer a version and a stats as a broker, everything else with an empty 200."""
+    assert not isinstance(command, Quit)
+    if isinstance(command, Version):
+        return Result(200, encode_version_body(OURS).encode(), command.opaque)
+    if isinstance(command, Stats) and not command.item:
+        return Result(200, b"STATS\r\nbroker_id 7\r\nEND\r\n", command.opaque)
+    return Result(200, b"", command.opaque)
+
+
+class Talk(asyncio.Protocol):
+    """One connection, from the broker's side."""
+
+    def __init__(self, broker: "ScriptedBroker") -> None:
+        self.broker = broker
+        self.connection = Connection(Role.SERVER, WireLimits())
+        self.read_count = 0
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self.broker.accepted_count += 1
+        self.broker.talks.append(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.broker.talks.remove(self)
+
+    def data_received(self, data: bytes) -> None:
+        self.read_count += 1
+        self.connection.receive_data(data)
+        while (command := self.connection.next_event()) is not NEED_DATA:
+            assert not isinstance(command, Oversized)
+            self.broker.commands.append(command)
+            reply = self.broker.answer(command)
+            if reply is not None:
+                self.transport.write(encode(reply))
+
+
+class ScriptedBroker:
+    """Listens inside the block; `answer` returns a reply, or None for silence."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.answer: Callable[[Command], Reply | None] = ok
+        self.accepted_count = 0
+        self.talks: list[Talk] = []
+        self.commands: list[Command] = []
+        self._port = port
+        self._server: asyncio.Server
+        self.address: BrokerAddress
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: Talk(self), "127.0.0.1", self._port
+        )
+        port = self._server.sockets[0].getsockname()[1]
+        self.address = BrokerAddress("127.0.0.1", port)
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self._server.close()
+        self.cut()
+        await until(lambda: not self.talks)
+
+    def cut(self) -> None:
+        for talk in self.talks:
+            talk.transport.abort()
+
+
+def free_address() -> BrokerAddress:
+    """Return an address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return BrokerAddress("127.0.0.1", probe.getsockname()[1])

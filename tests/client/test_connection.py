@@ -1,0 +1,504 @@
+"""One pipelined connection: pairing, deadlines, heartbeats, and how it ends."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.connection import BrokerConnection, take_results
+from metaq.client.errors import ConnectionLostError, NotSentError
+from metaq.client.options import ClientOptions
+from metaq.clock import SystemClock
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NoBrokerError,
+    RequestTimeoutError,
+)
+from metaq.protocol.commands import Command, Reply, Result, Stats, Value, Version
+from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
+from metaq.protocol.encode import encode
+from tests.client.memory_broker import OURS
+from tests.client.scripted import ScriptedBroker, Talk, free_address, ok, until
+
+CLOCK = SystemClock()
+OPTIONS = ClientOptions()
+SHORT = ClientOptions(heartbeat_s=0.03, heartbeat_timeout_s=0.03)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    broker: ScriptedBroker, options: ClientOptions = OPTIONS
+) -> AsyncIterator[BrokerConnection]:
+    connection = await BrokerConnection.open(
+        broker.address, clock=CLOCK, deadline_s=soon(), options=options
+    )
+    try:
+        yield connection
+    finally:
+        connection.close("test over")
+
+
+def run(
+    scenario: Callable[[ScriptedBroker, BrokerConnection], Awaitable[None]],
+    options: ClientOptions = OPTIONS,
+) -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as broker, connected(broker, options) as connection:
+            await scenario(broker, connection)
+
+    asyncio.run(main())
+
+
+class Asker:
+    """Submits `stats <n>` requests and keeps what became of each, in order."""
+
+    def __init__(self, connection: BrokerConnection) -> None:
+        self.connection = connection
+        self.outcomes: list[tuple[int, Reply | MetaqError]] = []
+
+    def ask(self, number: int, *, seconds: float = 5.0) -> None:
+        opaque = self.connection.next_opaque()
+        self.connection.submit(
+            encode(Stats(str(number), opaque)),
+            opaque,
+            lambda outcome: self.outcomes.append((number, outcome)),
+            deadline_s=soon(seconds),
+        )
+
+
+def silent(command: Command) -> Reply | None:
+    return ok(command) if isinstance(command, Version) else None
+
+
+def echo(command: Command) -> Reply | None:
+    if isinstance(command, Stats) and command.item:
+        return Result(200, command.item.encode(), command.opaque)
+    return ok(command)
+
+
+def test_open_learns_what_the_broker_can_do() -> None:
+    """Capabilities come from the version reply, before anything else is sent."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        assert connection.capabilities == OURS
+        assert connection.is_open
+        assert connection.peer == f"127.0.0.1:{broker.address.port}"
+        assert [type(command) for command in broker.commands] == [Version]
+
+    run(scenario)
+
+
+def test_requests_of_one_turn_leave_together_and_are_all_answered() -> None:
+    """Pipelining: one read at the broker, one callback for each, nothing left over."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = echo
+        asker = Asker(connection)
+        reads = broker.talks[0].read_count
+        for number in range(500):
+            asker.ask(number)
+        assert connection.in_flight_count == 500
+        assert connection.in_flight_bytes == connection.queued_bytes > 0
+        await until(lambda: len(asker.outcomes) == 500)
+        assert broker.talks[0].read_count == reads + 1
+        for number, outcome in asker.outcomes:
+            assert isinstance(outcome, Result)
+            assert outcome.text == str(number)
+        assert connection.in_flight_count == connection.in_flight_bytes == 0
+
+    run(scenario)
+
+
+def test_replies_in_any_order_and_in_any_pieces_find_their_requests(
+    rng: random.Random,
+) -> None:
+    """Pairing is by opaque alone, whatever the network does to the bytes."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        for number in range(200):
+            asker.ask(number)
+        await until(lambda: len(broker.commands) == 201)
+        asked = [c for c in broker.commands if isinstance(c, Stats)]
+        rng.shuffle(asked)
+        replies: list[Reply] = [
+            Value(c.item.encode() * 50, c.opaque)
+            if rng.random() < 0.5
+            else Result(404, c.item.encode(), c.opaque)
+            for c in asked
+        ]
+        data = b"".join(map(encode, replies))
+        while data:
+            size = rng.choice([1, 2, 7, 100, 3000])
+            broker.talks[0].transport.write(data[:size])
+            data = data[size:]
+            await asyncio.sleep(0)
+        await until(lambda: len(asker.outcomes) == 200)
+        assert [n for n, _ in asker.outcomes] == [int(c.item) for c in asked]
+        assert [reply for _, reply in asker.outcomes] == replies
+
+    run(scenario)
+
+
+def test_pieces_of_a_frame_are_sent_one_after_the_other() -> None:
+    """A frame may be given as a list, so that nobody joins what is joined later."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        asker = Asker(connection)
+        opaque = connection.next_opaque()
+        outcomes: list[object] = []
+        connection.submit(
+            [b"stats ", b"a", b" %d\r\n" % opaque], opaque, outcomes.append,
+            deadline_s=soon(),
+        )  # fmt: skip
+        asker.ask(2)
+        await until(lambda: asker.outcomes)
+        assert outcomes == [Result(200, b"", opaque)]
+        assert broker.commands[1] == Stats("a", opaque)
+
+    run(scenario)
+
+
+def test_a_missed_deadline_is_one_error_and_the_late_reply_is_dropped() -> None:
+    """The outcome is unknown; what comes afterwards is counted and nothing else."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        asker.ask(1, seconds=60)
+        asker.ask(2, seconds=0.01)
+        asker.ask(3, seconds=0.02)
+        await until(lambda: len(asker.outcomes) == 2)
+        assert [number for number, _ in asker.outcomes] == [2, 3]
+        assert {type(outcome) for _, outcome in asker.outcomes} == {RequestTimeoutError}
+        assert connection.in_flight_count == 1
+        for command in broker.commands[1:]:
+            assert isinstance(command, Stats)
+            broker.talks[0].transport.write(encode(Result(200, b"", command.opaque)))
+        await until(lambda: len(asker.outcomes) == 3)
+        await until(lambda: connection.statistics().unknown_reply_count == 2)
+        assert connection.statistics().timeout_count == 2
+        assert connection.is_open
+        assert connection.in_flight_bytes == 0
+
+    run(scenario)
+
+
+def test_a_lost_connection_fails_all_in_flight_in_their_order() -> None:
+    """What was sent has an unknown outcome, what was not sent says so."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        reasons: list[str] = []
+        connection.on_closed(reasons.append)
+        for number in range(3):
+            asker.ask(number)
+        await until(lambda: len(broker.commands) == 4)
+        broker.cut()
+        await until(lambda: not connection.is_open)
+        assert [number for number, _ in asker.outcomes] == [0, 1, 2]
+        assert {type(outcome) for _, outcome in asker.outcomes} == {ConnectionLostError}
+        assert len(reasons) == 1
+        assert connection.in_flight_count == connection.in_flight_bytes == 0
+        with pytest.raises(ClosedError):
+            asker.ask(4)
+
+    run(scenario)
+
+
+def test_what_never_left_is_told_from_what_may_have_left() -> None:
+    """Closing in the turn of the submit: no byte of it has left."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        asker.ask(1)
+        await until(lambda: len(broker.commands) == 2)
+        asker.ask(2)
+        connection.close("enough")
+        connection.close("twice")
+        kinds = [(number, type(outcome)) for number, outcome in asker.outcomes]
+        assert kinds == [(1, ConnectionLostError), (2, NotSentError)]
+        assert "enough" in str(asker.outcomes[1][1])
+
+    run(scenario)
+
+
+def test_a_frame_that_left_in_part_counts_as_sent() -> None:
+    """A peer that stops reading: the frame it got half of is unknown."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.talks[0].transport.pause_reading()
+        kinds: list[type] = []
+        big = b"x" * (32 << 20)
+        for _ in range(2):
+            opaque = connection.next_opaque()
+            connection.submit(
+                big, opaque, lambda outcome: kinds.append(type(outcome)),
+                deadline_s=soon(),
+            )  # fmt: skip
+        await until(lambda: connection.queued_bytes < 2 * len(big))
+        assert connection.queued_bytes > len(big)
+        assert not connection.has_room
+        connection.close("enough")
+        assert kinds == [ConnectionLostError, NotSentError]
+
+    run(scenario)
+
+
+def test_bytes_that_are_no_reply_end_the_connection() -> None:
+    """A peer that speaks something else is not believed."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        asker.ask(1)
+        await until(lambda: len(broker.commands) == 2)
+        broker.talks[0].transport.write(b"HTTP/1.1 400 Bad Request\r\n")
+        await until(lambda: asker.outcomes)
+        assert isinstance(asker.outcomes[0][1], ConnectionLostError)
+        assert not connection.is_open
+
+    run(scenario)
+
+
+def test_an_idle_connection_is_asked_and_stays_when_it_answers() -> None:
+    """Heartbeats keep a broker from closing what is idle."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        await until(lambda: connection.statistics().heartbeat_count >= 3)
+        assert connection.is_open
+        assert connection.in_flight_count <= 1
+        assert connection.statistics().unknown_reply_count == 0
+
+    run(scenario, SHORT)
+
+
+def test_a_broker_that_answers_no_heartbeat_is_lost() -> None:
+    """A peer that is gone without a word is noticed without any request."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        reasons: list[str] = []
+        connection.on_closed(reasons.append)
+        broker.answer = lambda _command: None
+        await until(lambda: reasons)
+        assert "heartbeat" in reasons[0]
+        assert connection.statistics().heartbeat_count == 1
+
+    run(scenario, SHORT)
+
+
+def test_a_slow_large_reply_is_no_missing_heartbeat() -> None:
+    """While bytes move, the answer to the heartbeat is merely behind them."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = lambda _command: None
+        asker = Asker(connection)
+        asker.ask(1)
+        data = encode(Value(bytes(40), 2))
+        for index in range(len(data)):
+            broker.talks[0].transport.write(data[index : index + 1])
+            await asyncio.sleep(0.002)
+        await until(lambda: asker.outcomes)
+        assert asker.outcomes == [(1, Value(bytes(40), 2))]
+
+    run(scenario, ClientOptions(heartbeat_s=0.001, heartbeat_timeout_s=0.05))
+
+
+def test_deadlines_missed_in_a_row_end_a_connection_that_answers_nothing() -> None:
+    """A broker that answers heartbeats alone is left, so that a new try is made."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        for number in range(3):
+            asker.ask(number, seconds=0.06)
+        asker.ask(3, seconds=60)
+        await until(lambda: not connection.is_open)
+        kinds = [type(outcome) for _, outcome in asker.outcomes]
+        assert kinds == [RequestTimeoutError] * 3 + [ConnectionLostError]
+
+    run(scenario, ClientOptions(heartbeat_s=0.02, heartbeat_timeout_s=0.05))
+
+
+def test_impatient_requests_do_not_end_a_connection() -> None:
+    """Deadlines shorter than an answer takes say nothing about the connection."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        for number in range(10):
+            asker.ask(number, seconds=0.001)
+        await until(lambda: len(asker.outcomes) == 10)
+        assert connection.is_open
+
+    run(scenario)
+
+
+def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:
+    """Opening names address and reason, and keeps its deadline."""
+
+    async def main() -> None:
+        address = free_address()
+        with pytest.raises(NoBrokerError, match=f"{address}: Connection refused"):
+            await BrokerConnection.open(
+                address, clock=CLOCK, deadline_s=soon(), options=OPTIONS
+            )
+        async with ScriptedBroker() as broker:
+            broker.answer = lambda _command: None
+            with pytest.raises(NoBrokerError, match="no answer within"):
+                await BrokerConnection.open(
+                    broker.address, clock=CLOCK, deadline_s=soon(0.02), options=OPTIONS
+                )
+            await until(lambda: not broker.talks)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_call_leaves_the_connection_as_it_is() -> None:
+    """Nobody waits for the reply; the next one is paired all the same."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        command = Stats("x", connection.next_opaque())
+        call = asyncio.ensure_future(connection.call(command, deadline_s=soon()))
+        await until(lambda: len(broker.commands) == 2)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        broker.answer = echo
+        broker.talks[0].transport.write(encode(Result(200, b"", command.opaque)))
+        reply = await connection.call(
+            Stats("y", connection.next_opaque()), deadline_s=soon()
+        )
+        assert isinstance(reply, Result)
+        assert reply.text == "y"
+        assert connection.statistics().unknown_reply_count == 0
+
+    run(scenario)
+
+
+def test_a_callback_that_fails_does_not_harm_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each request's outcome is its own."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        def fail(_outcome: Any) -> None:
+            raise ZeroDivisionError
+
+        opaque = connection.next_opaque()
+        frame = encode(Stats("x", opaque))
+        connection.submit(frame, opaque, fail, deadline_s=soon())
+        asker = Asker(connection)
+        asker.ask(1)
+        await until(lambda: asker.outcomes)
+        assert connection.is_open
+
+    run(scenario)
+    assert "reply callback failed" in caplog.text
+
+
+def test_a_callback_may_close_the_connection() -> None:
+    """Closing amid replies fails the rest, once each."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        opaque = connection.next_opaque()
+        connection.submit(
+            encode(Stats("x", opaque)), opaque, lambda _o: connection.close("done"),
+            deadline_s=soon(),
+        )  # fmt: skip
+        asker = Asker(connection)
+        asker.ask(1)
+        await until(lambda: len(broker.commands) == 3)
+        replies = b"".join(
+            encode(Result(200, b"", c.opaque))
+            for c in broker.commands[1:]
+            if isinstance(c, Stats)
+        )
+        broker.talks[0].transport.write(replies)
+        await until(lambda: asker.outcomes)
+        assert len(asker.outcomes) == 1
+        assert isinstance(asker.outcomes[0][1], ConnectionLostError)
+
+    run(scenario)
+
+
+def test_a_listener_that_was_taken_back_hears_nothing() -> None:
+    """`on_closed` gives back what undoes it."""
+
+    async def scenario(_broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        heard: list[str] = []
+        cancel = connection.on_closed(heard.append)
+        connection.on_closed(heard.append)
+        cancel()
+        cancel()
+        connection.close("over")
+        assert heard == ["over"]
+
+    run(scenario)
+
+
+REPLIES = st.lists(
+    st.one_of(
+        st.builds(
+            Result,
+            st.integers(0, 999),
+            st.binary(max_size=20),
+            st.integers(-(2**31), 2**31 - 1),
+        ),
+        st.builds(Value, st.binary(max_size=20), st.integers(0, 2**31 - 1)),
+    ),
+    max_size=12,
+)
+
+
+def read_all(data: bytes, cuts: list[int], *, is_hot: bool) -> list[object]:
+    connection = Connection(Role.CLIENT, WireLimits())
+    events: list[object] = []
+    edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
+    for start, end in itertools.pairwise(edges):
+        connection.receive_data(data[start:end])
+        while True:
+            if is_hot and connection.is_between_frames:
+                events += take_results(connection.buffer)
+            event = connection.next_event()
+            if event is NEED_DATA:
+                break
+            events.append(event)
+    return events
+
+
+@given(REPLIES, st.lists(st.integers(0, 1000), max_size=6))
+def test_the_hot_path_reads_what_the_general_path_reads(
+    replies: list[Reply], cuts: list[int]
+) -> None:
+    """Both ways give the same replies, however the bytes are cut."""
+    data = b"".join(map(encode, replies))
+    assert read_all(data, cuts, is_hot=True) == replies
+    assert read_all(data, cuts, is_hot=False) == replies
+
+
+def test_scripted_talks_end_with_their_broker() -> None:
+    """The tests' own peer leaves nothing open."""
+
+    async def main() -> list[Talk]:
+        async with ScriptedBroker() as broker, connected(broker):
+            assert broker.talks
+        return broker.talks
+
+    assert asyncio.run(main()) == []

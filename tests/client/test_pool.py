@@ -1,0 +1,279 @@
+"""One connection per address: shared attempts, pauses between them, and the end."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from metaq.client.errors import ConnectionLostError
+from metaq.client.options import ClientOptions
+from metaq.client.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
+from metaq.clock import SystemClock
+from metaq.errors import ClosedError, NoBrokerError
+from metaq.protocol.commands import Result, Stats
+from metaq.testing.broker import running_broker
+from metaq.zk.znodes import BrokerAddress
+from tests.client.scripted import ScriptedBroker, free_address, ok, until
+
+CLOCK = SystemClock()
+OPTIONS = ClientOptions(reconnect_first_s=0.01, reconnect_max_s=0.02)
+
+STEADY = ClientOptions(reconnect_first_s=0.02, reconnect_max_s=0.02)
+
+
+def most_attempts(start_s: float) -> float:
+    """Return how many attempts since then keep the pauses of STEADY."""
+    # At least half of each pause is kept.
+    return 1 + (CLOCK.monotonic_s() - start_s) / (STEADY.reconnect_first_s / 2)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+def run(
+    scenario: Callable[[ConnectionPool], Awaitable[None]],
+    options: ClientOptions = OPTIONS,
+) -> None:
+    async def main() -> None:
+        pool = ConnectionPool(
+            clock=CLOCK, options=options, loop=asyncio.get_running_loop()
+        )
+        try:
+            await scenario(pool)
+        finally:
+            await pool.close(deadline_s=soon())
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_many_callers_share_one_attempt_and_one_connection() -> None:
+    """Whoever asks gets the same connection, made once."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            assert pool.ready(broker.address) is None
+            found = await asyncio.gather(
+                *(pool.get(broker.address, deadline_s=soon()) for _ in range(50))
+            )
+            assert len(set(found)) == 1
+            assert pool.ready(broker.address) is found[0]
+            assert await pool.get(broker.address, deadline_s=soon()) is found[0]
+            assert broker.accepted_count == 1
+            seen = pool.statistics()
+            assert (seen.attempt_count, seen.failure_count, seen.lost_count) == (
+                1,
+                0,
+                0,
+            )
+            assert seen.connections[0].address == broker.address
+
+    run(scenario)
+
+
+def test_a_broker_that_is_away_costs_few_attempts_whoever_asks() -> None:
+    """No busy loop: the pauses belong to the address, not to the caller."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        address = free_address()
+        start_s = CLOCK.monotonic_s()
+
+        async def insist() -> None:
+            while CLOCK.monotonic_s() < start_s + 0.15:
+                with pytest.raises(NoBrokerError):
+                    await pool.get(address, deadline_s=soon(0.01))
+
+        await asyncio.gather(*(insist() for _ in range(20)))
+        count = pool.statistics().attempt_count
+        assert 2 <= count <= most_attempts(start_s)
+
+    run(scenario, STEADY)
+
+
+def test_no_broker_says_where_why_and_how_long() -> None:
+    """The error alone is enough to know what was tried."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        address = free_address()
+        with pytest.raises(NoBrokerError) as caught:
+            await pool.get(address, deadline_s=soon(0.05))
+        text = str(caught.value)
+        assert str(address) in text
+        assert "Connection refused" in text
+        assert "within 0.05" in text
+
+    run(scenario)
+
+
+def test_a_broker_that_comes_back_is_found_without_a_last_attempt() -> None:
+    """A caller that waits gets the connection as soon as somebody listens again."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        address = free_address()
+        waiting = asyncio.ensure_future(pool.get(address, deadline_s=soon()))
+        await until(lambda: pool.statistics().failure_count >= 3)
+        async with ScriptedBroker(address.port):
+            connection = await waiting
+            assert connection.is_open
+
+    run(scenario)
+
+
+def test_a_lost_connection_is_made_again_when_it_is_asked_for() -> None:
+    """The old one fails what was in flight; the new one is another object."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            first = await pool.get(broker.address, deadline_s=soon())
+            broker.answer = lambda _command: None
+            command = Stats("", first.next_opaque())
+            call = asyncio.ensure_future(first.call(command, deadline_s=soon()))
+            await until(lambda: len(broker.commands) == 2)
+            broker.cut()
+            with pytest.raises(ConnectionLostError):
+                await call
+            assert pool.ready(broker.address) is None
+            broker.answer = ok
+            second = await pool.get(broker.address, deadline_s=soon())
+            assert second is not first
+            assert pool.statistics().lost_count == 1
+
+    run(scenario)
+
+
+def test_a_lost_connection_is_not_handed_out_while_it_fails_its_requests() -> None:
+    """A callback that looks for a connection at once finds none, not the dead one."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            connection = await pool.get(broker.address, deadline_s=soon())
+            seen: list[object] = []
+            connection.submit(
+                b"stats  5\r\n", 5, lambda _o: seen.append(pool.ready(broker.address)),
+                deadline_s=soon(),
+            )  # fmt: skip
+            connection.close("gone")
+            assert seen == [None]
+
+    run(scenario)
+
+
+def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> None:
+    """A short life counts as a failure, although connecting succeeded."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            start_s = CLOCK.monotonic_s()
+            while CLOCK.monotonic_s() < start_s + 0.15:
+                connection = await pool.get(broker.address, deadline_s=soon())
+                broker.cut()
+                await until(lambda c=connection: not c.is_open)  # type: ignore[misc]
+            assert 2 <= broker.accepted_count <= most_attempts(start_s)
+
+    run(scenario, STEADY)
+
+
+def test_an_attempt_goes_on_when_one_of_its_callers_leaves() -> None:
+    """Cancellation is the caller's own."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            calls = [
+                asyncio.ensure_future(pool.get(broker.address, deadline_s=soon()))
+                for _ in range(2)
+            ]
+            await asyncio.sleep(0)
+            calls[0].cancel()
+            connection = await calls[1]
+            assert connection.is_open
+            assert calls[0].cancelled()
+            assert broker.accepted_count == 1
+
+    run(scenario)
+
+
+def test_attempts_end_when_nobody_waits() -> None:
+    """An address that nobody asks for any more is left alone."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        with pytest.raises(NoBrokerError):
+            await pool.get(free_address(), deadline_s=soon(0.01))
+        await until(lambda: len(asyncio.all_tasks()) == 1)
+
+    run(scenario)
+
+
+def test_closing_ends_attempts_waiters_and_connections() -> None:
+    """Whoever waits hears that the pool is closed; nothing stays open."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker, ScriptedBroker() as mute:
+            mute.answer = lambda _command: None
+            connection = await pool.get(broker.address, deadline_s=soon())
+            waiting = asyncio.ensure_future(pool.get(mute.address, deadline_s=soon()))
+            await until(lambda: mute.commands)
+            await pool.close(deadline_s=soon())
+            with pytest.raises(ClosedError):
+                await waiting
+            assert not connection.is_open
+            assert pool.ready(broker.address) is None
+            with pytest.raises(ClosedError):
+                await pool.get(broker.address, deadline_s=soon())
+            await until(lambda: not mute.talks and not broker.talks)
+            assert pool.statistics().lost_count == 0
+
+    run(scenario)
+
+
+def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
+    """Hundreds of failed and lost connections leave nothing behind."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+            before = len(os.listdir("/proc/self/fd"))
+            for _ in range(30):
+                connection = await pool.get(broker.address, deadline_s=soon())
+                connection.close("again")
+            port = free_address().port
+            for number in range(1, 2 * IDLE_ROUTE_COUNT_MAX):
+                address = BrokerAddress(f"127.0.0.{number}", port)
+                with pytest.raises(NoBrokerError):
+                    await pool.get(address, deadline_s=soon(0.001))
+            await until(lambda: not broker.talks)
+            await until(lambda: len(asyncio.all_tasks()) == 1)
+            assert len(os.listdir("/proc/self/fd")) == before
+            assert len(pool._routes) <= IDLE_ROUTE_COUNT_MAX + 1
+
+    run(scenario, ClientOptions(reconnect_first_s=0.0001, reconnect_max_s=0.0001))
+
+
+def test_a_real_broker_is_asked_thousands_of_times_and_restarted(
+    data_dir: Path,
+) -> None:
+    """Pipelined requests, a restart on the same port, and the next connection."""
+
+    async def ask(pool: ConnectionPool, address: BrokerAddress, count: int) -> None:
+        connection = await pool.get(address, deadline_s=soon())
+        assert connection.capabilities.has_mput
+        replies = await asyncio.gather(
+            *(
+                connection.call(Stats("", connection.next_opaque()), deadline_s=soon())
+                for _ in range(count)
+            )
+        )
+        assert all(isinstance(r, Result) and r.status == 200 for r in replies)
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with running_broker(data_dir) as broker:
+            address = BrokerAddress("127.0.0.1", broker.port)
+            await ask(pool, address, 2000)
+        await until(lambda: pool.ready(address) is None)
+        same_port = {"serverPort": str(address.port)}
+        async with running_broker(data_dir, same_port):
+            await ask(pool, address, 1)
+        assert pool.statistics().lost_count >= 1
+
+    run(scenario)

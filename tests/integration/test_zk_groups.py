@@ -1,0 +1,287 @@
+"""Members, owners, offsets and snapshots on a real ZooKeeper."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.errors import OwnershipLostError
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.cluster import ClusterSnapshot, ClusterWatch
+from metaq.zk.groups import GroupMembership, Members
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.registry import BrokerRegistry
+from metaq.zk.session import SessionState
+from metaq.zk.znodes import BrokerAddress, GroupOffset, decode_group_offset
+from tests.integration.conftest import ZooKeeperServer, expire_session
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())[
+    "zookeeper"
+]
+CLOCK = SystemClock()
+PATIENCE_S = 20.0
+SESSION_TIMEOUT_MS = 2000
+PATHS = NodePaths()
+B0 = BrokerId(0)
+P0 = TopicPartition("test", B0, 0)
+P1 = TopicPartition("test", B0, 1)
+
+
+def in_s(seconds: float = PATIENCE_S) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def until_true(ask: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not await ask():
+            await asyncio.sleep(0.05)
+
+
+class Consumer:
+    """A session, a membership and the group's offsets."""
+
+    def __init__(self, hosts: str, consumer_id: str, group: str) -> None:
+        self.hosts = hosts
+        self.coordinator = KazooCoordinator(
+            hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+        )
+        self.group = GroupMembership(
+            self.coordinator, PATHS, group=group, consumer_id=consumer_id
+        )
+        self.offsets = GroupOffsets(self.coordinator, PATHS, group=group)
+        self.epoch = 0
+
+    async def connected(self, epoch: int = 1) -> None:
+        def is_there() -> bool:
+            status = self.coordinator.status
+            return status.state is SessionState.CONNECTED and status.epoch == epoch
+
+        await until(is_there)
+
+    async def register(self) -> None:
+        self.epoch = await self.group.register(["test"], deadline_s=in_s())
+
+    async def claim(self, partition: TopicPartition = P0) -> bool:
+        return await self.group.claim(partition, deadline_s=in_s())
+
+    async def commit(self, offset: int, partition: TopicPartition = P0) -> None:
+        await self.commit_as(GroupOffset(Offset(offset), MessageId(7)), partition)
+
+    async def commit_as(self, offset: GroupOffset, partition: TopicPartition) -> None:
+        await self.offsets.commit_offset(
+            partition,
+            offset,
+            member=self.group.member,
+            epoch=self.epoch,
+            deadline_s=in_s(),
+        )
+
+    async def expire(self) -> None:
+        """End the session; the next one comes by itself."""
+        identity = self.coordinator._client.client_id
+        await asyncio.to_thread(expire_session, self.hosts, *identity)
+
+
+@asynccontextmanager
+async def consumer_on(
+    hosts: str, consumer_id: str = "c1", group: str = "g"
+) -> AsyncIterator[Consumer]:
+    consumer = Consumer(hosts, consumer_id, group)
+    consumer.coordinator.start()
+    await consumer.connected()
+    yield consumer
+    await consumer.coordinator.stop(deadline_s=in_s())
+
+
+def test_the_tree_is_the_one_of_metaq(zookeeper: str) -> None:
+    """Members, owners and offsets, payloads and kinds, as MetaQ's consumer leaves."""
+    recorded = {
+        node["path"]: (node["data"], node["ephemeral"])
+        for node in GOLDEN["java_consumer_running"]
+        if "/consumers/golden-group" in node["path"]
+    }
+    [name] = [path for path in recorded if "/ids/" in path]
+    consumer_id = name.rpartition("/")[2].removeprefix("golden-group_")
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper, consumer_id, "golden-group") as one:
+            await one.register()
+            for partition in (P0, P1):
+                assert await one.claim(partition)
+                path = PATHS.group_offset("golden-group", partition)
+                offset = decode_group_offset(recorded[path][0].encode())
+                await one.commit_as(offset, partition)
+            tree = {}
+            paths = ["/meta/consumers/golden-group"]
+            for path in paths:
+                node = await one.coordinator.get(path, deadline_s=in_s())
+                assert node is not None
+                tree[path] = (node.data.decode(), node.is_ephemeral)
+                names = await one.coordinator.children(path, deadline_s=in_s())
+                paths.extend(f"{path}/{name}" for name in names or ())
+            assert tree == recorded
+
+    asyncio.run(scenario())
+
+
+def test_an_expired_owner_loses_everything_and_commits_nothing(zookeeper: str) -> None:
+    """The next owner gets the partition; the late one is refused and joins again."""
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper) as one, consumer_on(zookeeper, "c2") as two:
+            seen: list[Members] = []
+            two.group.watch_members(seen.append)
+            await one.register()
+            await two.register()
+            await until(lambda: bool(seen) and seen[-1].keys() == {"g_c1", "g_c2"})
+            assert await one.claim()
+            await one.commit(10)
+            assert not await two.claim()
+            await one.expire()
+            await one.connected(epoch=2)
+            await until(lambda: seen[-1].keys() == {"g_c2"})
+            await until_true(two.claim)
+            await two.commit(20)
+            with pytest.raises(OwnershipLostError, match="epoch 1, now it is 2"):
+                await one.commit(15)
+            await one.register()
+            assert one.group.claims == frozenset()
+            with pytest.raises(OwnershipLostError, match=r"g_c1 .* got g_c2"):
+                await one.commit(15)
+            stored = await one.offsets.read_offset(P0, deadline_s=in_s())
+            assert stored == GroupOffset(Offset(20), MessageId(7))
+            await until(lambda: seen[-1].keys() == {"g_c1", "g_c2"})
+
+    asyncio.run(scenario())
+
+
+def test_a_late_commit_fails_at_the_version(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition changes hands after the look at the owner, before the write."""
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper) as one, consumer_on(zookeeper, "c2") as two:
+            await one.register()
+            await two.register()
+            assert await one.claim()
+            await one.commit(10)
+            real = one.coordinator.replace
+
+            async def late(
+                path: str, data: bytes, *, version: int | None, deadline_s: float
+            ) -> None:
+                monkeypatch.undo()
+                await one.group.release(P0, deadline_s=in_s())
+                assert await two.claim()
+                await two.commit(500)
+                await real(path, data, version=version, deadline_s=deadline_s)
+
+            monkeypatch.setattr(one.coordinator, "replace", late)
+            with pytest.raises(OwnershipLostError, match="got g_c2"):
+                await one.commit(20)
+            stored = await two.offsets.read_offset(P0, deadline_s=in_s())
+            assert stored == GroupOffset(Offset(500), MessageId(7))
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_lives_on_is_taken_over(
+    zookeeper_alone: ZooKeeperServer,
+) -> None:
+    """Cut off for a whole time-out by the server's own absence, and back.
+
+    The session lives on in ZooKeeper, with our nodes; the new one takes them over, and
+    they are still there when the old one has ended.
+    """
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper_alone.address) as one:
+            await one.register()
+            assert await one.claim()
+            await one.coordinator.create_ephemeral("/old", b"", deadline_s=in_s())
+            zookeeper_alone.stop()
+            await until(lambda: one.coordinator.status.state is SessionState.LOST)
+            assert one.group.claims == frozenset()
+            zookeeper_alone.start()
+            await one.connected(epoch=2)
+            await one.register()
+            assert await one.claim()
+
+            async def is_over() -> bool:
+                return not await one.coordinator.exists("/old", deadline_s=in_s())
+
+            await until_true(is_over)
+            members = await one.group.members(deadline_s=in_s())
+            assert dict(members) == {"g_c1": ("test",)}
+            owners = await one.group.owners("test", deadline_s=in_s())
+            assert dict(owners) == {P0: "g_c1"}
+            await one.commit(10)
+
+    asyncio.run(scenario())
+
+
+def test_snapshots_follow_a_broker(zookeeper: str) -> None:
+    """It registers, changes a count, loses its session and goes."""
+
+    def broker(count: int) -> BrokerSnapshot:
+        return BrokerSnapshot(
+            role=BrokerRole(B0),
+            address=BrokerAddress("127.0.0.1", 8123),
+            config_checksum=1,
+            topics=(AdvertisedTopic("test", count),),
+        )
+
+    async def scenario() -> None:
+        async with consumer_on(zookeeper) as one, consumer_on(zookeeper) as other:
+            registry = BrokerRegistry(other.coordinator, PATHS, clock=CLOCK)
+            registry.start()
+            watch = ClusterWatch(one.coordinator, PATHS, clock=CLOCK)
+            watch.start()
+            topics: list[frozenset[str]] = []
+            watch.watch_topics(topics.append)
+
+            async def newer(condition: Callable[[ClusterSnapshot], bool]) -> None:
+                snapshot = watch.snapshot
+                while not condition(snapshot):
+                    snapshot = await watch.wait_newer(snapshot.epoch, deadline_s=in_s())
+
+            first = await watch.wait_topic("test", deadline_s=in_s())
+            assert (first.epoch, first.brokers, first.gets) == (1, {}, {})
+            assert await registry.register(broker(2), deadline_s=in_s())
+            await newer(lambda s: s.gets == s.puts == {"test": {B0: 2}})
+            leader = watch.snapshot.brokers[B0].leader
+            assert leader == BrokerAddress("127.0.0.1", 8123)
+            registry.update(broker(3))
+            await newer(lambda s: s.gets == s.puts == {"test": {B0: 3}})
+            await one.expire()
+            await one.connected(epoch=2)
+            registry.update(broker(4))
+            await newer(lambda s: s.gets == s.puts == {"test": {B0: 4}})
+            assert watch.snapshot.get_partitions("test")[3] == TopicPartition(
+                "test", B0, 3
+            )
+            await registry.withdraw(deadline_s=in_s())
+            await newer(lambda s: not s.brokers and not s.gets and not s.puts)
+            assert topics[-1] == {"test"}
+            assert await watch.topics(deadline_s=in_s()) == {"test"}
+            watch.close()
+            await registry.stop()
+
+    asyncio.run(scenario())

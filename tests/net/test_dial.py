@@ -1,0 +1,155 @@
+"""Connecting: names, families, addresses that lead nowhere, and no leaks."""
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from metaq.net.dial import STAGGER_S, dial
+
+Infos = list[tuple[Any, ...]]
+
+
+def info(host: str, port: int) -> tuple[Any, ...]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return (family, socket.SOCK_STREAM, 6, "", (host, port))
+
+
+async def dial_as(loop_infos: Infos, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
+    """Dial a name that stands for the given addresses."""
+    loop = asyncio.get_running_loop()
+
+    async def resolve(*_args: object, **_named: object) -> Infos:
+        return loop_infos
+
+    monkeypatch.setattr(loop, "getaddrinfo", resolve)
+    return await dial("a.name", 1, loop=loop)
+
+
+def test_a_connected_socket_sends_at_once_and_is_watched() -> None:
+    """TCP_NODELAY and keep-alive, and no call on it ever blocks."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            loop = asyncio.get_running_loop()
+            sock = await dial("127.0.0.1", server.getsockname()[1], loop=loop)
+            with sock:
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert not sock.getblocking()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_ipv6_addresses_need_no_resolver() -> None:
+    """An address in either family is an address."""
+
+    async def main() -> None:
+        try:
+            server = socket.create_server(("::1", 0), family=socket.AF_INET6)
+        except OSError:
+            pytest.skip("no IPv6 here")
+        with server:
+            port = server.getsockname()[1]
+            sock = await dial("::1", port, loop=asyncio.get_running_loop())
+            sock.close()
+
+    asyncio.run(main())
+
+
+def test_the_next_address_is_tried_when_one_refuses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A name's addresses stand in for each other."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            infos = [info("127.0.0.2", port), info("127.0.0.1", port)]
+            sock = await dial_as(infos, monkeypatch)
+            assert sock.getpeername()[0] == "127.0.0.1"
+            sock.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.slow
+def test_an_address_that_leads_nowhere_delays_the_next_a_little(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attempts overlap: silence of one does not use up the caller's time."""
+
+    async def main() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        loop = asyncio.get_running_loop()
+        connect, waits = loop.sock_connect, []
+
+        async def connect_or_hang(sock: socket.socket, target: Any) -> None:
+            if target[0] == "127.0.0.2":
+                waits.append(sock)
+                await asyncio.sleep(3600)
+            await connect(sock, target)
+
+        monkeypatch.setattr(loop, "sock_connect", connect_or_hang)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            infos = [info("127.0.0.2", port), info("127.0.0.1", port)]
+            async with asyncio.timeout(20 * STAGGER_S):
+                sock = await dial_as(infos, monkeypatch)
+            sock.close()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert waits[0].fileno() == -1
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
+
+
+def test_the_reason_is_the_systems_own_words() -> None:
+    """Nobody there is "Connection refused", not the event loop's phrase."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError) as caught:
+            await dial("127.0.0.1", port, loop=asyncio.get_running_loop())
+        assert caught.value.strerror == "Connection refused"
+
+    asyncio.run(main())
+
+
+def test_a_name_without_addresses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver that finds nothing ends in the one error there is."""
+
+    async def main() -> None:
+        with pytest.raises(OSError, match="no address"):
+            await dial_as([], monkeypatch)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_dial_leaves_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's bound of time is the only one, and it costs nothing."""
+
+    async def main() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        loop = asyncio.get_running_loop()
+
+        async def hang(*_args: object) -> None:
+            await asyncio.sleep(3600)
+
+        monkeypatch.setattr(loop, "sock_connect", hang)
+        task = asyncio.ensure_future(dial_as([info("127.0.0.1", 1)], monkeypatch))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    asyncio.run(main())
