@@ -202,6 +202,8 @@ class LogDir:
         self._free_bytes = SizeBytes(0)
         self._free_seen_s = float("-inf")
         self._refusal_logged_s = float("-inf")
+        self._lacking_bytes = 0
+        self._is_disk_full = False
         self._lock: DirLock | None = None
         self._report_offline = on_offline
         self.appender: Final = Appender(
@@ -261,7 +263,8 @@ class LogDir:
         Compares cached figures only: the free space is looked at by the storage
         thread, and what was accepted since then is subtracted here.
         """
-        if 0 < self._free_bytes_min > self._free_bytes - size_bytes:
+        if self._has_too_little_for(size_bytes):
+            self._lacking_bytes = max(self._lacking_bytes, size_bytes)
             raise self._refused(
                 f"low on space: directory={self.path} expected at least"
                 f" {self._free_bytes_min} bytes to stay free, got"
@@ -274,12 +277,28 @@ class LogDir:
             )
         self._free_bytes = SizeBytes(self._free_bytes - size_bytes)
 
+    def note_full(self, error: NoSpaceError, size_bytes: int) -> None:
+        """Take note that the disk itself had no room.
+
+        Args:
+            error: what it said.
+            size_bytes: bytes of the appends that failed with it.
+        """
+        self._is_disk_full = True
+        self._lacking_bytes = max(self._lacking_bytes, size_bytes)
+        self._refused(
+            f"{error} refused_bytes={size_bytes} free_bytes={self._free_bytes}"
+        )
+
     def _refused(self, text: str) -> NoSpaceError:
         now_s = self._clock.monotonic_s()
         if now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
             self._refusal_logged_s = now_s
             _log.error("puts refused: %s", text)
         return NoSpaceError(text)
+
+    def _has_too_little_for(self, size_bytes: int) -> bool:
+        return 0 < self._free_bytes_min > self._free_bytes - size_bytes
 
     @property
     def free_bytes(self) -> SizeBytes:
@@ -288,8 +307,12 @@ class LogDir:
 
     @property
     def is_low_on_space(self) -> bool:
-        """Tell whether puts are refused because the disk is nearly full."""
-        return self._free_bytes < self._free_bytes_min
+        """Tell whether puts are refused because the disk is full, or nearly.
+
+        Also when small ones still fit: from a refusal on until a look at the disk
+        finds room for a put of that size.
+        """
+        return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
     def tick(self, now_s: float, refresh_s: float) -> None:
         """Have the free space looked at when the figure is older than `refresh_s`."""
@@ -344,6 +367,8 @@ class LogDir:
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes
         self._free_seen_s = self._clock.monotonic_s()
+        if free_bytes - self._lacking_bytes >= self._free_bytes_min:
+            self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:
         self.offline_cause = error

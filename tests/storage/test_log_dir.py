@@ -231,6 +231,57 @@ def test_low_space_refuses_puts_before_the_disk_is_full(fs: FaultyFileSystem) ->
     bench.close()
 
 
+def test_a_directory_is_low_for_the_size_that_was_refused(
+    fs: FaultyFileSystem,
+) -> None:
+    """Health says what a large put was told, although small ones still fit."""
+    clock = ManualClock()
+    fs.set_capacity(10_000)
+    bench = limited(fs, clock, free_bytes_min=8_000)
+    (directory,) = bench.manager.directories()
+    with pytest.raises(NoSpaceError, match="low on space"):
+        put(bench, 5_000)
+    assert directory.is_low_on_space
+    small = put(bench, 100)
+    clock.advance_s(1)
+    bench.run()
+    assert small.is_stored
+    assert directory.is_low_on_space
+    fs.set_capacity(20_000)
+    clock.advance_s(1)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    assert not directory.is_low_on_space
+    bench.close()
+
+
+def test_a_full_disk_is_logged_and_low_until_there_is_room(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a watermark too: one line with file and numbers, and no second soon."""
+    clock = ManualClock()
+    bench = limited(fs, clock)
+    (directory,) = bench.manager.directories()
+    put(bench)
+    bench.run()
+    fs.set_capacity(300)
+    tickets = [put(bench, 500), put(bench, 100)]
+    bench.run()
+    put(bench, 500)
+    bench.run()
+    assert all(isinstance(ticket.error, NoSpaceError) for ticket in tickets)
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert line.startswith("puts refused: write found no room: path=/data/test-0/")
+    assert "error=ENOSPC refused_bytes=600 free_bytes=" in line
+    assert directory.is_low_on_space
+    fs.set_capacity(100_000)
+    clock.advance_s(1)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    assert not directory.is_low_on_space
+    bench.close()
+
+
 def test_refused_puts_are_logged_but_not_each(
     fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
