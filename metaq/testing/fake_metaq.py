@@ -175,6 +175,8 @@ class FakeMetaq:
             "maxSegmentSize=1073741824",
             f"maxTransferSize={self.transfer_bytes_max}",
             f"updateConsumerOffsets={str(self.does_redirect).lower()}",
+            "[zookeeper]",
+            "zk.zkConnect=localhost:2181",
         ]
         for topic, count in self.topics.items():
             lines += [f"[topic={topic}]", f"numPartitions={count}"]

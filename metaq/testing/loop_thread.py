@@ -9,6 +9,9 @@ from typing import Any, Final, Self, TypeVar
 TIMEOUT_S: Final = 20.0
 """How long `run`, `call` and `close` wait: no test hangs because of this thread."""
 
+_ACCEPT_TURNS: Final = 3
+"""Turns of the loop from accepting a connection to its protocol, and one more."""
+
 T = TypeVar("T")
 
 
@@ -74,3 +77,17 @@ class LoopThread:
         self.loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
         self._is_ready.set()
         await self._is_over.wait()
+
+
+async def stop_listening(server: asyncio.Server) -> None:
+    """Close a listener without losing connections that it has just accepted.
+
+    A server that is closed in the turn in which it accepted a connection never gives
+    the connection to its protocol, nor closes it: the peer would wait for ever.
+    """
+    loop = asyncio.get_running_loop()
+    for sock in server.sockets:
+        loop.remove_reader(sock.fileno())
+    for _ in range(_ACCEPT_TURNS):
+        await asyncio.sleep(0)
+    server.close()
