@@ -288,6 +288,7 @@ class FakeBroker:
 
     @transfer_bytes_max.setter
     def transfer_bytes_max(self, size_bytes: int) -> None:
+        """Change it, 1 or more."""
         self._metaq.transfer_bytes_max = size_bytes
 
     @property
@@ -297,6 +298,7 @@ class FakeBroker:
 
     @does_redirect.setter
     def does_redirect(self, does_redirect: bool) -> None:
+        """Change it."""
         self._metaq.does_redirect = does_redirect
 
     def create_topic(self, topic: str, partitions: int = 1) -> None:
