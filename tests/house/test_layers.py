@@ -83,6 +83,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "hypothesis": {"testing"},
+    "pytest": {"testing.pytest_plugin"},
 }
 
 # (module, imported): a lazy import inside a function, and why it is one.
