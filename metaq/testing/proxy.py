@@ -88,7 +88,7 @@ class _End(asyncio.Protocol):
         self._buffer = bytearray()
         self._has_ended = False
         self.has_passed_end = False
-        self._is_waiting = False
+        self._timer: asyncio.TimerHandle | None = None
         self.is_full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -122,7 +122,7 @@ class _End(asyncio.Protocol):
     def pump(self) -> None:
         """Give the sink what the mode allows now."""
         sink = self.peer.transport
-        if sink is None or self._mode.is_stalled or self._is_waiting:
+        if sink is None or self._mode.is_stalled or self._timer is not None:
             return
         if self.is_lost:
             self.peer.reset()
@@ -135,15 +135,17 @@ class _End(asyncio.Protocol):
         if piece:
             sink.write(piece)
         if self._buffer:
-            self._is_waiting = True
-            self._loop.call_later(self._mode.interval_s, self._go_on)
+            self._timer = self._loop.call_later(self._mode.interval_s, self.go_on)
         elif self._has_ended:
             self._pass_end(sink)
         if len(self._buffer) < BUFFER_BYTES_MAX and self.transport is not None:
             self.transport.resume_reading()
 
-    def _go_on(self) -> None:
-        self._is_waiting = False
+    def go_on(self) -> None:
+        """Pump now, whatever the next piece was waiting for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.pump()
 
     def _pass_end(self, sink: asyncio.Transport) -> None:
@@ -309,8 +311,8 @@ class Proxy:
                     mode.piece_bytes = piece_bytes
                     mode.interval_s = interval_s
             for end in tuple(self._ends):
-                end.pump()
-                end.peer.pump()
+                end.go_on()
+                end.peer.go_on()
 
         self._running.call(change)
 

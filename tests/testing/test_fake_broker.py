@@ -105,13 +105,13 @@ def test_reordered_answers_are_all_there_and_not_in_order(broker: FakeBroker) ->
 
 def test_answers_come_in_pieces(broker: FakeBroker) -> None:
     """The bytes are the same, whatever the pieces."""
-    broker.add(b"x" * 100)
+    broker.add(b"x" * 1000)
     broker.split_bytes = 1
     with Wire(broker.address) as wire:
         wire.send(get(1), Version(2))
         value = wire.reply()
         assert isinstance(value, Value)
-        assert value.payload[20:] == b"x" * 100
+        assert value.payload[20:] == b"x" * 1000
         assert wire.reply().opaque == 2
         assert len(wire.pieces) > 2
 
