@@ -221,7 +221,7 @@ class FakeMetaq:
         if LogId(topic, partition) in self.closed:
             detail = texts.closed_detail(self._broker_id, partition)
             raise ForbiddenError(texts.put_failed(self.uri, topic, partition, detail))
-        if not TopicRules().extended(self.topics).accepts(topic):
+        if topic not in self.topics and not self._has_pattern_for(topic):
             detail = texts.topic_not_accepted(topic)
         else:
             count = self.topics.get(topic, 1)
@@ -238,6 +238,9 @@ class FakeMetaq:
         record = encode_record(put.payload, id=number, flag=put.flag)
         offset = self.log(topic, partition).append(record)
         return texts.put_reply(number, partition, offset)
+
+    def _has_pattern_for(self, topic: str) -> bool:
+        return TopicRules().extended(self.topics).accepts(topic)
 
     def _get(self, get: Get) -> bytes:
         # The rows of broker spec 1.5, in its order.
