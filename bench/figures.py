@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench import load
-from bench.processes import ROOT, BrokerProcess, cpu_seconds, floor, resident_bytes
+from bench.processes import ROOT, cpu_seconds, floor, resident_bytes
+from metaq.testing.process import BrokerProcess
 
 PAYLOAD = b"x" * 128
+TOPIC = "bench"
 RECORD_BYTES = 20 + len(PAYLOAD)
 PUT_REPLY_BYTES = 56
 MIB = 1 << 20
@@ -47,7 +49,7 @@ class Figure:
 def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figure:
     """Single puts of 128 B over one connection."""
     per_block, count = 250, 400_000
-    frames = [load.put_frame("bench", PAYLOAD, i) for i in range(count)]
+    frames = [load.put_frame(TOPIC, PAYLOAD, i) for i in range(count)]
     blocks = [b"".join(frames[i : i + per_block]) for i in range(0, count, per_block)]
     work = load.Blocks(blocks, per_block)
     figure = Figure(
@@ -59,7 +61,7 @@ def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figur
         aim="450,000",
     )
     with (
-        BrokerProcess(directory / "puts") as broker,
+        BrokerProcess(directory / "puts", topic=TOPIC) as broker,
         floor("server", len(frames[0]), PUT_REPLY_BYTES, directory) as floor_port,
     ):
         load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
@@ -80,7 +82,7 @@ def puts_deep(directory: Path, rounds: int) -> Figure:
 def mput(directory: Path, rounds: int) -> Figure:
     """Batches of 128 B records: 4,000 records each, eight in flight."""
     records, batches, in_flight = 4000, 500, 8
-    frame = load.mput_frame("bench", PAYLOAD, records, 1)
+    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
     work = load.Blocks([frame] * batches, 1)
     count = records * batches
     figure = Figure(
@@ -92,7 +94,7 @@ def mput(directory: Path, rounds: int) -> Figure:
         aim="2,000,000",
     )
     with (
-        BrokerProcess(directory / "mput") as broker,
+        BrokerProcess(directory / "mput", topic=TOPIC) as broker,
         floor("server", len(frame), PUT_REPLY_BYTES, directory) as floor_port,
     ):
         load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
@@ -108,7 +110,7 @@ def mput(directory: Path, rounds: int) -> Figure:
 def put_alone(directory: Path, rounds: int) -> Figure:
     """One put at a time: what is added to the sync."""
     count = 1000
-    frame = load.put_frame("bench", PAYLOAD, 1)
+    frame = load.put_frame(TOPIC, PAYLOAD, 1)
     figure = Figure(
         "one put at a time, p50 (floor: write and sync)",
         "ms",
@@ -118,7 +120,7 @@ def put_alone(directory: Path, rounds: int) -> Figure:
         aim="floor + 0.1 ms",
         is_ratio=False,
     )
-    with BrokerProcess(directory / "alone") as broker:
+    with BrokerProcess(directory / "alone", topic=TOPIC) as broker:
         load.one_at_a_time(broker.port, frame, count)  # warm up
         for _ in range(rounds):
             samples = load.write_and_sync(directory / "sync", RECORD_BYTES, count)
@@ -133,7 +135,7 @@ def gets(directory: Path, rounds: int) -> Figure:
     slices, passes = 200, 10
     count = slices * passes
     records = MIB // RECORD_BYTES + 1
-    frame = load.mput_frame("bench", PAYLOAD, records, 1)
+    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
     work = load.Blocks([frame] * (slices + 2), 1)
     figure = Figure(
         "gets of 1 MiB slices from page cache",
@@ -149,7 +151,7 @@ def gets(directory: Path, rounds: int) -> Figure:
         return f"get bench g 0 {offset:010d} {MIB} 1\r\n".encode()
 
     size = len(request(0))
-    with BrokerProcess(directory / "gets") as broker:
+    with BrokerProcess(directory / "gets", topic=TOPIC) as broker:
         load.pipeline(broker.port, work, 8, load.ok_counter())
         segment = next((directory / "gets").glob("bench-0/*.meta"))
         with floor("gets", size, 24, MIB, segment) as floor_port:
@@ -166,7 +168,7 @@ def gets(directory: Path, rounds: int) -> Figure:
 def restart(directory: Path, rounds: int) -> Figure:
     """Start on a 1 GiB active segment after kill -9, until the first reply."""
     records = 6000
-    frame = load.mput_frame("bench", PAYLOAD, records, 1)
+    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
     batches = GIB // (records * RECORD_BYTES)
     work = load.Blocks([frame] * batches, 1)
     figure = Figure(
@@ -178,7 +180,7 @@ def restart(directory: Path, rounds: int) -> Figure:
         aim="1",
         is_ratio=False,
     )
-    broker = BrokerProcess(directory / "restart", segment_bytes=2**31 - 1)
+    broker = BrokerProcess(directory / "restart", topic=TOPIC, segment_bytes=2**31 - 1)
     broker.start()
     load.pipeline(broker.port, work, 8, load.ok_counter())
     segment = next((directory / "restart").glob("bench-0/*.meta"))
@@ -197,7 +199,7 @@ def idle_memory(directory: Path, rounds: int) -> Figure:
     """Resident memory of a broker that has done nothing but start."""
     figure = Figure("idle broker, resident", "MiB", [], at_least="60")
     for index in range(rounds):
-        with BrokerProcess(directory / f"idle-{index}") as broker:
+        with BrokerProcess(directory / f"idle-{index}", topic=TOPIC) as broker:
             time.sleep(1.0)
             figure.broker.append(resident_bytes(broker.pid) / MIB)
     return figure
@@ -207,7 +209,7 @@ def idle_cpu(directory: Path, rounds: int) -> Figure:
     """CPU time of an idle broker, as a share of one core."""
     seconds = 5.0
     figure = Figure("idle broker, CPU", "% of a core", [], at_least="0")
-    with BrokerProcess(directory / "idle-cpu") as broker:
+    with BrokerProcess(directory / "idle-cpu", topic=TOPIC) as broker:
         time.sleep(2.0)
         for _ in range(rounds):
             before = cpu_seconds(broker.pid)

@@ -5,6 +5,7 @@ No export format: who exports reads `statistics()` and snapshots.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,8 +33,23 @@ class HistogramSnapshot:
         return sum(self.counts)
 
 
+def merge_snapshots(snapshots: Iterable[HistogramSnapshot]) -> HistogramSnapshot:
+    """Return what histograms with the same bounds, one or more, have seen together."""
+    first, *others = snapshots
+    counts, total = first.counts, first.total
+    for other in others:
+        assert other.bounds == first.bounds, (other.bounds, first.bounds)
+        counts = tuple(map(sum, zip(counts, other.counts, strict=True)))
+        total += other.total
+    return HistogramSnapshot(first.bounds, counts, total)
+
+
 class Histogram:
-    """Counts samples in fixed buckets. Used by one thread."""
+    """Counts samples in fixed buckets. One thread records; any may take a snapshot.
+
+    A snapshot of another thread may have the newest sample in its counts and not yet
+    in its total.
+    """
 
     __slots__ = ("_bounds", "_counts", "_total")
 

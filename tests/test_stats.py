@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.stats import LATENCY_BOUNDS_S, Histogram
+from metaq.stats import LATENCY_BOUNDS_S, Histogram, merge_snapshots
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,13 @@ def test_a_snapshot_does_not_change() -> None:
     assert (before.count, before.total) == (10, 5.0)
     assert histogram.snapshot().counts[-1] == 1
     assert before.bounds == LATENCY_BOUNDS_S == tuple(sorted(LATENCY_BOUNDS_S))
+
+
+def test_merged_snapshots_hold_every_sample_once() -> None:
+    """Counts and totals add up, bucket by bucket."""
+    histograms = [Histogram((1.0, 2.0)) for _ in range(3)]
+    for number, histogram in enumerate(histograms):
+        histogram.record(number + 0.5, number + 1)
+    merged = merge_snapshots(each.snapshot() for each in histograms)
+    assert (merged.counts, merged.total) == ((1, 2, 3), 0.5 + 3.0 + 7.5)
+    assert merge_snapshots([merged]) == merged

@@ -130,6 +130,7 @@ class Control:
             ),
             scrub=self._scrub.state(),
             put_latency=context.put_latency.snapshot(),
+            sync_latency=self._logs.sync_latency(),
             registration=None if registration is None else registration.statistics(),
             reload_count=self._reload_count,
             reload_error=self._reload_error,

@@ -80,8 +80,8 @@ class HistogramSpec:
     """As exported, without `_bucket`, `_sum` and `_count`."""
     help: str
     """One sentence."""
-    read: Callable[[BrokerStatus], HistogramFigures | None]
-    """Its snapshot; None where nobody measures."""
+    read: Callable[[BrokerStatus], HistogramFigures]
+    """Its snapshot."""
 
     @property
     def kind(self) -> str:
@@ -508,10 +508,9 @@ class _StatusCollector(Collector):
     def _histogram(self, spec: HistogramSpec) -> Metric:
         family = HistogramMetricFamily(spec.name, spec.help)
         figures = spec.read(self._status)
-        if figures is not None:
-            bounds = [*map(floatToGoString, figures.bounds), "+Inf"]
-            counts = accumulate(figures.counts)
-            family.add_metric([], list(zip(bounds, counts, strict=True)), figures.total)
+        bounds = [*map(floatToGoString, figures.bounds), "+Inf"]
+        counts = accumulate(figures.counts)
+        family.add_metric([], list(zip(bounds, counts, strict=True)), figures.total)
         return family
 
 

@@ -217,7 +217,10 @@ class Session:
         """Send replies to `count` commands that held `size_bytes` in flight."""
         self._owed -= count
         self._in_flight_bytes -= size_bytes
-        self._channel.send(replies)
+        if self._owed:
+            self._channel.send(replies)
+        else:
+            self._channel.send_now(replies)
         self._context.load.release(size_bytes)
         if self._end_reason:
             self._close_if_settled()

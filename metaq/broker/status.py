@@ -205,7 +205,7 @@ class DirectoryStatus:
     free_bytes: int
     """Room on its disk, as last looked at."""
     is_low_on_space: bool
-    """Puts are refused because the disk is nearly full."""
+    """Puts, or the largest of them, are refused because the disk is nearly full."""
     offline_cause: str | None
     """The disk error that took it offline; None while it is online."""
 
@@ -375,10 +375,10 @@ class BrokerStatus:
     """Every data directory."""
     put_latency: HistogramFigures
     """Seconds from append to acknowledgement, per message."""
+    sync_latency: HistogramFigures
+    """Seconds that one sync of a segment took, of all directories together."""
     registration: RegistrationFigures | None
     """None: the broker runs without ZooKeeper."""
-    sync_latency: HistogramFigures | None = None
-    """Seconds that one sync of a segment took; None where nobody measures."""
     reload_count: int = 0
     """Reloads that were carried out."""
     reload_error: str = ""
@@ -488,9 +488,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
             text = f"{directory.path} is offline: {directory.offline_cause}"
             yield Alarm.DIRECTORY_OFFLINE, text
         elif directory.is_low_on_space:
-            text = (
-                f"{directory.path} has only {max(directory.free_bytes, 0)} bytes free"
-            )
+            free_bytes = max(directory.free_bytes, 0)
+            text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
             yield Alarm.LOW_SPACE, text
     for log in status.logs:
         if log.damage:

@@ -216,6 +216,7 @@ def _print_summary(
                 "messages_per_s": round(rate),
                 "partitions": by_partition,
                 "may_be_doubled": statistics.doubtful_count,
+                "refused": statistics.refused_count,
                 "unanswered": statistics.in_flight_count,
             }
         )
@@ -230,6 +231,11 @@ def _print_summary(
         render.say(
             f"{render.count_text(statistics.doubtful_count, 'line')} may be stored"
             " twice: the answer to the first sending did not come, so it was repeated"
+        )
+    if statistics.refused_count:
+        render.say(
+            f"{render.count_text(statistics.refused_count, 'line')} refused by the"
+            " broker; nothing was sent after that"
         )
     if statistics.in_flight_count:
         render.say(

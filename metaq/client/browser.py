@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from metaq.client.cursor import PartitionCursor
 from metaq.client.discovery import Cluster
+from metaq.client.errors import ConnectionLostError
 from metaq.client.replies import NothingThere, parse_get
 from metaq.client.wire import BROWSER_GROUP, WireConnection, pump
 from metaq.clock import Clock
@@ -24,6 +25,8 @@ WAIT_MS: Final = 5_000
 """How long a broker is asked to hold a get that finds nothing."""
 POLL_INTERVAL_S: Final = 0.25
 """Least time between two gets that find nothing: MetaQ starts with 0.5 s."""
+RECONNECT_S: Final = 60.0
+"""How long a broker that was lost may be away before following ends."""
 
 
 @dataclass(slots=True)
@@ -58,6 +61,8 @@ class TopicBrowser:
         self._timeout_s = timeout_s
         self._clock = clock
         self._connections: dict[BrokerId, WireConnection] = {}
+        self._lost_s: dict[BrokerId, float] = {}
+        """When each broker was lost that has not come back."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +133,10 @@ class TopicBrowser:
     def follow(
         self, starts: Sequence[tuple[TopicPartition, Offset]]
     ) -> Iterator[list[Message]]:
-        """Yield messages from all partitions as they come, for ever; as `read`."""
+        """Yield messages from all partitions as they come, for ever; as `read`.
+
+        A connection that breaks is made again, and reading goes on where it was.
+        """
         followers = [_Follower(PartitionCursor(p, offset)) for p, offset in starts]
         while True:
             for follower in followers:
@@ -144,7 +152,16 @@ class TopicBrowser:
     def _ask(self, follower: _Follower) -> None:
         cursor = follower.cursor
         partition = cursor.partition
-        connection = self.connection(partition.broker_id)
+        now_s = self._clock.monotonic_s()
+        try:
+            connection = self.connection(partition.broker_id)
+        except NoBrokerError:
+            lost_s = self._lost_s.get(partition.broker_id, float("-inf"))
+            if now_s - lost_s > RECONNECT_S:
+                raise
+            follower.due_s = now_s + POLL_INTERVAL_S
+            return
+        self._lost_s.pop(partition.broker_id, None)
         opaque = connection.next_opaque()
         wait_ms = min(WAIT_MS, connection.capabilities.wait_ms_max)
         command = Get(
@@ -157,7 +174,6 @@ class TopicBrowser:
             wait_ms=wait_ms,
         )
         connection.submit(command, opaque, follower.replies.append)
-        now_s = self._clock.monotonic_s()
         follower.deadline_s = now_s + wait_ms / 1000 + self._timeout_s
         # A broker that offers to wait may refuse to: it has a limit of waiting gets.
         follower.due_s = now_s + POLL_INTERVAL_S
@@ -168,7 +184,10 @@ class TopicBrowser:
             follower.due_s if follower.deadline_s is None else follower.deadline_s
             for follower in followers
         ]
-        pump(connections, deadline_s=min(times), clock=self._clock)
+        try:
+            pump(connections, deadline_s=min(times), clock=self._clock)
+        except ConnectionLostError:
+            self._forget_lost(followers)
         now_s = self._clock.monotonic_s()
         for follower in followers:
             is_late = follower.deadline_s is not None and follower.deadline_s <= now_s
@@ -177,6 +196,18 @@ class TopicBrowser:
                     f"get of {follower.cursor.partition}: no answer within"
                     f" {self._timeout_s:g} s"
                 )
+
+    def _forget_lost(self, followers: list[_Follower]) -> None:
+        now_s = self._clock.monotonic_s()
+        for broker_id, connection in list(self._connections.items()):
+            if connection.is_open:
+                continue
+            del self._connections[broker_id]
+            self._lost_s[broker_id] = now_s
+            for follower in followers:
+                if follower.cursor.partition.broker_id == broker_id:
+                    follower.deadline_s = None
+                    follower.due_s = now_s + POLL_INTERVAL_S
 
     def _take(self, follower: _Follower, reply: Reply) -> list[Message]:
         outcome = parse_get(reply)

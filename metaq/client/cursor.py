@@ -16,13 +16,13 @@ Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 
 from typing import Final
 
+from metaq.client.decode import decode_messages
 from metaq.client.errors import NoProgressError
 from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
 from metaq.errors import CorruptRecordError
-from metaq.model import Message, MessageId, Offset, Position, SizeBytes, TopicPartition
-from metaq.record.flags import decode_payload
+from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.scan import Corrupt, Incomplete, find_next_record, scan_records
+from metaq.record.scan import Corrupt, Incomplete, find_next_record
 
 FETCH_BYTES: Final = SizeBytes(1024 * 1024)
 """What a get asks for: MetaQ's default bound on a reply."""
@@ -36,7 +36,13 @@ class PartitionCursor:
     """The next offset of one partition. Owner: whoever reads it."""
 
     def __init__(
-        self, partition: TopicPartition, offset: Offset, *, end: Offset | None = None
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        *,
+        end: Offset | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+        fetch_bytes_max: int = FETCH_BYTES_MAX,
     ) -> None:
         """Start at `offset`.
 
@@ -44,11 +50,15 @@ class PartitionCursor:
             partition: what is read.
             offset: a record boundary, or any offset outside the log.
             end: stop here; None goes on for ever.
+            fetch_bytes: what a get asks for when nothing else is known.
+            fetch_bytes_max: a record larger than this is not read.
         """
+        self._fetch_bytes = SizeBytes(fetch_bytes)
+        self._fetch_bytes_max = SizeBytes(fetch_bytes_max)
         self.partition = partition
         self.offset = offset
         """The record that is read next."""
-        self.size_bytes = FETCH_BYTES
+        self.size_bytes = self._fetch_bytes
         """How much to ask for next."""
         self._end = end
         self._fruitless = 0
@@ -99,7 +109,7 @@ class PartitionCursor:
 
     def _start_over(self) -> None:
         self._part.clear()
-        self.size_bytes = FETCH_BYTES
+        self.size_bytes = self._fetch_bytes
 
     def _collect(self, data: bytes) -> list[Message]:
         """Take more of a record that comes in pieces; read it when it is whole."""
@@ -115,70 +125,56 @@ class PartitionCursor:
         return self._read(whole)
 
     def _read(self, data: bytes) -> list[Message]:
-        starts: list[Position] = []
-        result = scan_records(data, starts=starts)
-        if starts:
-            messages = self._messages(data, starts)
+        messages, ending = decode_messages(data, self.partition, self.offset)
+        if messages:
             self.offset = messages[-1].next_offset
             self._fruitless = 0
-            self.size_bytes = FETCH_BYTES
+            self.size_bytes = self._fetch_bytes
             if self._end is None or self.offset <= self._end:
                 return messages
             return [m for m in messages if m.offset < self._end]
-        if isinstance(result, Corrupt):
+        if isinstance(ending, CorruptRecordError):
+            length, *_rest = HEADER.unpack_from(data)
+            follower = Offset(self.offset + HEADER_BYTES + length)
             raise CorruptRecordError(
-                f"{self.partition}: damaged record at offset {self.offset}:"
-                f" {result.detail}; {self._next_good(data)}"
-            )
-        assert isinstance(result, Incomplete)
-        needed = result.needed_bytes
-        if not data or needed > FETCH_BYTES_MAX:
+                f"{self.partition}: record at offset {self.offset}: {ending};"
+                f" the next record is at {follower}",
+                next_good_offset=follower,
+            ) from ending
+        if isinstance(ending, Corrupt):
+            raise self._damage(data, ending)
+        assert isinstance(ending, Incomplete)
+        self._ask_for(ending.needed_bytes, data)
+        return []
+
+    def _ask_for(self, needed: SizeBytes, data: bytes) -> None:
+        """Ask for more of a record that is cut short, at once or in pieces."""
+        if not data or needed > self._fetch_bytes_max:
             self._count_fruitless(
-                f"record of {needed} bytes, but the broker sends only {len(data)}"
+                f"record of {needed} bytes (at most {self._fetch_bytes_max} are"
+                f" fetched), but the broker sends only {len(data)}"
             )
         elif len(data) < self.size_bytes:
             self._part += data
-            self._part_needed = SizeBytes(needed)
+            self._part_needed = needed
             self.size_bytes = SizeBytes(max(needed - len(data), 1))
-            return []
-        self.size_bytes = SizeBytes(min(max(needed, FETCH_BYTES), FETCH_BYTES_MAX))
-        return []
+            return
+        size_bytes = min(max(needed, self._fetch_bytes), self._fetch_bytes_max)
+        self.size_bytes = SizeBytes(size_bytes)
 
-    def _messages(self, data: bytes, starts: list[Position]) -> list[Message]:
-        """Decode records; up to the first bad attribute block, at least one."""
-        messages: list[Message] = []
-        for start in starts:
-            length, _checksum, message_id, flag = HEADER.unpack_from(data, start)
-            payload_start = start + HEADER_BYTES
-            payload = data[payload_start : payload_start + length]
-            offset = Offset(self.offset + start)
-            try:
-                body, attribute = decode_payload(payload, flag)
-            except CorruptRecordError as error:
-                if messages:
-                    break
-                raise CorruptRecordError(
-                    f"{self.partition}: record at offset {offset}: {error};"
-                    f" the next record is at {offset + HEADER_BYTES + length}"
-                ) from error
-            messages.append(
-                Message(
-                    topic=self.partition.topic,
-                    data=body,
-                    attribute=attribute,
-                    id=MessageId(message_id),
-                    partition=self.partition,
-                    offset=offset,
-                    next_offset=Offset(offset + HEADER_BYTES + length),
-                )
-            )
-        return messages
-
-    def _next_good(self, data: bytes) -> str:
+    def _damage(self, data: bytes, ending: Corrupt) -> CorruptRecordError:
         found = find_next_record(data, Position(1))
-        if found is None:
-            return f"no good record in the {len(data)} bytes from there on"
-        return f"the next good record is at offset {self.offset + found}"
+        follower = None if found is None else Offset(self.offset + found)
+        where = (
+            f"no good record in the {len(data)} bytes from there on"
+            if follower is None
+            else f"the next good record is at offset {follower}"
+        )
+        return CorruptRecordError(
+            f"{self.partition}: damaged record at offset {self.offset}:"
+            f" {ending.detail}; {where}",
+            next_good_offset=follower,
+        )
 
     def _count_fruitless(self, what: str) -> None:
         self._fruitless += 1

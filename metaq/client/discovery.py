@@ -15,6 +15,7 @@ from metaq.client.errors import UnexpectedReplyError
 from metaq.client.wire import WireConnection
 from metaq.clock import Clock
 from metaq.config import parse_config
+from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError, WireError
 from metaq.model import BrokerId, TopicPartition
 from metaq.zk._kazoo import KazooCoordinator
@@ -42,28 +43,33 @@ class Cluster:
     brokers: Mapping[BrokerId, BrokerAddress]
     """Where each broker is, by id in ascending order."""
     puts: Counts = field(default_factory=lambda: MappingProxyType({}))
-    """Partitions that are advertised to producers."""
+    """Partitions that are advertised to producers; patterns of topics among them."""
     gets: Counts = field(default_factory=lambda: MappingProxyType({}))
-    """Partitions that are advertised to consumers."""
+    """Partitions that are advertised to consumers; patterns of topics among them."""
 
     @property
     def topics(self) -> tuple[str, ...]:
-        """All topics anybody advertises, sorted."""
-        return tuple(sorted(self.puts.keys() | self.gets.keys()))
+        """All topics anybody advertises, sorted; a pattern is none."""
+        names = self.puts.keys() | self.gets.keys()
+        return tuple(sorted(name for name in names if "*" not in name))
 
     def partitions(self, topic: str, counts: Counts) -> tuple[TopicPartition, ...]:
         """Return a topic's partitions on reachable brokers, in numeric order.
+
+        A topic that nobody advertises, but that a pattern of a broker admits, has its
+        first partition there: the first put to it makes it known, and its others.
 
         Args:
             topic: topic name.
             counts: `puts` or `gets` of this snapshot.
 
         Raises:
-            NoBrokerError: nobody advertises the topic.
+            NoBrokerError: nobody advertises or admits the topic.
         """
+        by_broker = counts.get(topic) or _admitting(topic, counts)
         found = tuple(
             TopicPartition(topic, broker_id, number)
-            for broker_id, count in sorted(counts.get(topic, {}).items())
+            for broker_id, count in sorted(by_broker.items())
             if broker_id in self.brokers
             for number in range(count)
         )
@@ -74,6 +80,16 @@ class Cluster:
                 f" {known}"
             )
         return found
+
+
+def _admitting(topic: str, counts: Counts) -> Mapping[BrokerId, int]:
+    """Return the brokers with a pattern that admits the topic, one partition each."""
+    return {
+        broker_id: 1
+        for name, by_broker in counts.items()
+        if "*" in name and compile_topic_pattern(name).fullmatch(topic)
+        for broker_id in by_broker
+    }
 
 
 class ClusterSource(Protocol):
@@ -227,8 +243,7 @@ def _ask_counts(connection: WireConnection, timeout_s: float) -> dict[str, int]:
     counts: dict[str, int] = {}
     # Of a topic: '<topic> partitions <n> ...', or '<topic> *Empty*' without a log.
     for words in _lines(connection.stats("topics", timeout_s=timeout_s)):
-        # A pattern is no topic that anybody could put to or get from.
-        if words[0] and "*" not in words[0]:
+        if words[0]:
             counts[words[0]] = 1
     # Of a log: '<topic> part <number> min_offset <n> max_offset <n>'.
     for words in _lines(connection.stats("offsets", timeout_s=timeout_s)):

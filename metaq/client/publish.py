@@ -11,8 +11,9 @@ there twice. A batch carries the same producer and sequence both times, so that 
 broker can tell. After `TRIES_MAX` such rounds without one acknowledgement in between,
 or when the broker cannot be reached for the time of one request, the error is raised.
 
-A refusal (closed partition, no space, unknown topic) is raised at once: what it names
-was not stored, what is still in flight has an unknown outcome.
+A refusal (closed partition, no space, unknown topic) ends the sending: nothing new goes
+out, the answers to what is in flight are waited for, each within its time, and then the
+first refusal is raised. What has no answer by then has an unknown outcome.
 
 Order: within a partition messages lie in the order of `send`, also with several
 requests in flight, because brokers of this package store the puts of one connection in
@@ -21,12 +22,13 @@ order. A Java broker may not (broker spec 1.2).
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from metaq.client.discovery import Cluster
-from metaq.client.errors import GivenUpError
+from metaq.client.errors import ConnectionLostError, GivenUpError
 from metaq.client.replies import parse_receipt
 from metaq.client.wire import WireConnection, pump
 from metaq.clock import Clock
@@ -62,6 +64,8 @@ class PublishStatistics:
     """Acknowledged messages per partition."""
     doubtful_count: int
     """Acknowledged messages that may be stored twice."""
+    refused_count: int
+    """Messages that were answered with an error."""
     in_flight_count: int
     """Messages sent and not yet answered."""
 
@@ -154,6 +158,7 @@ class Publisher:
         self._acknowledged: dict[TopicPartition, int] = {}
         self._size_bytes = 0
         self._doubtful_count = 0
+        self._refused_count = 0
         self._failure: MetaqError | None = None
 
     def statistics(self) -> PublishStatistics:
@@ -164,6 +169,7 @@ class Publisher:
             size_bytes=self._size_bytes,
             by_partition=MappingProxyType(dict(sorted(self._acknowledged.items()))),
             doubtful_count=self._doubtful_count,
+            refused_count=self._refused_count,
             in_flight_count=sum(r.count for r in requests if not r.is_answered),
         )
 
@@ -259,6 +265,7 @@ class Publisher:
             parse_receipt(reply)
         except MetaqError as error:
             self._failure = self._failure or error
+            self._refused_count += request.count
             return
         lane.tries = 0
         partition = request.partition
@@ -294,6 +301,7 @@ class Publisher:
                     self._recover(lane, error)
             has_moved = True
         if self._failure is not None:
+            self._drain()
             raise self._failure
         return has_moved
 
@@ -301,6 +309,7 @@ class Publisher:
         """Connect again and send everything in flight once more."""
         # A refusal that arrived with the break decides: going on would hide it.
         if self._failure is not None:
+            self._drain()
             raise self._failure
         while True:
             lane.tries += 1
@@ -315,6 +324,20 @@ class Publisher:
                 cause = error
             else:
                 return
+
+    def _drain(self) -> None:
+        """Take the answers that are on their way; what breaks now stays broken."""
+        while lanes := [
+            lane
+            for lane in self._lanes.values()
+            if lane.requests and lane.connection.is_open
+        ]:
+            deadline_s = max(lane.requests[-1].deadline_s for lane in lanes)
+            connections = [lane.connection for lane in lanes]
+            # A connection that is lost is closed, and no longer waited for.
+            with suppress(ConnectionLostError):
+                if not pump(connections, deadline_s=deadline_s, clock=self._clock):
+                    return
 
     def _reconnect(self, lane: _Lane, cause: ClientError) -> WireConnection:
         give_up_s = self._clock.monotonic_s() + self._timeout_s

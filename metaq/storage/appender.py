@@ -4,7 +4,7 @@ Theory of operation. A data directory has one storage thread, and this is all it
 
     take everything queued  →  per log: write, sync  →  tell the loop  →  roll if full
             ↑                                                                |
-            └────────────── the next group fills meanwhile ←─────────────────┘
+            └─── the next group fills meanwhile; or nothing comes: rest ←────┘
 
 * The queue holds requests in the order the loop made them. Appends of one log that lie
   next to each other in a batch become one write and one sync. A task (a sync by time,
@@ -12,6 +12,10 @@ Theory of operation. A data directory has one storage thread, and this is all it
 * The loop is told with `post`, in the order things happened, and only with values. A
   `Progress` says how many appends of that log are done; they are done in order, so the
   loop's side knows which ones.
+* The span index is written behind the news, and of small groups not before the thread
+  `rest`s: the write would take the interpreter from a loop that has a reply to send,
+  for a fifth of what a lonely put waits. A kill leaves whole records without an entry
+  then, fewer bytes than a span is long; recovery keeps those.
 * A roll happens after the loop was told, so that nobody waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
@@ -29,11 +33,10 @@ end of the directory. Keep in step: `partition_log.py`, the other end of the pos
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
@@ -83,8 +86,7 @@ class AppendReceiver(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class AppendRequest:
+class AppendRequest(NamedTuple):
     """One append on its way to the storage thread."""
 
     writer: LogWriter
@@ -110,8 +112,7 @@ class AppendRequest:
 Request: TypeAlias = AppendRequest | Task
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """What the loop's side of a log is told about its writer."""
 
     request_count: int
@@ -149,6 +150,7 @@ class Appender:
         self._on_offline = on_offline
         self._on_free_space = on_free_space
         self._free_space_s = float("-inf")
+        self._unindexed: set[LogWriter] = set()
         self._is_closed = False
         self.is_offline = False
         """Set once, by the first disk error."""
@@ -168,6 +170,12 @@ class Appender:
             return
         if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
             self.look_at_free_space()
+
+    def rest(self) -> None:
+        """Write the index entries that were put off; called when nothing is queued."""
+        unindexed, self._unindexed = self._unindexed, set()
+        for writer in unindexed:
+            self._guarded(writer.index)
 
     def look_at_free_space(self) -> None:
         """Tell the loop how much room the disk has; a task."""
@@ -243,9 +251,10 @@ class Appender:
         if writer.is_sync_due():
             writer.sync_segment()
         self._post_progress(writer, receiver, len(group))
-        # Behind the news: a twentieth of the wait of a lonely put. A kill in between
-        # leaves whole, synced records uncovered, and recovery keeps those.
-        writer.index()
+        if writer.is_index_due:
+            writer.index()
+        else:
+            self._unindexed.add(writer)
         if writer.is_full:
             try:
                 self._roll(writer, receiver)

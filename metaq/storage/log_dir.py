@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Final, Protocol, TypeAlias
 
@@ -29,6 +29,7 @@ from metaq.errors import (
 )
 from metaq.fs import DirLock, FileSystem
 from metaq.model import SizeBytes
+from metaq.stats import Histogram
 from metaq.storage.appender import (
     Appender,
     AppendReceiver,
@@ -40,6 +41,10 @@ from metaq.storage.appender import (
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 
 _log = logging.getLogger(__name__)
+
+REST_DELAY_S: Final = 0.001
+"""How long nothing has to be queued before the storage thread does what was put off:
+longer than a client takes from a reply to its next put."""
 
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """Least time between two lines about refused puts; producers may try at any rate."""
@@ -88,8 +93,9 @@ class Worker(Protocol):
 
 
 RunBatch: TypeAlias = Callable[[Sequence[Request]], None]
-StartWorker: TypeAlias = Callable[[str, RunBatch], Worker]
-"""Makes a worker with a name; tests put a deterministic one here."""
+StartWorker: TypeAlias = Callable[[str, RunBatch, Task], Worker]
+"""Makes a worker with a name, from what runs a batch and what it does when it rests;
+tests put a deterministic one here."""
 
 
 class StorageThread:
@@ -99,8 +105,9 @@ class StorageThread:
     once the broker has given up waiting for it.
     """
 
-    def __init__(self, name: str, run: RunBatch) -> None:
+    def __init__(self, name: str, run: RunBatch, rest: Task) -> None:
         self._run = run
+        self._rest = rest
         # Unbounded here: the broker bounds the bytes in flight and stops reading.
         self._queue: SimpleQueue[Request | None] = SimpleQueue()
         self._thread = Thread(target=self._run_thread, name=name, daemon=True)
@@ -122,7 +129,8 @@ class StorageThread:
         self._thread.join(timeout_s)
 
     def _run_thread(self) -> None:
-        while (first := self._queue.get()) is not None:
+        first = self._queue.get()
+        while first is not None:
             batch = [first]
             size_bytes = _size_of(first)
             is_last = False
@@ -139,6 +147,14 @@ class StorageThread:
             del batch, first
             if is_last:
                 return
+            first = self._next()
+
+    def _next(self) -> Request | None:
+        try:
+            return self._queue.get(timeout=REST_DELAY_S)
+        except Empty:
+            self._rest()
+            return self._queue.get()
 
 
 class LogDir:
@@ -176,6 +192,8 @@ class LogDir:
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
         """The disk error that took it offline."""
+        self.sync_latency: Final = Histogram()
+        """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
         self._clock = clock
         self._post = post
@@ -184,6 +202,8 @@ class LogDir:
         self._free_bytes = SizeBytes(0)
         self._free_seen_s = float("-inf")
         self._refusal_logged_s = float("-inf")
+        self._lacking_bytes = 0
+        self._is_disk_full = False
         self._lock: DirLock | None = None
         self._report_offline = on_offline
         self.appender: Final = Appender(
@@ -195,7 +215,7 @@ class LogDir:
             on_free_space=self._on_free_space,
         )
         """The cycle that its storage thread runs."""
-        self._worker = start_worker(f"storage {path}", self._run_batch)
+        self._worker = start_worker(f"storage {path}", self._run_batch, self._rest)
 
     def open(self) -> None:
         """Make the directory if it is missing, and become its only owner. Blocks.
@@ -243,7 +263,8 @@ class LogDir:
         Compares cached figures only: the free space is looked at by the storage
         thread, and what was accepted since then is subtracted here.
         """
-        if 0 < self._free_bytes_min > self._free_bytes - size_bytes:
+        if self._has_too_little_for(size_bytes):
+            self._lacking_bytes = max(self._lacking_bytes, size_bytes)
             raise self._refused(
                 f"low on space: directory={self.path} expected at least"
                 f" {self._free_bytes_min} bytes to stay free, got"
@@ -256,12 +277,28 @@ class LogDir:
             )
         self._free_bytes = SizeBytes(self._free_bytes - size_bytes)
 
+    def note_full(self, error: NoSpaceError, size_bytes: int) -> None:
+        """Take note that the disk itself had no room.
+
+        Args:
+            error: what it said.
+            size_bytes: bytes of the appends that failed with it.
+        """
+        self._is_disk_full = True
+        self._lacking_bytes = max(self._lacking_bytes, size_bytes)
+        self._refused(
+            f"{error} refused_bytes={size_bytes} free_bytes={self._free_bytes}"
+        )
+
     def _refused(self, text: str) -> NoSpaceError:
         now_s = self._clock.monotonic_s()
         if now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
             self._refusal_logged_s = now_s
             _log.error("puts refused: %s", text)
         return NoSpaceError(text)
+
+    def _has_too_little_for(self, size_bytes: int) -> bool:
+        return 0 < self._free_bytes_min > self._free_bytes - size_bytes
 
     @property
     def free_bytes(self) -> SizeBytes:
@@ -270,8 +307,12 @@ class LogDir:
 
     @property
     def is_low_on_space(self) -> bool:
-        """Tell whether puts are refused because the disk is nearly full."""
-        return self._free_bytes < self._free_bytes_min
+        """Tell whether puts are refused because the disk is full, or nearly.
+
+        Also when small ones still fit: from a refusal on until a look at the disk
+        finds room for a put of that size.
+        """
+        return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
     def tick(self, now_s: float, refresh_s: float) -> None:
         """Have the free space looked at when the figure is older than `refresh_s`."""
@@ -309,8 +350,14 @@ class LogDir:
             lock.release()
 
     def _run_batch(self, batch: Sequence[Request]) -> None:
+        self._run_safely(partial(self.appender.run, batch))
+
+    def _rest(self) -> None:
+        self._run_safely(self.appender.rest)
+
+    def _run_safely(self, task: Task) -> None:
         try:
-            self.appender.run(batch)
+            task()
         except Exception as error:  # noqa: BLE001  # the top of the storage thread
             _log.exception("storage thread failed: directory=%s", self.path)
             self.appender.go_offline(
@@ -320,6 +367,8 @@ class LogDir:
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes
         self._free_seen_s = self._clock.monotonic_s()
+        if free_bytes - self._lacking_bytes >= self._free_bytes_min:
+            self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:
         self.offline_cause = error

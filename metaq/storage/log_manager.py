@@ -20,6 +20,7 @@ from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import AppendTicket, Post
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
 from metaq.storage.log_writer import LogWriter
@@ -124,7 +125,11 @@ class LogManager:
                 opened.append(directory)
                 directory.open()
                 recovered += recover_partitions(
-                    self._fs, self._clock, self._config, path
+                    self._fs,
+                    self._clock,
+                    self._config,
+                    path,
+                    directory.sync_latency,
                 )
             refuse_twins(recovered)
         except StorageError:
@@ -196,6 +201,7 @@ class LogManager:
             path,
             end=start_offset,
             last_id=NO_MESSAGE_ID,
+            sync_latency=directory.sync_latency,
         )
         first = Segment(
             path / segment_file_name(start_offset), start_offset, SizeBytes(0)
@@ -291,6 +297,12 @@ class LogManager:
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""
         return tuple(self._directories.values())
+
+    def sync_latency(self) -> HistogramSnapshot:
+        """Return how long the syncs of segments took, all directories together."""
+        return merge_snapshots(
+            each.sync_latency.snapshot() for each in self._directories.values()
+        )
 
     # -- retention and scrub
 

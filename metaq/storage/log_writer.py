@@ -27,6 +27,7 @@ from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
 from metaq.fs import AppendFile, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
+from metaq.stats import Histogram
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import SpanIndexWriter
 
@@ -92,6 +93,7 @@ class LogWriter:
         *,
         end: Offset,
         last_id: MessageId,
+        sync_latency: Histogram,
     ) -> None:
         """Describe a log that has no segment yet; `reopen` gives it one.
 
@@ -102,10 +104,13 @@ class LogWriter:
             options: limits and mode; the mode does not change later.
             end: offset of the next byte.
             last_id: last message id in the log; negative when there is none.
+            sync_latency: gets a sample for each sync; shared by the writers of one
+                storage thread.
         """
         self._fs = fs
         self._clock = clock
         self._options = options
+        self._sync_latency = sync_latency
         self._active: ActiveSegment | None = None
         self._is_closed = False
         self.directory: Final = directory
@@ -159,6 +164,14 @@ class LogWriter:
             return True
         age_s = self._clock.monotonic_s() - self.last_sync_s
         return 0 < self._interval_s < age_s
+
+    @property
+    def is_index_due(self) -> bool:
+        """Tell whether a whole span is not covered by the index, synced or not."""
+        active = self._active
+        if active is None or active.spans is None:
+            return False
+        return self.end - active.spans.end_offset >= self._options.span_bytes_min
 
     def write(self, data: bytes, *, record_count: int, last_id: MessageId) -> None:
         """Write whole records behind the last one; nothing is synced for certain.
@@ -322,6 +335,7 @@ class LogWriter:
         took_s = self.last_sync_s - start_s
         self.sync_count += 1
         self.sync_s += took_s
+        self._sync_latency.record(took_s)
         if took_s * 1000 > self._options.slow_sync_ms:
             _log.warning(
                 "slow sync: file=%s duration_ms=%d", file.path, round(took_s * 1000)

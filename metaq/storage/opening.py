@@ -18,6 +18,7 @@ from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Millis, Offset
+from metaq.stats import Histogram
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retire import age_facts
@@ -90,6 +91,7 @@ def new_writer(
     *,
     end: Offset,
     last_id: MessageId,
+    sync_latency: Histogram,
 ) -> LogWriter:
     """Return the writer of a partition directory, configured and without files."""
     options = WriterOptions(
@@ -98,16 +100,28 @@ def new_writer(
         slow_sync_ms=config.limits.slow_sync_ms,
         unflush_threshold=settings.unflush_threshold,
     )
-    return LogWriter(fs, clock, path, options, end=end, last_id=last_id)
+    return LogWriter(
+        fs,
+        clock,
+        path,
+        options,
+        end=end,
+        last_id=last_id,
+        sync_latency=sync_latency,
+    )
 
 
 def recover_partitions(
-    fs: FileSystem, clock: Clock, config: BrokerConfig, data_path: Path
+    fs: FileSystem,
+    clock: Clock,
+    config: BrokerConfig,
+    data_path: Path,
+    sync_latency: Histogram,
 ) -> list[RecoveredPartition]:
     """Recover every partition of one data directory, as many at a time as CPUs.
 
     Directories without a dash are nobody's business; one that has a dash and is no
-    partition is worth a warning.
+    partition is worth a warning. `sync_latency` is for the writers.
 
     Raises:
         StorageError: the disk refuses; nothing stays open.
@@ -124,7 +138,7 @@ def recover_partitions(
             wanted.append(log_id)
 
     def recover(log_id: LogId) -> RecoveredPartition:
-        return _recover(fs, clock, config, data_path, log_id)
+        return _recover(fs, clock, config, data_path, log_id, sync_latency)
 
     with ThreadPoolExecutor(os.cpu_count() or 1, "recovery") as pool:
         futures = [pool.submit(recover, log_id) for log_id in wanted]
@@ -150,7 +164,12 @@ def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
 
 
 def _recover(
-    fs: FileSystem, clock: Clock, config: BrokerConfig, data_path: Path, log_id: LogId
+    fs: FileSystem,
+    clock: Clock,
+    config: BrokerConfig,
+    data_path: Path,
+    log_id: LogId,
+    sync_latency: Histogram,
 ) -> RecoveredPartition:
     settings = config.topic(log_id.topic)
     path = data_path / str(log_id)
@@ -164,7 +183,14 @@ def _recover(
     )
     end = found.segments[-1].end_offset if found.segments else Offset(0)
     writer = new_writer(
-        fs, clock, config, settings, path, end=end, last_id=found.last_id
+        fs,
+        clock,
+        config,
+        settings,
+        path,
+        end=end,
+        last_id=found.last_id,
+        sync_latency=sync_latency,
     )
     newest = found.spans.newest_append_ms if found.spans is not None else None
     try:

@@ -454,6 +454,8 @@ class PartitionLog:
     def on_refused(self, error: NoSpaceError) -> None:
         """Fail everything in flight: there was no room, and what comes next is void."""
         self._epoch += 1
+        lacking = sum(request.size_bytes for request in self._in_flight)
+        self.log_dir.note_full(error, lacking)
         self._fail_in_flight(error)
 
     def on_retired(self, segment: Segment, record_count: int) -> None:

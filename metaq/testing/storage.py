@@ -9,7 +9,7 @@ from metaq.errors import StorageError
 from metaq.fs import FileSystem
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
-from metaq.storage.appender import AppendRequest, AppendTicket, Request
+from metaq.storage.appender import AppendRequest, AppendTicket, Request, Task
 from metaq.storage.log_dir import RunBatch
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
@@ -32,13 +32,18 @@ class ManualLoop:
 
 
 class StepWorker:
-    """A storage thread without a thread: `step` runs what is queued as one batch."""
+    """A storage thread without a thread: `step` runs what is queued as one batch.
 
-    def __init__(self, name: str, run: RunBatch) -> None:
+    It rests after every batch, unless `is_busy`.
+    """
+
+    def __init__(self, name: str, run: RunBatch, rest: Task) -> None:
         self.name = name
         self.queue: list[Request] = []
         self.is_stopped = False
+        self.is_busy = False
         self._run = run
+        self._rest = rest
 
     def start(self) -> None:
         """Do nothing: there is no thread."""
@@ -57,6 +62,8 @@ class StepWorker:
         batch, self.queue = self.queue, []
         if batch:
             self._run(batch)
+            if not self.is_busy:
+                self._rest()
 
 
 class Ticket:
@@ -151,6 +158,6 @@ class StorageBench:
             for request in worker.queue
         )
 
-    def _start_worker(self, name: str, run: RunBatch) -> StepWorker:
-        self.workers.append(StepWorker(name, run))
+    def _start_worker(self, name: str, run: RunBatch, rest: Task) -> StepWorker:
+        self.workers.append(StepWorker(name, run, rest))
         return self.workers[-1]

@@ -2,9 +2,15 @@
 
 `MemoryZooKeeper` is the server, `MemoryCoordinator` a client of it that keeps the
 contract of `metaq.zk.session.Coordinator`; one suite of contract tests runs on it and
-on the real thing. Everything happens on one event loop. Nothing is ever slow here,
-except on demand: while `stall` is on, requests wait for their deadline. There are no
-session time-outs either: a session ends when a test says `expire`.
+on the real thing. Nothing is ever slow here, except on demand: while `stall` is on,
+requests wait for their deadline. There are no session time-outs either: a session ends
+when a test says `expire`.
+
+Concurrency: the server may be used from any thread, and its clients may live on loops
+of different threads. What belongs to the server is guarded by its lock; what belongs to
+a client is touched on the thread of its loop alone, so whatever the server tells it
+arrives as a callback there. `MemoryZooKeeper.coordinator` can be handed out as the
+factory `(clock) -> Coordinator` that a client of the package asks for.
 
     server = MemoryZooKeeper()
     coordinator = server.coordinator(clock)
@@ -16,12 +22,15 @@ session time-outs either: a session ends when a test says `expire`.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from metaq.clock import Clock
-from metaq.errors import SessionSuspendedError
+from metaq.errors import SessionLostError, SessionSuspendedError
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -59,13 +68,21 @@ class MemoryZooKeeper:
         self.is_running = True
         """Whether clients can reach it; see `stop` and `start`."""
         self._coordinators: list[MemoryCoordinator] = []
-        self._sessions = 0
+        self._session_count = 0
+        self._sessions: set[int] = set()
+        self._lock = threading.RLock()
 
     def coordinator(self, clock: Clock) -> "MemoryCoordinator":
-        """Return a new client of this server, not started."""
+        """Return a new client of this server, not started; from any thread."""
         coordinator = MemoryCoordinator(self, clock)
-        self._coordinators.append(coordinator)
+        with self._lock:
+            self._coordinators.append(coordinator)
         return coordinator
+
+    @property
+    def client_count(self) -> int:
+        """How many clients have been made and not stopped."""
+        return len(self._coordinators)
 
     # -- what a test may do to it -----------------------------------------------------
 
@@ -79,68 +96,104 @@ class MemoryZooKeeper:
 
     def expire(self, coordinator: "MemoryCoordinator") -> None:
         """End a client's session; it begins a new one if the server runs."""
-        self._end_session(coordinator)
-        if self.is_running:
-            asyncio.get_running_loop().call_soon(coordinator.connect)
+        with self._lock:
+            self._end_session(coordinator)
+            if self.is_running:
+                coordinator.connect_soon()
 
     def abandon(self, coordinator: "MemoryCoordinator") -> None:
         """Forget a client as if it was killed; its nodes stay until `reap`."""
-        self._coordinators.remove(coordinator)
-        coordinator.is_stopped = True
+        with self._lock:
+            self._coordinators.remove(coordinator)
+            coordinator.is_stopped = True
+
+    def forget(self, coordinator: "MemoryCoordinator") -> None:
+        """Tell a client that has stopped no more."""
+        with self._lock:
+            if coordinator in self._coordinators:
+                self._coordinators.remove(coordinator)
 
     def reap(self, session_id: int) -> None:
         """Expire the session of an abandoned client."""
-        self._remove([p for p, n in self.nodes.items() if _is_of(n, session_id)])
+        with self._lock:
+            self._sessions.discard(session_id)
+            self._remove([p for p, n in self.nodes.items() if _is_of(n, session_id)])
 
     def stop(self) -> None:
         """Become unreachable for every client; sessions and nodes stay."""
-        self.is_running = False
-        for coordinator in self._coordinators:
-            coordinator.report(SessionEvent.DISCONNECTED)
+        with self._lock:
+            self.is_running = False
+            for coordinator in self._coordinators:
+                coordinator.report(SessionEvent.DISCONNECTED)
 
     def start(self, *, is_wiped: bool = False) -> None:
         """Be reachable again; with `is_wiped`, without nodes and sessions."""
-        self.is_running = True
-        if is_wiped:
-            self.nodes.clear()
-        for coordinator in self._coordinators:
+        with self._lock:
+            self.is_running = True
             if is_wiped:
-                coordinator.report(SessionEvent.EXPIRED)
-            coordinator.connect()
+                self.nodes.clear()
+                self._sessions.clear()
+            for coordinator in self._coordinators:
+                if is_wiped:
+                    coordinator.report(SessionEvent.EXPIRED)
+                coordinator.connect()
 
     def wipe(self) -> None:
         """Delete all nodes; sessions live on."""
-        self._remove(list(self.nodes))
+        with self._lock:
+            self._remove(list(self.nodes))
 
     def put(self, path: str, data: bytes, *, session_id: int = 0) -> None:
         """Write a node as somebody else would, parents included."""
-        self._ensure_parents(path)
-        self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
-        self._touch()
+        with self._lock:
+            self._ensure_parents(path)
+            self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
+            self._touch()
 
     def write(self, path: str, data: bytes) -> None:
         """Set a node's payload, or create it as a persistent node."""
-        old = self.nodes.get(path)
-        self.put(path, data)
-        if old is not None:
-            self.nodes[path] = Node(
-                data, owner_session_id=old.owner_session_id, version=old.version + 1
-            )
+        with self._lock:
+            old = self.nodes.get(path)
+            self.put(path, data)
+            if old is not None:
+                self.nodes[path] = Node(
+                    data, owner_session_id=old.owner_session_id, version=old.version + 1
+                )
 
     def remove(self, path: str) -> None:
         """Delete a node as somebody else would."""
-        self._remove([path])
+        with self._lock:
+            self._remove([path])
 
     def tree(self) -> dict[str, Node]:
         """Return a copy of all nodes by path."""
-        return dict(sorted(self.nodes.items()))
+        with self._lock:
+            return dict(sorted(self.nodes.items()))
 
     # -- what clients ask -------------------------------------------------------------
 
     def begin_session(self) -> int:
         """Return the number of a new session."""
-        self._sessions += 1
-        return self._sessions
+        with self._lock:
+            self._session_count += 1
+            self._sessions.add(self._session_count)
+            return self._session_count
+
+    @contextlib.contextmanager
+    def serving(self, what: str, path: str, session_id: int) -> Iterator[None]:
+        """Carry out the request in the block as one step, for a session that lives.
+
+        Raises:
+            SessionSuspendedError: the server was stopped meanwhile.
+            SessionLostError: the session was ended meanwhile; its client hears of it.
+        """
+        with self._lock:
+            if not self.is_running:
+                raise SessionSuspendedError(f"{what} {path}: connection lost")
+            if session_id not in self._sessions:
+                raise SessionLostError(f"{what} {path}: session {session_id} has ended")
+            self.calls.append((what, path))
+            yield
 
     def _end_session(self, coordinator: "MemoryCoordinator") -> None:
         self.reap(coordinator.status.session_id)
@@ -159,11 +212,12 @@ class MemoryZooKeeper:
 
     def names(self, path: str) -> tuple[str, ...] | None:
         """Return the sorted names of a node's children, or None without the node."""
-        if path not in self.nodes:
-            return None
-        return tuple(
-            sorted(p[len(path) + 1 :] for p in self.nodes if _parent(p) == path)
-        )
+        with self._lock:
+            if path not in self.nodes:
+                return None
+            return tuple(
+                sorted(p[len(path) + 1 :] for p in self.nodes if _parent(p) == path)
+            )
 
     def _touch(self) -> None:
         for coordinator in self._coordinators:
@@ -195,9 +249,11 @@ class MemoryCoordinator:
         self._listeners: list[StatusCallback] = []
         self._watches: list[_Watch] = []
         self._is_started = False
+        self._is_delivery_due = False
         self.is_stopped = False
         """Whether it is stopped, or abandoned by its server."""
         self._loop: asyncio.AbstractEventLoop
+        self._thread_id = 0
 
     @property
     def status(self) -> SessionStatus:
@@ -215,14 +271,15 @@ class MemoryCoordinator:
         return cancel
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Begin to connect; the running loop becomes the one of all callbacks."""
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._is_started = True
-        if self._server.is_running:
-            self._loop.call_soon(self.connect)
+        self.connect_soon()
 
     async def stop(self, *, deadline_s: float) -> None:
         """Close the session; never raises."""
+        self._server.forget(self)
         if self.is_stopped or not self._is_started:
             self.is_stopped = True
             return
@@ -238,17 +295,45 @@ class MemoryCoordinator:
 
     def connect(self) -> None:
         """Be connected: to the session if it lives, else to a new one."""
-        if not self._is_started:
+        if self._is_started:
+            self._on_loop(self._connect)
+
+    def connect_soon(self) -> None:
+        """Connect in a later turn of the loop, as a round trip would take."""
+        if self._is_started:
+            self._soon(self._connect)
+
+    def _connect(self) -> None:
+        if self.is_stopped or not self._server.is_running:
             return
         number = self.status.session_id
         if self.status.state is SessionState.LOST:
             number = self._server.begin_session()
-        self.report(SessionEvent.ESTABLISHED, number)
+        self._change(SessionEvent.ESTABLISHED, number)
 
-    def report(self, event: SessionEvent, session_id: int = 0) -> None:
+    def report(self, event: SessionEvent) -> None:
         """Take in what happened to the connection, unless stopped."""
-        if self._is_started and not self.is_stopped:
-            self._change(event, session_id)
+        if self._is_started:
+            self._on_loop(self._report, event)
+
+    def _report(self, event: SessionEvent) -> None:
+        if not self.is_stopped:
+            self._change(event)
+
+    def _on_loop(self, callback: Callable[..., None], *args: Any) -> None:
+        """Call now on the loop's own thread, else soon on the loop."""
+        if threading.get_ident() == self._thread_id:
+            callback(*args)
+        else:
+            self._soon(callback, *args)
+
+    def _soon(self, callback: Callable[..., None], *args: Any) -> None:
+        if threading.get_ident() == self._thread_id:
+            self._loop.call_soon(callback, *args)
+            return
+        # A loop that is closed has nobody left who could hear.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *args)
 
     def _change(self, event: SessionEvent, session_id: int = 0) -> None:
         status = self._tracker.apply(event, session_id)
@@ -276,56 +361,67 @@ class MemoryCoordinator:
         self.status.require_connected()
         if self.status.epoch != epoch:
             raise SessionSuspendedError(f"{what} {path}: connection lost")
-        self._server.calls.append((what, path))
+
+    def _serving(self, what: str, path: str) -> AbstractContextManager[None]:
+        return self._server.serving(what, path, self.status.session_id)
 
     async def get(self, path: str, *, deadline_s: float) -> Node | None:
         """Return a node, or None when there is none."""
         await self._ask("get", path, deadline_s)
-        return self._server.nodes.get(path)
+        with self._serving("get", path):
+            return self._server.nodes.get(path)
 
     async def exists(self, path: str, *, deadline_s: float) -> bool:
         """Return whether a node exists."""
         await self._ask("exists", path, deadline_s)
-        return path in self._server.nodes
+        with self._serving("exists", path):
+            return path in self._server.nodes
 
     async def children(self, path: str, *, deadline_s: float) -> tuple[str, ...] | None:
         """Return the sorted names of a node's children, or None without the node."""
         await self._ask("children", path, deadline_s)
-        return self._server.names(path)
+        with self._serving("children", path):
+            return self._server.names(path)
 
     async def create_ephemeral(
         self, path: str, data: bytes, *, deadline_s: float
     ) -> None:
         """Create a node that lives as long as this session; parents as needed."""
         await self._ask("create", path, deadline_s)
-        if path in self._server.nodes:
-            raise NodeExistsError(f"create {path}")
-        self._server.put(path, data, session_id=self.status.session_id)
+        with self._serving("create", path):
+            if path in self._server.nodes:
+                raise NodeExistsError(f"create {path}")
+            self._server.put(path, data, session_id=self.status.session_id)
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed."""
         await self._ask("set", path, deadline_s)
-        self._server.write(path, data)
+        with self._serving("set", path):
+            self._server.write(path, data)
 
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
         """Write a persistent node, unless somebody changed it since it was read."""
         await self._ask("replace", path, deadline_s)
-        old = self._server.nodes.get(path)
-        found = None if old is None else old.version
-        if found != version:
-            raise NodeChangedError(f"replace {path}: version {found}, not {version}")
-        self._server.write(path, data)
+        with self._serving("replace", path):
+            old = self._server.nodes.get(path)
+            found = None if old is None else old.version
+            if found != version:
+                raise NodeChangedError(
+                    f"replace {path}: version {found}, not {version}"
+                )
+            self._server.write(path, data)
 
     async def delete(self, path: str, *, deadline_s: float) -> bool:
         """Delete a node; False when there was none."""
         await self._ask("delete", path, deadline_s)
-        if self._server.names(path):
-            raise NodeNotEmptyError(f"delete {path}")
-        is_there = path in self._server.nodes
-        self._server.remove(path)
-        return is_there
+        with self._serving("delete", path):
+            if self._server.names(path):
+                raise NodeNotEmptyError(f"delete {path}")
+            is_there = path in self._server.nodes
+            self._server.remove(path)
+            return is_there
 
     # -- watches ----------------------------------------------------------------------
 
@@ -359,11 +455,14 @@ class MemoryCoordinator:
         return cancel
 
     def refresh_watches(self) -> None:
-        """Deliver what watched nodes are now, soon."""
-        if self._is_started and not self.is_stopped:
-            self._loop.call_soon(self._deliver)
+        """Deliver what watched nodes are now, soon; from any thread."""
+        if self._is_started and not self.is_stopped and not self._is_delivery_due:
+            self._is_delivery_due = True
+            self._soon(self._deliver)
 
     def _deliver(self) -> None:
+        # Before the first read: a change that comes later asks for another delivery.
+        self._is_delivery_due = False
         if self.status.state is not SessionState.CONNECTED:
             return
         for watch in tuple(self._watches):

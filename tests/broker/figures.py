@@ -117,6 +117,7 @@ HEALTHY = BrokerStatus(
     logs=(Log(LogId("test", 0)), Log(LogId("test", 1))),
     directories=(DIRECTORY,),
     put_latency=Histogram(),
+    sync_latency=Histogram(),
     registration=Registration(),
 )
 

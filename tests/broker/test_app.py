@@ -393,6 +393,7 @@ def test_health_and_metrics_are_served_when_a_port_is_set(
             assert json.loads(body)["status"] == "ok"
             _, text = await asyncio.to_thread(fetch, f"{base}/metrics")
             assert "\nmetaq_put_latency_seconds_count 3.0\n" in text
+            assert "\nmetaq_sync_latency_seconds_count 1.0\n" in text
             assert 'partition="0",topic="test"} 75.0' in text
 
     run(scenario())

@@ -19,7 +19,6 @@ from metaq.model import LogId
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
-    Histogram,
     Log,
     Registration,
     Scrub,
@@ -43,7 +42,6 @@ FULL = status(
         in_flight_bytes=20,
         rejections={"no_space": 21, "closed": 22},
     ),
-    sync_latency=Histogram(),
     reload_count=23,
     scrub=Scrub(),
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
@@ -168,7 +166,7 @@ def test_alarms_are_all_there_and_those_that_ring_are_one() -> None:
 def test_parts_that_are_not_there_have_no_series() -> None:
     """A zero would say that they are there and idle."""
     found = samples(status(registration=None, scrub=Scrub(is_enabled=False)))
-    for prefix in ("metaq_regist", "metaq_zoo", "metaq_scrub", "metaq_sync_latency"):
+    for prefix in ("metaq_regist", "metaq_zoo", "metaq_scrub"):
         assert not [key for key in found if key.startswith(prefix)]
 
 

@@ -89,6 +89,7 @@ def test_the_summary_is_json_on_request(file: Path) -> None:
         "bytes": 26,
         "partitions": {"7-0": 5},
         "may_be_doubled": 0,
+        "refused": 0,
         "unanswered": 0,
     }
 
@@ -146,6 +147,23 @@ def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
         result = run("produce", "t", "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert result.stderr.endswith("metaq: partition[7-0] has been closed\n")
+
+
+def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> None:
+    """A refusal in the middle: so many stored, so many refused, and none in doubt."""
+    file.write_bytes(b"line\n" * 450)
+    with MemoryBroker() as broker:
+        broker.refuse = lambda command: (
+            Result(500, b"low on space", command.opaque)
+            if isinstance(command, Mput) and command.sequence == 100
+            else None
+        )
+        result = run("produce", "t", "--file", str(file), broker=broker)
+        assert result.exit_code == 1
+        assert result.stdout.startswith("350 messages, ")
+        assert "100 lines refused by the broker" in result.stderr
+        assert "got no answer" not in result.stderr
+        assert result.stderr.endswith("metaq: low on space\n")
 
 
 @pytest.mark.parametrize("partition", ["9", "7-9", "x"])

@@ -123,6 +123,49 @@ def test_a_follower_notices_a_silent_broker() -> None:
             next(browser.follow([(P0, Offset(0))]))
 
 
+def test_a_follower_survives_a_broken_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It connects again and goes on at its offset: nothing is missing or doubled."""
+    monkeypatch.setattr("metaq.client.browser.POLL_INTERVAL_S", 0.01)
+    with MemoryBroker(JAVA) as broker, browse(broker) as browser:
+        broker.add(b"first")
+        gets: list[Get] = []
+
+        def hang_up_once(command: object) -> bool:
+            if isinstance(command, Get):
+                gets.append(command)
+                if len(gets) == 3:
+                    broker.add(b"second")
+                    return True
+            return False
+
+        broker.hang_up = hang_up_once
+        followed = browser.follow([(P0, Offset(0)), (P1, Offset(0))])
+        assert [m.data for m in next(followed)] == [b"first"]
+        assert [m.data for m in next(followed)] == [b"second"]
+        assert broker.connection_count == 2
+
+
+def test_a_follower_ends_when_the_broker_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trying again has an end, and the error says who is not there."""
+    monkeypatch.setattr("metaq.client.browser.POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr("metaq.client.browser.RECONNECT_S", 0.05)
+    with MemoryBroker(JAVA) as broker, browse(broker) as browser:
+
+        def vanish(command: object) -> bool:
+            if isinstance(command, Get):
+                broker.stop_listening()
+                return True
+            return False
+
+        broker.hang_up = vanish
+        with pytest.raises(NoBrokerError, match="cannot connect"):
+            next(browser.follow([(P0, Offset(0))]))
+
+
 def test_a_broker_that_is_not_there_is_named() -> None:
     """A partition of an unknown broker cannot be read."""
     browser = TopicBrowser(Cluster({}), timeout_s=1, clock=SystemClock())

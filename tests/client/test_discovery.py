@@ -104,13 +104,34 @@ def test_an_unknown_topic_is_answered_with_those_there_are() -> None:
         cluster.partitions("tset", cluster.puts)
 
 
+def test_a_topic_that_only_a_pattern_admits_has_its_first_partition() -> None:
+    """Whoever puts to it first makes it; a topic of its own comes first."""
+    ids = BrokerId(1), BrokerId(2)
+    cluster = Cluster(
+        {each: BrokerAddress("h", each) for each in ids},
+        {
+            "wild-*": {ids[0]: 4, ids[1]: 4},
+            "wild-0": {ids[1]: 2},
+            "other*": {ids[0]: 1},
+        },
+    )
+    assert cluster.partitions("wild-1", cluster.puts) == (
+        TopicPartition("wild-1", ids[0], 0),
+        TopicPartition("wild-1", ids[1], 0),
+    )
+    assert len(cluster.partitions("wild-0", cluster.puts)) == 2
+    with pytest.raises(NoBrokerError, match=r"'wile-1' .*: wild-0"):
+        cluster.partitions("wile-1", cluster.puts)
+
+
 def test_brokers_given_by_address_are_asked_themselves() -> None:
-    """Id, topics and counts come from stats; patterns are no topics."""
+    """Id, topics and counts come from stats; patterns are there, and no topics."""
     with MemoryBroker(partitions=3) as broker:
         source = AddressSource([broker.address], SystemClock())
         cluster = source.read(timeout_s=5)
     assert cluster.brokers == {BrokerId(7): broker.address}
-    assert cluster.puts == cluster.gets == {"t": {7: 3}}
+    assert cluster.puts == cluster.gets == {"t": {7: 3}, "wild-*": {7: 1}}
+    assert cluster.topics == ("t",)
 
 
 @pytest.mark.parametrize(("logs", "count"), [(0, 4), (2, 4), (9, 9)])
@@ -122,7 +143,7 @@ def test_a_brokers_configuration_tells_of_partitions_without_a_log(
         text = (ROOT / "config" / "server.ini").read_text()
         broker.config = f"{text}\n[topic=t]\nnumPartitions=4\n".encode()
         source = AddressSource([broker.address], SystemClock())
-        assert source.read(timeout_s=5).puts == {"t": {7: count}}
+        assert source.read(timeout_s=5).puts["t"] == {7: count}
 
 
 def test_no_zookeeper_is_one_sentence() -> None:

@@ -1,5 +1,7 @@
 """Publishing: batches, order, retries that are counted, refusals that stop."""
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -212,6 +214,72 @@ def test_a_refusal_stops_at_once_and_is_not_repeated() -> None:
         publisher.close()
         assert broker.connection_count == 1
         assert publisher.statistics().message_count == 0
+        assert publisher.statistics().refused_count == 2
+
+
+def refuse_sequence(wanted: int) -> Callable[[object], Result | None]:
+    """Return a `refuse` that says 403 to the batch with this sequence."""
+    return lambda command: (
+        Result(403, b"low on space", command.opaque)
+        if isinstance(command, Mput) and command.sequence == wanted
+        else None
+    )
+
+
+def send_all(publisher: Publisher, count: int) -> None:
+    publisher.send(P0, [b"a"] * count)
+    publisher.flush()
+
+
+def test_what_is_in_flight_at_a_refusal_is_heard_out() -> None:
+    """Batches around the refused one are counted as what they came to."""
+    with MemoryBroker() as broker:
+        broker.refuse = refuse_sequence(100)
+        publisher = publish(broker)
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(publisher, 450)
+        publisher.close()
+        statistics = publisher.statistics()
+        stored = len(broker.payloads("t", 0))
+        assert (statistics.message_count, stored) == (350, 350)
+        assert statistics.refused_count == 100
+        assert statistics.in_flight_count == 0
+
+
+def test_after_a_refusal_a_silent_broker_leaves_an_unknown_outcome() -> None:
+    """Hearing out ends with the time of the last request."""
+    with MemoryBroker() as broker:
+        broker.refuse = refuse_sequence(0)
+        broker.stay_silent = lambda command: (
+            isinstance(command, Mput) and command.sequence == 200
+        )
+        publisher = publish(broker, timeout_s=0.1)
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(publisher, 400)
+        publisher.close()
+        statistics = publisher.statistics()
+        assert statistics.message_count == 200
+        assert statistics.refused_count == 100
+        assert statistics.in_flight_count == 100
+        assert broker.connection_count == 1
+
+
+def test_after_a_refusal_a_broken_connection_is_left_alone() -> None:
+    """Nothing is sent again: outcomes that the break hid are unknown."""
+    with MemoryBroker() as broker:
+        broker.refuse = refuse_sequence(0)
+        broker.hang_up = lambda command: (
+            isinstance(command, Mput) and command.sequence == 200
+        )
+        publisher = publish(broker)
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(publisher, 400)
+        publisher.close()
+        statistics = publisher.statistics()
+        assert statistics.message_count == 100
+        assert statistics.refused_count == 100
+        assert statistics.in_flight_count == 200
+        assert broker.connection_count == 1
 
 
 def test_a_partition_of_an_unknown_broker_cannot_be_sent_to() -> None:

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
-from tests.crash.broker_process import (
-    BrokerProcess,
+from metaq.testing.process import BrokerProcess
+from tests.crash.accounts import (
     Putter,
     read_log,
     seed_from_environment,
@@ -17,6 +17,13 @@ from tests.crash.broker_process import (
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def make_broker(directory: Path) -> BrokerProcess:
+    """Return a broker that rolls while it is under load."""
+    return BrokerProcess(
+        directory / "data", topic="crash", partition_count=2, segment_bytes=3_000_000
+    )
 
 
 def check(
@@ -46,8 +53,7 @@ def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(
     acked: dict[tuple[int, int], bytes] = {}
     tried: set[bytes] = set()
     last_id = 0
-    with BrokerProcess(tmp_path, segment_bytes=3_000_000) as broker:
-        broker.start()
+    with make_broker(tmp_path) as broker:
         for round_number in range(ROUNDS):
             putters = [
                 Putter(broker.port, f"r{round_number}p{n}", Random(random.random()))
@@ -80,13 +86,12 @@ def test_sigterm_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> No
     """Every put gets a reply or a closed connection; what was acknowledged stays."""
     seed = seed_from_environment()
     print(f"METAQ_SEED={seed}")
-    with BrokerProcess(tmp_path, segment_bytes=3_000_000) as broker:
-        broker.start()
+    with make_broker(tmp_path) as broker:
         putters = [Putter(broker.port, f"p{n}", Random(seed + n)) for n in range(3)]
         for putter in putters:
             putter.start()
         time.sleep(0.5)
-        assert broker.stop() == 0, broker.log.read_text()
+        assert broker.stop() == 0, broker.read_log()
         acked: dict[tuple[int, int], bytes] = {}
         tried: set[bytes] = set()
         for putter in putters:

@@ -62,7 +62,7 @@ PURE_PACKAGES = {"record", "protocol", "assignment"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
-    "broker.replication.progress", "client.cursor", "client.replies",
+    "broker.replication.progress", "client.cursor", "client.decode", "client.replies",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {
@@ -83,6 +83,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
     "hypothesis": {"testing"},
+    "pytest": {"testing.pytest_plugin"},
 }
 
 # (module, imported): a lazy import inside a function, and why it is one.

@@ -1,15 +1,20 @@
-"""One contract, two coordinators: in memory, and kazoo on a real server."""
+"""One contract, two coordinators: in memory, and kazoo on a real server.
+
+The one in memory runs twice: all clients on the test's loop, and each on a loop in a
+thread of its own.
+"""
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError
+from metaq.testing.loop_thread import LoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import (
@@ -37,6 +42,7 @@ class World(Protocol):
     def coordinator(self) -> Coordinator: ...
     async def drop(self, coordinator: Any) -> None: ...
     async def expire(self, coordinator: Any) -> None: ...
+    def close(self) -> None: ...
 
 
 class MemoryWorld:
@@ -55,6 +61,59 @@ class MemoryWorld:
         """End the session; a new one comes by itself."""
         self.server.expire(coordinator)
 
+    def close(self) -> None:
+        pass
+
+
+class Elsewhere:
+    """A coordinator on the loop of another thread, used from here."""
+
+    def __init__(self, server: MemoryZooKeeper) -> None:
+        self.thread = LoopThread("client")
+        self.real = server.coordinator(CLOCK)
+
+    @property
+    def status(self) -> SessionStatus:
+        return self.real.status
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.real, name)
+        if not asyncio.iscoroutinefunction(method):
+            return lambda *args: self.thread.call(method, *args)
+
+        async def ask(*args: Any, **options: Any) -> Any:
+            work = method(*args, **options)
+            future = asyncio.run_coroutine_threadsafe(work, self.thread.loop)
+            result = await asyncio.wrap_future(future)
+            # What was told to callbacks before the answer has been told.
+            await asyncio.to_thread(self.thread.run, asyncio.sleep(0))
+            return result
+
+        return ask
+
+
+class ThreadsWorld:
+    """Each client on its own loop and thread; faults come from yet another one."""
+
+    def __init__(self) -> None:
+        self.server = MemoryZooKeeper()
+        self.clients: list[Elsewhere] = []
+
+    def coordinator(self) -> Coordinator:
+        self.clients.append(Elsewhere(self.server))
+        return cast("Coordinator", self.clients[-1])
+
+    async def drop(self, coordinator: Elsewhere) -> None:
+        self.server.suspend(coordinator.real)
+        self.server.resume(coordinator.real)
+
+    async def expire(self, coordinator: Elsewhere) -> None:
+        self.server.expire(coordinator.real)
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.thread.close()
+
 
 class RealWorld:
     def __init__(self, hosts: str) -> None:
@@ -72,12 +131,23 @@ class RealWorld:
         identity = coordinator._client.client_id
         await asyncio.to_thread(expire_session, self.hosts, *identity)
 
+    def close(self) -> None:
+        pass
 
-@pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.zookeeper)])
-def world(request: pytest.FixtureRequest) -> World:
+
+@pytest.fixture(
+    params=["memory", "threads", pytest.param("real", marks=pytest.mark.zookeeper)]
+)
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    world: World
     if request.param == "memory":
-        return MemoryWorld()
-    return RealWorld(request.getfixturevalue("zookeeper"))
+        world = MemoryWorld()
+    elif request.param == "threads":
+        world = ThreadsWorld()
+    else:
+        world = RealWorld(request.getfixturevalue("zookeeper"))
+    yield world
+    world.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -123,9 +193,9 @@ def test_a_session_begins_lost_and_becomes_connected(world: World) -> None:
         cancel = coordinator.add_listener(deaf.append)
         cancel()
         cancel()
-        coordinator.start()
         with pytest.raises(SessionLostError):
             await coordinator.get("/a", deadline_s=in_s())
+        coordinator.start()
         await until(lambda: bool(heard))
         assert heard[0].state is SessionState.CONNECTED
         assert heard[0].epoch == 1

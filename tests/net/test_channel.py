@@ -104,6 +104,50 @@ def test_replies_of_one_turn_leave_in_one_write(
     run(scenario)
 
 
+def test_a_lonely_reply_leaves_at_once() -> None:
+    """Nobody waits for the end of the turn when nothing could join."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.send_now(b"")
+        rig.channel.send_now(b"reply")
+        assert rig.channel.statistics().sent_bytes == 5
+        assert rig.channel.queued_bytes == 0
+        assert rig.peer.recv(100) == b"reply"
+
+    run(scenario)
+
+
+def test_a_lonely_reply_does_not_overtake() -> None:
+    """What is queued before it leaves before it, and what does not fit stays."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.send(b"first,")
+        rig.channel.send_now(b"second,")
+        assert rig.channel.statistics().sent_bytes == 0
+        assert await rig.read(13) == b"first,second,"
+        big = b"x" * (4 * 1024 * 1024)
+        rig.channel.send_now(big)
+        assert 0 < rig.channel.queued_bytes < len(big)
+        rig.channel.send_now(b"last")
+        assert await rig.read(len(big) + 4) == big + b"last"
+
+    run(scenario)
+
+
+def test_a_lonely_reply_to_a_peer_that_is_gone_calls_nothing_back() -> None:
+    """The error is found, and told, at the end of the turn."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.pause_reading()
+        rig.peer.close()
+        rig.channel.send_now(b"reply")
+        assert rig.events == []
+        await rig.until(lambda: rig.events)
+        assert rig.events[0].startswith("closed: send failed")
+
+    run(scenario)
+
+
 def test_bytes_and_ranges_keep_their_order() -> None:
     """What was queued first leaves first, whatever it is; each range is released."""
 

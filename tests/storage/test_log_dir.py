@@ -231,6 +231,57 @@ def test_low_space_refuses_puts_before_the_disk_is_full(fs: FaultyFileSystem) ->
     bench.close()
 
 
+def test_a_directory_is_low_for_the_size_that_was_refused(
+    fs: FaultyFileSystem,
+) -> None:
+    """Health says what a large put was told, although small ones still fit."""
+    clock = ManualClock()
+    fs.set_capacity(10_000)
+    bench = limited(fs, clock, free_bytes_min=8_000)
+    (directory,) = bench.manager.directories()
+    with pytest.raises(NoSpaceError, match="low on space"):
+        put(bench, 5_000)
+    assert directory.is_low_on_space
+    small = put(bench, 100)
+    clock.advance_s(1)
+    bench.run()
+    assert small.is_stored
+    assert directory.is_low_on_space
+    fs.set_capacity(20_000)
+    clock.advance_s(1)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    assert not directory.is_low_on_space
+    bench.close()
+
+
+def test_a_full_disk_is_logged_and_low_until_there_is_room(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a watermark too: one line with file and numbers, and no second soon."""
+    clock = ManualClock()
+    bench = limited(fs, clock)
+    (directory,) = bench.manager.directories()
+    put(bench)
+    bench.run()
+    fs.set_capacity(300)
+    tickets = [put(bench, 500), put(bench, 100)]
+    bench.run()
+    put(bench, 500)
+    bench.run()
+    assert all(isinstance(ticket.error, NoSpaceError) for ticket in tickets)
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+    assert line.startswith("puts refused: write found no room: path=/data/test-0/")
+    assert "error=ENOSPC refused_bytes=600 free_bytes=" in line
+    assert directory.is_low_on_space
+    fs.set_capacity(100_000)
+    clock.advance_s(1)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    assert not directory.is_low_on_space
+    bench.close()
+
+
 def test_refused_puts_are_logged_but_not_each(
     fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -364,7 +415,7 @@ def request(size: int) -> Request:
 def test_the_thread_takes_everything_that_is_queued() -> None:
     """What comes while a group is written is the next group; a group is bounded."""
     gate = Gate()
-    thread = StorageThread("test", gate.run)
+    thread = StorageThread("test", gate.run, lambda: None)
     thread.start()
     thread.submit(request(1))
     assert gate.entered.acquire(timeout=10)
@@ -382,10 +433,28 @@ def test_the_thread_takes_everything_that_is_queued() -> None:
 def test_the_thread_ends_when_the_queue_is_empty() -> None:
     """`stop` lets everything before it run."""
     done: list[int] = []
-    thread = StorageThread("test", lambda batch: done.append(len(batch)))
+    thread = StorageThread("test", lambda batch: done.append(len(batch)), lambda: None)
     for _ in range(3):
         thread.submit(request(1))
     thread.stop()
     thread.start()
     thread.join(10)
     assert sum(done) == 3
+
+
+def test_the_thread_rests_once_when_nothing_is_queued() -> None:
+    """What was put off is done soon after a batch, and an idle thread stays asleep."""
+    done: list[str] = []
+    rested = threading.Event()
+
+    def rest() -> None:
+        done.append("rest")
+        rested.set()
+
+    thread = StorageThread("test", lambda _batch: done.append("run"), rest)
+    thread.start()
+    thread.submit(request(1))
+    assert rested.wait(10)
+    thread.stop()
+    thread.join(10)
+    assert done == ["run", "rest"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.config.settings import SPAN_BYTES_MIN
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
@@ -20,10 +21,11 @@ from metaq.errors import (
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import log_writer
+from metaq.storage.appender import Progress
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.partition_log import TRANSITIONS, LogEvent, LogState, PartitionLog
 from metaq.storage.segment import Damage
-from metaq.testing.fs import FaultyFileSystem, keep_none
+from metaq.testing.fs import FaultyFileSystem, Operation, keep_none
 from metaq.testing.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
@@ -120,6 +122,75 @@ def test_the_ticket_is_answered_after_the_sync(fs: FaultyFileSystem) -> None:
     assert ticket.is_stored
     assert len(fs.synced_bytes(path)) == RECORD
     bench.close()
+
+
+@pytest.mark.parametrize("size", [100, SPAN_BYTES_MIN])
+def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
+    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Nobody waits for the index; a lonely put least of all."""
+    seen: list[str] = []
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    fs.on_call(lambda call: seen.append(f"{call.name} {call.path.suffix}"))
+    on_progress = log.on_progress
+
+    def note(progress: Progress) -> None:
+        seen.append("told")
+        on_progress(progress)
+
+    monkeypatch.setattr(log, "on_progress", note)
+    monkeypatch.setattr(bench.loop, "post", lambda callback: callback())
+    log.log_dir.appender._post = bench.loop.post
+    put(bench, log, size=size)
+    bench.run()
+    fs.on_call(None)
+    assert seen[:4] == ["write .meta", "sync .meta", "told", "write .spans"]
+    bench.close()
+
+
+def test_a_small_group_is_indexed_when_the_thread_rests(fs: FaultyFileSystem) -> None:
+    """Until a whole span has no entry the index may wait; then it does not."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    index = DATA / "test-0" / "00000000000000000000.spans"
+    writes = [0]
+
+    def count(call: Operation) -> None:
+        writes[-1] += call.name == "write" and call.path == index
+
+    fs.on_call(count)
+    bench.workers[0].is_busy = True
+    sizes = (100, 100, SPAN_BYTES_MIN, 100)
+    for size in sizes:
+        put(bench, log, size=size)
+        bench.run()
+        writes.append(0)
+    bench.workers[0].is_busy = False
+    put(bench, log)
+    bench.run()
+    fs.on_call(None)
+    assert writes == [0, 0, 1, 0, 1]
+    bench.close()
+
+
+def test_a_disk_error_of_an_index_that_was_put_off_is_loud(
+    fs: FaultyFileSystem,
+) -> None:
+    """The directory goes offline, whoever was answered before."""
+    bench = opened(fs)
+    log = log_of(bench)
+    put(bench, log)
+    bench.run()
+    ticket = put(bench, log)
+    fs.fail_at(fs.calls + 3, errno.EIO)
+    bench.run()
+    assert ticket.is_stored
+    assert log.state is LogState.OFFLINE
 
 
 def test_the_high_watermark_never_passes_what_is_synced(fs: FaultyFileSystem) -> None:

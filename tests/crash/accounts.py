@@ -1,100 +1,17 @@
-"""A broker in a process of its own, to be killed; and a putter that keeps accounts."""
+"""A putter that keeps accounts, and a reader of everything that is there."""
 
 import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
-from typing import Self
 
 from metaq.record.layout import HEADER, HEADER_BYTES
 
-ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 30.0
 REPLY = re.compile(rb"result (\d+) (\d+) (-?\d+)\r\n")
-
-SERVER_INI = """\
-[system]
-brokerId=7
-numPartitions=2
-serverPort={port}
-dataPath={data}
-unflushThreshold=0
-unflushInterval=10000
-maxSegmentSize={segment_bytes}
-maxTransferSize=1024*1024
-[zookeeper]
-zk.zkEnable=false
-[topic=crash]
-"""
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-class BrokerProcess:
-    """`metaq broker` as a child, started again and again on the same directory."""
-
-    def __init__(self, directory: Path, *, segment_bytes: int) -> None:
-        self.port = free_port()
-        self.data = directory / "data"
-        self.data.mkdir()
-        self.log = directory / "broker.log"
-        self.ini = directory / "server.ini"
-        self.ini.write_text(
-            SERVER_INI.format(
-                port=self.port, data=self.data, segment_bytes=segment_bytes
-            )
-        )
-        self.child: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.child = subprocess.Popen(
-                [sys.executable, "-m", "metaq", "broker", "--config", str(self.ini)],
-                cwd=ROOT,
-                stdout=log,
-                stderr=log,
-            )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not self._answers():
-            assert self.child.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.01)
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), 5) as sock:
-                sock.sendall(b"version 1\r\n")
-                return sock.recv(100).startswith(b"result 200")
-        except OSError:
-            return False
-
-    def kill(self) -> None:
-        assert self.child is not None
-        self.child.kill()
-        self.child.wait()
-
-    def stop(self) -> int:
-        assert self.child is not None
-        self.child.send_signal(signal.SIGTERM)
-        return self.child.wait(30)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self.child is not None and self.child.poll() is None:
-            self.kill()
 
 
 @dataclass

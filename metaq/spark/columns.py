@@ -1,0 +1,171 @@
+"""From a run of records to the columns of one Arrow batch.
+
+    topic  broker_id  partition  offset  message_id  timestamp  attribute  flag  value
+
+Spark compares the schema of every batch with the declared one to the letter: plain
+`string` and `binary`, nullable, microseconds, UTC. The columns are made by Arrow and by
+strides over the headers; only records with an attribute cost a step of Python each.
+"""
+
+import sys
+from array import array
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from metaq.model import Offset, TopicPartition
+from metaq.record.flags import HAS_ATTRIBUTE
+from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.record.layout import HEADER_BYTES
+
+ROW_SCHEMA: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("broker_id", pa.int32()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("message_id", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("attribute", pa.string()),
+        ("flag", pa.int32()),
+        ("value", pa.binary()),
+    ]
+)
+"""A row of the source: `timestamp` is when the broker stamped the id, null for ids of
+Java brokers, which carry no wall time; `attribute` is null where there is none."""
+
+VALUE_BYTES_MAX: Final = 2**30 - 64
+"""A longer payload is taken for damage: columns address their bytes with 31 bits, and
+a run may pass its limit of the same size by one record."""
+
+_ID_AT: Final = 8
+_FLAG_AT: Final = 16
+_US_PER_MS: Final = 1000
+_ATTRIBUTE_LENGTH: Final = Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class BadAttribute:
+    """A record whose flag announces an attribute that its payload does not hold."""
+
+    row: int
+    """Which record of the run."""
+    detail: str
+    """What is wrong, with both numbers."""
+
+
+class RowBuilder:
+    """Builds the batches of one partition. Owner: one decoder; one thread."""
+
+    def __init__(self, partition: TopicPartition, records_max: int) -> None:
+        """Make the columns that are the same in every row, once.
+
+        Args:
+            partition: what the rows say they come from.
+            records_max: the largest run that `build` is given, 1 or more.
+        """
+        repeated = (partition.topic, partition.broker_id, partition.partition)
+        self._constant = [
+            pa.repeat(pa.scalar(value, field.type), records_max)
+            for value, field in zip(repeated, ROW_SCHEMA, strict=False)
+        ]
+        # Headers are the even pieces between the edges of a run, payloads the odd.
+        self._even = pa.array(range(0, 2 * records_max, 2), pa.int32())
+        self._odd = pa.array(range(1, 2 * records_max, 2), pa.int32())
+
+    def build(
+        self, run: memoryview, edges: "array[int]", offset: Offset
+    ) -> tuple[pa.RecordBatch, BadAttribute | None]:
+        """Return the rows of a run, up to the first record with a bad attribute.
+
+        Args:
+            run: the bytes that `edges` speaks of; copied.
+            edges: as `find_run` returns them; changed.
+            offset: where the run lies in the log.
+
+        Returns:
+            The batch, which owns its bytes, and what made it shorter than the run.
+        """
+        count = len(edges) // 2
+        headers = _pieces(run, edges).take(self._even[:count]).buffers()[2]
+        flags = _column(headers, count, _FLAG_AT, pa.int32())
+        attributes, bad = _take_attributes(run, edges, flags)
+        if bad is not None:
+            count = bad.row
+            del edges[2 * count + 1 :]
+            flags = flags[:count]
+        ids = _column(headers, count, _ID_AT, pa.int64())
+        starts = [None, pa.py_buffer(edges[0:-1:2])]
+        offsets = pa.Array.from_buffers(pa.int32(), count, starts).cast(pa.int64())
+        columns = [
+            *(column[:count] for column in self._constant),
+            pc.add(offsets, pa.scalar(offset, pa.int64())),
+            ids,
+            _times(ids),
+            attributes,
+            flags,
+            _pieces(run, edges).take(self._odd[:count]),
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), bad
+
+
+def _pieces(run: memoryview, edges: "array[int]") -> pa.Array:
+    """Return what lies between the edges, as one array over the same bytes."""
+    buffers = [None, pa.py_buffer(edges), pa.py_buffer(run)]
+    return pa.Array.from_buffers(pa.binary(), len(edges) - 1, buffers)
+
+
+def _column(headers: pa.Buffer, count: int, at: int, kind: pa.DataType) -> pa.Array:
+    """Return one big-endian number of each header as a column."""
+    width = kind.bit_width // 8
+    packed = memoryview(headers)[: count * HEADER_BYTES].tobytes()
+    native = bytearray(count * width)
+    for byte in range(width):
+        target = width - 1 - byte if sys.byteorder == "little" else byte
+        native[target::width] = packed[at + byte :: HEADER_BYTES]
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(native)])
+
+
+def _times(ids: pa.Array) -> pa.Array:
+    """Return when ids were stamped, to the millisecond; null for negative ones."""
+    stamped = pc.shift_right(ids, pa.scalar(MS_SHIFT, pa.int64()))
+    since_1970 = pc.add(stamped, pa.scalar(EPOCH_MS, pa.int64()))
+    micros = pc.multiply(since_1970, pa.scalar(_US_PER_MS, pa.int64()))
+    is_java = pc.less(ids, pa.scalar(0, pa.int64()))
+    known = pc.if_else(is_java, pa.scalar(None, pa.int64()), micros)
+    return known.cast(ROW_SCHEMA.field("timestamp").type)
+
+
+def _take_attributes(
+    run: memoryview, edges: "array[int]", flags: pa.Array
+) -> tuple[pa.Array, BadAttribute | None]:
+    """Return the attributes, and move the edges of those payloads behind them.
+
+    What is no UTF-8 is read with replacement characters, as `decode_payload` does.
+    """
+    announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
+    rows = pc.indices_nonzero(announced).to_pylist()
+    if not rows:
+        return pa.nulls(len(flags), pa.string()), None
+    texts: list[str | None] = [None] * len(flags)
+    for row in rows:
+        start, end = edges[2 * row + 1], edges[2 * row + 2]
+        text_at = start + _ATTRIBUTE_LENGTH.size
+        detail = None
+        if text_at > end:
+            detail = (
+                f"expected {_ATTRIBUTE_LENGTH.size} length bytes, got {end - start}"
+            )
+        else:
+            (length,) = _ATTRIBUTE_LENGTH.unpack_from(run, start)
+            if not 0 <= length <= end - text_at:
+                detail = f"length {length}, but {end - text_at} bytes follow"
+        if detail is not None:
+            bad = BadAttribute(row, f"attribute block: {detail}")
+            return pa.array(texts[:row], pa.string()), bad
+        texts[row] = str(run[text_at : text_at + length], "utf-8", "replace")
+        edges[2 * row + 1] = text_at + length
+    return pa.array(texts, pa.string()), None

@@ -1,0 +1,68 @@
+"""What can go wrong between Spark and the log, beyond `metaq.errors`.
+
+Executors hand their errors to the driver in pickled form, so an error with fields of
+its own says how it is built again.
+"""
+
+from metaq.errors import ConfigError, CorruptRecordError, MetaqError
+from metaq.model import Offset, TopicPartition
+
+
+class SparkError(MetaqError):
+    """Root of what only the Spark side raises."""
+
+
+class OptionError(SparkError, ConfigError):
+    """An option of a source or sink is unknown, out of range or contradicts another."""
+
+
+class OffsetTextError(SparkError):
+    """A text that should name offsets does not; the message quotes it."""
+
+
+class BackwardRangeError(SparkError):
+    """A read would end before it starts: never taken for an empty one."""
+
+
+class DataLossError(SparkError):
+    """Bytes that should be read are gone; the message names every lost range."""
+
+
+class BadRowError(SparkError):
+    """A value is not of the asked format, and bad rows are to fail the query."""
+
+
+class DamagedRecordError(CorruptRecordError):
+    """A record's bytes contradict themselves; nothing behind it was read."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        detail: str,
+        next_good_offset: Offset | None,
+    ) -> None:
+        where = (
+            "no good record was found behind it"
+            if next_good_offset is None
+            else f"the next good record is at offset {next_good_offset}"
+        )
+        super().__init__(
+            f"{partition}: damaged record at offset {offset}: {detail}; {where}",
+            next_good_offset=next_good_offset,
+        )
+        self.partition = partition
+        """Where the record lies."""
+        self.offset = offset
+        """The record's first byte."""
+        self.detail = detail
+        """What is wrong, with both numbers."""
+
+    def __reduce__(
+        self,
+    ) -> tuple[
+        type["DamagedRecordError"],
+        tuple[TopicPartition, Offset, str, Offset | None],
+    ]:
+        fields = (self.partition, self.offset, self.detail, self.next_good_offset)
+        return type(self), fields

@@ -1,0 +1,333 @@
+"""From bytes of the log to Arrow batches of rows, every checksum verified.
+
+    decoder = RowDecoder(partition, start, end)
+    while not decoder.is_done:
+        data = read(decoder.next_offset, max(FETCH_BYTES, decoder.needed_bytes))
+        for batch in decoder.decode(data):
+            ...
+
+The decoder says where to read on; how the bytes are got is the caller's business: a
+get of a broker, a window over a segment file, a decompressor. A record that is cut
+short by the end of the data is left for the next time.
+
+Damage either stops the read with an error that names the record, or is left out and
+kept in `damage`: the decoder then searches for the next record whose checksum matches.
+It may be megabytes away, and the search never takes less than `RESYNC_BYTES` at once,
+so that no good record up to that size is missed because it was cut.
+"""
+
+import enum
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from metaq.model import Offset, Position, SizeBytes, TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.layout import HEADER_BYTES
+from metaq.record.scan import Corrupt, Incomplete, find_next_record, read_record
+from metaq.spark.columns import VALUE_BYTES_MAX, RowBuilder
+from metaq.spark.errors import BackwardRangeError, DamagedRecordError
+from metaq.spark.runs import find_run
+
+BATCH_RECORDS_MAX: Final = 10_000
+"""Rows of a batch: Spark's own default, and larger ones were no faster."""
+BATCH_BYTES_MAX: Final = SizeBytes(32 * 1024 * 1024)
+"""Bytes of a batch, exceeded by less than one record."""
+RESYNC_BYTES: Final = SizeBytes(4 * 1024 * 1024)
+"""What a search for the next good record wants to see at least, four times the largest
+message that brokers take by default."""
+
+
+class OnCorrupt(enum.Enum):
+    """What to do about a damaged record; the value is the option's text."""
+
+    FAIL = "fail"
+    """Stop with an error that names it."""
+    SKIP = "skip"
+    """Go on at the next good record, and report what was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Bytes that were left out because they are no records."""
+
+    partition: TopicPartition
+    """Where they lie."""
+    start: Offset
+    """The first of them: where a record should have begun."""
+    end: Offset
+    """The next good record, or the end of the read."""
+    detail: str
+    """What is wrong with the first record, with both numbers."""
+
+    def __str__(self) -> str:
+        return f"{self.partition}: [{self.start}, {self.end}) left out: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Where damage began, while the next good record is looked for."""
+
+    start: Offset
+    detail: str
+    may_be_tail: bool
+    """Without a good record behind it, it is a torn tail and no damage."""
+
+
+class RowDecoder:
+    """Turns the bytes of one read range into rows. Owner: one task; one thread."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        start: Offset,
+        end: Offset,
+        *,
+        on_corrupt: OnCorrupt = OnCorrupt.FAIL,
+        may_be_torn: bool = False,
+        payload_bytes_max: int = VALUE_BYTES_MAX,
+        batch_records_max: int = BATCH_RECORDS_MAX,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+    ) -> None:
+        """Stand at `start`.
+
+        Args:
+            partition: what is read.
+            start: a record boundary.
+            end: a record boundary, at or behind `start`; it is not read.
+            on_corrupt: what to do about a damaged record.
+            may_be_torn: `end` is the size of a file that a broker writes: a record
+                that is cut short there, with none behind it, ends the read.
+            payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
+            batch_records_max: rows of a batch, 1 or more.
+            batch_bytes_max: bytes of a batch, exceeded by less than one record;
+                1..VALUE_BYTES_MAX.
+
+        Raises:
+            BackwardRangeError: `end` lies before `start`.
+        """
+        if start > end:
+            raise BackwardRangeError(f"{partition}: read from {start} ends at {end}")
+        self.partition = partition
+        self.end = end
+        self.next_offset = start
+        """Where the next data has to begin; a record, or where a search goes on."""
+        self.needed_bytes = SizeBytes(HEADER_BYTES)
+        """From `next_offset` on, that much has to be there for any progress, unless
+        `end` comes first."""
+        self.damage: list[Damage] = []
+        """What was left out, in order."""
+        self._on_corrupt = on_corrupt
+        self._may_be_torn = may_be_torn
+        self._payload_bytes_max = payload_bytes_max
+        self._records_max = batch_records_max
+        self._bytes_max = batch_bytes_max
+        self._builder = RowBuilder(partition, batch_records_max)
+        self._is_torn = False
+        self._search: _Search | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything up to the end, or to a torn tail, was handed out."""
+        return self.next_offset >= self.end or self._is_torn
+
+    def decode(self, data: BytesLike) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the whole records in `data`, in order.
+
+        Args:
+            data: the log from `next_offset` on, of any length; must not change until
+                the iterator is exhausted. What lies at or behind `end` is ignored.
+
+        Yields:
+            Batches of `ROW_SCHEMA` that own their bytes, none of them empty. When one
+            is handed out, `next_offset` stands behind its last record.
+
+        Raises:
+            DamagedRecordError: a record is damaged, and damage is to fail the read.
+                The records before it were handed out.
+        """
+        view = memoryview(data)[: self.end - self.next_offset]
+        base, position = self.next_offset, 0
+        while position < len(view) and not self.is_done:
+            if self._search is not None:
+                if not self._resync(view, position):
+                    return
+                position = self.next_offset - base
+                continue
+            edges = find_run(
+                view,
+                position,
+                records_max=self._records_max,
+                bytes_max=self._bytes_max,
+                payload_max=self._payload_bytes_max,
+            )
+            if len(edges) > 1:
+                yield from self._rows(view[position:], edges)
+            elif not self._may_go_on(view, position):
+                return
+            position = self.next_offset - base
+
+    def finish(self) -> None:
+        """Take notice that no more data will come.
+
+        Raises:
+            DamagedRecordError: data is missing before the end, and damage is to fail
+                the read; with SKIP the rest is added to `damage`. A tail that may be
+                torn is no damage.
+        """
+        if self.is_done:
+            return
+        if self._search is None:
+            left = self.end - self.next_offset
+            self._begin_search(f"the data ends {left} bytes early", self._may_be_torn)
+        self._end_search_without_record()
+
+    def _rows(self, run: memoryview, edges: "array[int]") -> Iterator[pa.RecordBatch]:
+        """Hand out a run, up to a bad attribute block; take notice of that one."""
+        start, ends = self.next_offset, edges[2::2]
+        batch, bad = self._builder.build(run[: edges[-1]], edges, start)
+        self.needed_bytes = SizeBytes(HEADER_BYTES)
+        if batch.num_rows:
+            self.next_offset = Offset(start + ends[batch.num_rows - 1])
+            yield batch
+        if bad is not None:
+            behind = Offset(start + ends[bad.row])
+            self._begin_search(bad.detail, may_be_tail=False, in_sight=behind)
+            self._go_on_at(behind)
+
+    def _may_go_on(self, view: memoryview, position: int) -> bool:
+        """Say what the bytes at `position` are, which are no whole record.
+
+        Returns:
+            False where the end of the data is all that is wrong.
+        """
+        found = read_record(
+            view, Position(position), payload_bytes_max=self._payload_bytes_max
+        )
+        if isinstance(found, Incomplete):
+            if self.next_offset + found.needed_bytes <= self.end:
+                self.needed_bytes = found.needed_bytes
+                return False
+            left = self.end - self.next_offset
+            detail = f"a record of {found.needed_bytes} bytes, but {left} are left"
+            may_be_tail = self._may_be_torn
+        else:
+            assert isinstance(found, Corrupt), found
+            detail, may_be_tail = found.detail, False
+        behind = self._next_good(view, position)
+        good = None if behind is None else Offset(self.next_offset + behind - position)
+        self._begin_search(detail, may_be_tail, in_sight=good)
+        return True
+
+    def _resync(self, view: memoryview, position: int) -> bool:
+        """Go on at the next good record in the data; say whether there is one."""
+        found = self._next_good(view, position)
+        data_end = Offset(self.next_offset + len(view) - position)
+        if found is not None:
+            self._go_on_at(Offset(self.next_offset + found - position))
+        elif data_end >= self.end:
+            self._end_search_without_record()
+        else:
+            # What is left over may be the beginning of a good record.
+            self.next_offset = max(self.next_offset, Offset(data_end - RESYNC_BYTES))
+            self.needed_bytes = SizeBytes(2 * RESYNC_BYTES)
+        return found is not None
+
+    def _next_good(self, view: memoryview, position: int) -> Position | None:
+        """Return the next good record behind the damage, None without one in sight."""
+        search = self._search
+        is_damaged = search is None or search.start == self.next_offset
+        return find_next_record(
+            view,
+            Position(position + is_damaged),
+            payload_bytes_max=self._payload_bytes_max,
+        )
+
+    def _begin_search(
+        self, detail: str, may_be_tail: bool, in_sight: Offset | None = None
+    ) -> None:
+        self._search = _Search(self.next_offset, detail, may_be_tail)
+        if not may_be_tail:
+            self._fail_if_asked(in_sight)
+
+    def _go_on_at(self, good: Offset) -> None:
+        """End the search at a good record, or at the end of the range."""
+        self._fail_if_asked(good)
+        assert self._search is not None
+        start, detail = self._search.start, self._search.detail
+        self.damage.append(Damage(self.partition, start, good, detail))
+        self._search = None
+        self.next_offset = good
+        self.needed_bytes = SizeBytes(HEADER_BYTES)
+
+    def _end_search_without_record(self) -> None:
+        assert self._search is not None
+        if self._search.may_be_tail:
+            self._is_torn = True
+            self.next_offset = self._search.start
+        else:
+            self._go_on_at(self.end)
+
+    def _fail_if_asked(self, good: Offset | None) -> None:
+        if self._on_corrupt is OnCorrupt.FAIL and self._search is not None:
+            search = self._search
+            raise DamagedRecordError(self.partition, search.start, search.detail, good)
+
+
+def decode_pieces(
+    decoder: RowDecoder, pieces: Iterable[BytesLike]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of bytes that come in pieces, one right behind the other.
+
+    Args:
+        decoder: stands where the first piece begins; afterwards it tells about damage
+            and about a torn tail.
+        pieces: of any size; records that the cuts go through are put together.
+
+    Yields:
+        Batches as `RowDecoder.decode` gives them.
+
+    Raises:
+        DamagedRecordError: a record is damaged, or the pieces end early, and damage
+            is to fail the read.
+    """
+    waiting: list[BytesLike] = []
+    waiting_bytes = 0
+    for piece in pieces:
+        if decoder.is_done:
+            break
+        waiting.append(piece)
+        waiting_bytes += len(piece)
+        left = decoder.end - decoder.next_offset
+        if waiting_bytes < min(decoder.needed_bytes, left):
+            continue
+        data = b"".join(waiting) if len(waiting) > 1 else piece
+        start = decoder.next_offset
+        yield from decoder.decode(data)
+        rest = bytes(memoryview(data)[decoder.next_offset - start :])
+        waiting, waiting_bytes = [rest], len(rest)
+    decoder.finish()
+
+
+def record_batches(
+    pieces: Iterable[BytesLike],
+    partition: TopicPartition,
+    start: Offset,
+    end: Offset,
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of [start, end), any damage being an error.
+
+    Args:
+        pieces: the log from `start` on, in pieces of any size.
+        partition: what is read.
+        start: a record boundary.
+        end: a record boundary, at or behind `start`.
+
+    Raises:
+        DamagedRecordError: a record is damaged, or the pieces end early.
+        BackwardRangeError: `end` lies before `start`.
+    """
+    return decode_pieces(RowDecoder(partition, start, end), pieces)

@@ -1,0 +1,250 @@
+"""A real broker inside a test: its own thread, a free port, a ZooKeeper in memory.
+
+    with embedded_broker(topics={"orders": 2}) as broker:
+        with Client(**broker.client_options) as client:
+            ...
+        broker.restart()
+
+It is the broker of the package with its real storage and sync; only ZooKeeper is the
+one of `metaq.testing.zk`, which keeps the same contract. No Docker, no Java, no set-up.
+Any test framework will do; `metaq.testing.pytest_plugin` has the same as a fixture.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Self
+
+from metaq.broker.app import Broker
+from metaq.clock import Clock, SystemClock
+from metaq.config import load_config
+from metaq.errors import MetaqError
+from metaq.model import BrokerId
+from metaq.testing.loop_thread import LoopThread
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import decode_registration
+
+HOST: Final = "127.0.0.1"
+
+DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
+"""What a broker has when nobody says otherwise."""
+
+TIMEOUT_S: Final = 20.0
+"""Bound on every start, stop and wait."""
+
+POLL_S: Final = 0.001
+"""How often a new topic's registration is looked for."""
+
+# Clients in the same process hear of a stop at once: a tenth of a second is plenty.
+_SETTINGS: Final = """
+[system]
+brokerId=0
+numPartitions=1
+serverPort={port}
+hostName=127.0.0.1
+dataPath={data}
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize=1024*1024*1024
+maxTransferSize=1024*1024
+[zookeeper]
+zk.zkConnect=in-memory
+zk.zkSyncTimeMs=100
+"""
+
+
+class EmbeddedBroker:
+    """One broker. Owner: the test that made it.
+
+    Lifecycle: `start`, `stop`, again and again on the same port and data;
+    `embedded_broker` does both ends. Every method may be called from any thread but
+    the broker's own, and waits until it is done, at most TIMEOUT_S.
+    """
+
+    def __init__(
+        self,
+        data_path: Path,
+        *,
+        topics: Mapping[str, int] = DEFAULT_TOPICS,
+        zookeeper: MemoryZooKeeper | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """Describe a broker; nothing is opened before `start`.
+
+        Args:
+            data_path: directory of its data and settings; made if it is missing. Its
+                parent must exist. It stays when the broker stops.
+            topics: topic → partitions.
+            zookeeper: to register in; by default one of its own. Brokers that share
+                one need a `brokerId` each.
+            settings: key → value in place of what stands in the settings, as for
+                `metaq broker --set`.
+        """
+        self.zookeeper = zookeeper or MemoryZooKeeper()
+        """Where it registers; tests may stop it, start it, and expire sessions."""
+        self.port = 0
+        """The port it listens on; valid after `start`, and kept over restarts."""
+        self.data_path = data_path
+        """Directory of its data and of its settings, `server.ini`."""
+        self._topics = dict(topics)
+        self._settings = dict(settings or {})
+        self._clock = SystemClock()
+        self._broker: Broker | None = None
+        self._thread: LoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    # -- for clients ------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """`host:port`, for clients that need no ZooKeeper; valid after `start`."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def coordinator_factory(self) -> Callable[[Clock], Coordinator]:
+        """What makes a session with this broker's ZooKeeper, for any loop."""
+        return self.zookeeper.coordinator
+
+    @property
+    def client_options(self) -> Mapping[str, Any]:
+        """Keyword arguments that lead a client to this broker."""
+        return {"coordinator": self.coordinator_factory}
+
+    # -- life -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Recover what lies in the data directory, listen, register.
+
+        Raises:
+            MetaqError: it cannot start; the text is one sentence.
+        """
+        thread = LoopThread("embedded-broker")
+        try:
+            broker = thread.run(self._start(), TIMEOUT_S)
+        except BaseException:
+            thread.close()
+            raise
+        self._broker, self._thread = broker, thread
+        self.port = broker.port
+
+    def stop(self) -> None:
+        """Withdraw, answer what is in flight, sync and close. May be repeated.
+
+        Raises:
+            MetaqError: a part of the broker had failed.
+        """
+        if self._broker is None or self._thread is None:
+            return
+        broker, self._broker = self._broker, None
+        thread, self._thread = self._thread, None
+        try:
+            thread.run(broker.stop(), TIMEOUT_S)
+        finally:
+            thread.close()
+        if broker.failure is not None:
+            raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
+
+    def restart(self) -> None:
+        """Stop and start again: same port, same data."""
+        self.stop()
+        self.start()
+
+    def create_topic(self, name: str, partitions: int = 1) -> None:
+        """Add a topic, or change its partitions; returns when clients can find it.
+
+        Args:
+            name: topic name.
+            partitions: how many, 1 or more.
+
+        Raises:
+            ConfigError: such a topic cannot be.
+            TimeoutError: it is not in ZooKeeper after TIMEOUT_S.
+        """
+        before = dict(self._topics)
+        self._topics[name] = partitions
+        if self._broker is None or self._thread is None:
+            return
+        self._write_settings()
+        try:
+            self._thread.call(self._broker.control.reload)
+        except MetaqError:
+            self._topics = before
+            self._write_settings()
+            raise
+        self._wait_registered(name, partitions, self._broker)
+
+    async def _start(self) -> Broker:
+        self.data_path.mkdir(exist_ok=True)
+        self._write_settings()
+        config = load_config(
+            str(self._settings_path),
+            lambda path: Path(path).read_bytes(),
+            self._settings,
+        )
+        broker = Broker(
+            config,
+            overrides=self._settings,
+            clock=self._clock,
+            coordinator=self.zookeeper.coordinator(self._clock),
+        )
+        await broker.start()
+        return broker
+
+    @property
+    def _settings_path(self) -> Path:
+        return self.data_path / "server.ini"
+
+    def _write_settings(self) -> None:
+        text = _SETTINGS.format(port=self.port, data=self.data_path)
+        for name, count in self._topics.items():
+            text += f"[topic={name}]\nnumPartitions={count}\n"
+        self._settings_path.write_text(text)
+
+    def _wait_registered(self, topic: str, partitions: int, broker: Broker) -> None:
+        config = broker.context.config
+        role = BrokerRole(BrokerId(config.system.broker_id))
+        paths = NodePaths(normalize_root(config.zookeeper.root))
+        path = paths.topic(NodeKind.TOPIC_PUB, topic, role)
+        deadline_s = self._clock.monotonic_s() + TIMEOUT_S
+        while True:
+            node = self.zookeeper.nodes.get(path)
+            if node and decode_registration(node.data).partition_count == partitions:
+                return
+            if self._clock.monotonic_s() > deadline_s:
+                raise TimeoutError(f"topic '{topic}' is not registered at {path}")
+            time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def embedded_broker(
+    *,
+    topics: Mapping[str, int] = DEFAULT_TOPICS,
+    data_path: Path | None = None,
+    zookeeper: MemoryZooKeeper | None = None,
+    settings: Mapping[str, str] | None = None,
+) -> Iterator[EmbeddedBroker]:
+    """Run a broker inside the block.
+
+    Args:
+        topics: topic → partitions.
+        data_path: directory of its data; None: a temporary one, deleted at the end.
+        zookeeper: to register in; by default one of its own.
+        settings: key → value, as for `metaq broker --set`.
+    """
+    with contextlib.ExitStack() as stack:
+        if data_path is None:
+            data_path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        broker = EmbeddedBroker(
+            data_path, topics=topics, zookeeper=zookeeper, settings=settings
+        )
+        yield stack.enter_context(broker)

@@ -1,0 +1,494 @@
+"""A fake MetaQ 1.4 broker on a real socket, which misbehaves on request.
+
+    with FakeBroker({"test": 2}, coordinator=zookeeper.coordinator) as broker:
+        broker.inject(FaultKind.DROP_STORED, verb="put")     # the next put
+        broker.reorder = True
+        ...
+        assert broker.statistics().commands["get"] < 20      # nobody polls in a loop
+
+It answers as `fake_metaq.py` says and knows none of our extensions: a command that
+MetaQ does not know closes the connection as soon as its line is there. Everything runs
+on a thread of its own, so that tests with and without an event loop can use it; every
+method may be called from any thread.
+
+Registration is that of our own broker (`metaq.zk.registry`): the nodes are MetaQ's.
+
+Source: broker spec 1.1, 1.2, 3.2.
+"""
+
+import asyncio
+import enum
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from metaq.clock import Clock, SystemClock
+from metaq.model import BrokerId, LogId, MessageId, Offset
+from metaq.protocol.commands import (
+    Get,
+    OffsetQuery,
+    Put,
+    Reply,
+    Result,
+    Stats,
+    Version,
+)
+from metaq.protocol.status import Status
+from metaq.record.flags import encode_payload
+from metaq.record.layout import HEADER_BYTES, Record, encode_record
+from metaq.testing.fake_metaq import FakeMetaq, Known
+from metaq.testing.fake_session import FakeSession
+from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
+from metaq.zk.registry import BrokerRegistry
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import BrokerAddress
+
+HOST: Final = "127.0.0.1"
+
+REGISTER_TIMEOUT_S: Final = 10.0
+"""Bound on what start and stop wait for ZooKeeper."""
+
+_VERBS: Final[Mapping[type, str]] = {
+    Put: "put",
+    Get: "get",
+    OffsetQuery: "offset",
+    Version: "version",
+    Stats: "stats",
+}
+
+
+class FaultKind(enum.Enum):
+    """What happens to a command in place of a plain answer."""
+
+    REFUSE = "not carried out; answered with a status"
+    SWALLOW = "not carried out; never answered"
+    SWALLOW_STORED = "carried out; never answered"
+    DROP = "not carried out; the connection is cut"
+    DROP_STORED = "carried out; the connection is cut before the answer"
+
+
+@dataclass(slots=True)
+class _Fault:
+    """A fault that waits for its commands."""
+
+    kind: FaultKind
+    verb: str
+    after: int
+    count: int
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class FakeBrokerStatistics:
+    """A snapshot of a fake broker's counters, all since it was made."""
+
+    commands: Mapping[str, int]
+    """Commands received by verb: put, get, offset, version, stats, other."""
+    connection_count: int
+    """Connections accepted."""
+    open_connection_count: int
+    """Connections open now."""
+    empty_get_count: int
+    """Gets that were answered with 404."""
+    unknown_count: int
+    """Connections that were closed for a command that MetaQ does not know."""
+    fault_count: int
+    """Injected faults that met their command."""
+
+
+class FakeBroker:
+    """One broker. Owner: the test.
+
+    Lifecycle: `start` (or `with`), any number of `go_away` and `come_back`, `stop`. The
+    port is picked at the first start and kept. Messages, knobs and counters survive
+    `go_away`.
+    """
+
+    def __init__(
+        self,
+        topics: Mapping[str, int] | None = None,
+        *,
+        broker_id: int = 0,
+        coordinator: Callable[[Clock], Coordinator] | None = None,
+        root: str = "/meta",
+        clock: Clock | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Describe a broker.
+
+        Args:
+            topics: topic → partitions; by default "test" with one.
+            broker_id: 0..1023.
+            coordinator: makes the ZooKeeper session to register under; None: the
+                broker is not registered anywhere.
+            root: MetaQ's root in ZooKeeper.
+            clock: the machine's by default.
+            seed: of the random choices of partitions and of the order of answers.
+        """
+        self.broker_id = BrokerId(broker_id)
+        """Its number."""
+        self.port = 0
+        """Port that clients reach it at; valid after `start`."""
+        self.split_bytes = 0
+        """Answers are written in pieces of so many bytes; 0: each as a whole."""
+        self.delay_s = 0.0
+        """Each answer leaves so many seconds later; commands are read meanwhile."""
+        self.reorder = False
+        """Whether answers of a connection that are due together change places."""
+        self._clock = clock or SystemClock()
+        self._random = random.Random(seed)
+        self._lock = threading.RLock()
+        self._metaq = FakeMetaq(
+            {"test": 1} if topics is None else topics,
+            broker_id=broker_id,
+            clock=self._clock,
+            choose=self._random.randrange,
+        )
+        self._make_coordinator = coordinator
+        self._paths = NodePaths(root)
+        self._registry: BrokerRegistry | None = None
+        self._coordinator: Coordinator | None = None
+        self._faults: list[_Fault] = []
+        self._drop_after: int | None = None
+        self._commands: Counter[str] = Counter()
+        self._empty_gets = self._unknown = self._fault_count = 0
+        self._connection_count = 0
+        self._sessions: set[FakeSession] = set()
+        self._server: asyncio.Server | None = None
+        self._thread: LoopThread | None = None
+
+    # -- life -------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Where clients reach it; valid after `start`."""
+        return BrokerAddress(HOST, self.port)
+
+    def start(self) -> None:
+        """Listen, and register if there is a ZooKeeper; returns when it is done."""
+        self._thread = LoopThread(f"fake-broker-{self.broker_id}")
+        try:
+            self._thread.run(self._come_back(self.port))
+        except BaseException:
+            self._thread.close()
+            raise
+
+    def stop(self) -> None:
+        """Withdraw, cut every connection, end the thread. May be repeated."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        try:
+            thread.run(self._stop())
+        finally:
+            thread.close()
+
+    def go_away(self, *, keeps_nodes: bool = False) -> None:
+        """Refuse new connections and cut the open ones.
+
+        Args:
+            keeps_nodes: leave the nodes in ZooKeeper, as a machine that died does for
+                the time of its session.
+        """
+        self._running.run(self._go_away(keeps_nodes=keeps_nodes))
+
+    def come_back(self, *, port: int | None = None) -> None:
+        """Listen and be registered again.
+
+        Args:
+            port: None: the same as before; 0 picks another one.
+        """
+        self._running.run(self._come_back(self.port if port is None else port))
+
+    @property
+    def _running(self) -> LoopThread:
+        assert self._thread is not None, "not started"
+        return self._thread
+
+    async def _come_back(self, port: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: FakeSession(self), HOST, port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        with self._lock:
+            self._metaq.port, self._metaq.uri = self.port, str(self.address)
+        await self._register()
+
+    async def _go_away(self, *, keeps_nodes: bool) -> None:
+        if not keeps_nodes:
+            await self._withdraw()
+        if self._server is not None:
+            await stop_listening(self._server)
+            self._server = None
+        for session in tuple(self._sessions):
+            session.cut()
+        while self._sessions:  # noqa: ASYNC110  # over in a turn or two: they are cut
+            await asyncio.sleep(0)
+
+    async def _stop(self) -> None:
+        await self._go_away(keeps_nodes=False)
+        if self._coordinator is not None:
+            deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
+            await self._coordinator.stop(deadline_s=deadline_s)
+            self._coordinator = None
+
+    # -- ZooKeeper --------------------------------------------------------------------
+
+    def _snapshot(self) -> BrokerSnapshot:
+        with self._lock:
+            topics = tuple(
+                AdvertisedTopic(name, count)
+                for name, count in sorted(self._metaq.topics.items())
+            )
+        return BrokerSnapshot(BrokerRole(self.broker_id), self.address, 0, topics)
+
+    async def _register(self) -> None:
+        if self._make_coordinator is None:
+            return
+        if self._coordinator is None:
+            self._coordinator = self._make_coordinator(self._clock)
+            self._coordinator.start()
+        await self._withdraw()
+        self._registry = BrokerRegistry(
+            self._coordinator, self._paths, clock=self._clock
+        )
+        self._registry.start()
+        deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
+        await self._registry.register(self._snapshot(), deadline_s=deadline_s)
+
+    async def _withdraw(self) -> None:
+        if self._registry is not None:
+            deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
+            await self._registry.withdraw(deadline_s=deadline_s)
+            await self._registry.stop()
+            self._registry = None
+
+    def _update(self) -> None:
+        if self._registry is not None:
+            self._registry.update(self._snapshot())
+
+    # -- content ----------------------------------------------------------------------
+
+    @property
+    def transfer_bytes_max(self) -> int:
+        """Largest body of a get, bytes."""
+        return self._metaq.transfer_bytes_max
+
+    @transfer_bytes_max.setter
+    def transfer_bytes_max(self, size_bytes: int) -> None:
+        """Change it, 1 or more."""
+        self._metaq.transfer_bytes_max = size_bytes
+
+    @property
+    def does_redirect(self) -> bool:
+        """Whether a get behind the end is sent to it (`updateConsumerOffsets`)."""
+        return self._metaq.does_redirect
+
+    @does_redirect.setter
+    def does_redirect(self, does_redirect: bool) -> None:
+        """Change it."""
+        self._metaq.does_redirect = does_redirect
+
+    def create_topic(self, topic: str, partitions: int = 1) -> None:
+        """Configure a topic, or change its partitions; registered soon."""
+        with self._lock:
+            self._metaq.topics[topic] = partitions
+        if self._thread is not None:
+            self._thread.call(self._update)
+
+    def add(
+        self,
+        data: bytes,
+        *,
+        topic: str = "test",
+        partition: int = 0,
+        attribute: str | None = None,
+        message_id: int | None = None,
+    ) -> Offset:
+        """Append a message as a put would, with an id of choice; return its offset."""
+        payload, flag = encode_payload(data, attribute)
+        with self._lock:
+            number = self._metaq.next_id() if message_id is None else message_id
+            record = encode_record(payload, id=MessageId(number), flag=flag)
+            return self._metaq.log(topic, partition).append(record)
+
+    def records(self, topic: str = "test", partition: int = 0) -> list[Record]:
+        """Return the records of a partition, oldest first; damaged ones too."""
+        with self._lock:
+            return self._metaq.log(topic, partition).records()
+
+    def payloads(self, topic: str = "test", partition: int = 0) -> list[bytes]:
+        """Return the payloads of a partition, oldest first."""
+        return [record.payload for record in self.records(topic, partition)]
+
+    def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
+        """Return the first readable offset."""
+        with self._lock:
+            return self._metaq.log(topic, partition).start
+
+    def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
+        """Return the offset behind the last record."""
+        with self._lock:
+            return self._metaq.log(topic, partition).end
+
+    def roll(self, topic: str = "test", partition: int = 0) -> None:
+        """Begin a new segment; no answer to a get crosses into it."""
+        with self._lock:
+            self._metaq.log(topic, partition).roll()
+
+    def trim(self, topic: str = "test", partition: int = 0) -> None:
+        """Delete the oldest segment unless it is the last; gets before it get 301."""
+        with self._lock:
+            self._metaq.log(topic, partition).trim()
+
+    def corrupt(self, offset: int, *, topic: str = "test", partition: int = 0) -> None:
+        """Flip a bit in the payload of the record at `offset`."""
+        with self._lock:
+            position = offset + HEADER_BYTES
+            start, segment = self._metaq.log(topic, partition).find(position)
+            segment[position - start] ^= 1
+
+    def close_partition(self, topic: str = "test", partition: int = 0) -> None:
+        """Refuse puts to it and gets from it with 403."""
+        with self._lock:
+            self._metaq.closed.add(LogId(topic, partition))
+
+    def open_partition(self, topic: str = "test", partition: int = 0) -> None:
+        """Take puts and gets again."""
+        with self._lock:
+            self._metaq.closed.discard(LogId(topic, partition))
+
+    # -- faults -----------------------------------------------------------------------
+
+    def inject(
+        self,
+        kind: FaultKind,
+        *,
+        verb: str = "put",
+        after: int = 0,
+        count: int = 1,
+        status: int = Status.SERVER_ERROR,
+        body: bytes = b"",
+    ) -> None:
+        """Let commands that are still to come meet a fault.
+
+        Of several faults that wait, the first injected that fits takes a command.
+
+        Args:
+            kind: what happens.
+            verb: put, get, offset, version or stats; "" is every command.
+            after: so many commands of that verb pass first.
+            count: so many commands meet the fault.
+            status: of the answer, for REFUSE.
+            body: of the answer, for REFUSE.
+        """
+        with self._lock:
+            self._faults.append(_Fault(kind, verb, after, count, status, body))
+
+    def drop_connections(self) -> None:
+        """Cut every open connection."""
+
+        def cut_all() -> None:
+            for session in tuple(self._sessions):
+                session.cut()
+
+        self._running.call(cut_all)
+
+    def drop_after(self, count: int | None) -> None:
+        """Cut each connection behind its next `count` commands; None: no longer.
+
+        The last of them is carried out, and its answer is lost.
+        """
+        with self._lock:
+            self._drop_after = count
+            for session in tuple(self._sessions):
+                session.commands_left = count
+
+    def statistics(self) -> FakeBrokerStatistics:
+        """Return a snapshot of the counters."""
+        with self._lock:
+            return FakeBrokerStatistics(
+                commands=Counter(self._commands),
+                connection_count=self._connection_count,
+                open_connection_count=len(self._sessions),
+                empty_get_count=self._empty_gets,
+                unknown_count=self._unknown,
+                fault_count=self._fault_count,
+            )
+
+    # -- for its connections ----------------------------------------------------------
+
+    def on_opened(self, session: FakeSession) -> None:
+        """Take in a new connection."""
+        with self._lock:
+            self._connection_count += 1
+            self._sessions.add(session)
+            session.commands_left = self._drop_after
+        if self._server is None:
+            # It was on its way when the listener closed.
+            session.cut()
+
+    def on_closed(self, session: FakeSession) -> None:
+        """Forget a connection."""
+        with self._lock:
+            self._sessions.discard(session)
+
+    def on_unknown(self) -> None:
+        """Count a command that MetaQ does not know."""
+        with self._lock:
+            self._unknown += 1
+
+    def shuffle(self, answers: list[bytes]) -> None:
+        """Put answers into another order, in place; two or more never keep theirs."""
+        before = list(answers)
+        while len(set(before)) > 1 and answers == before:
+            self._random.shuffle(answers)
+
+    def on_command(self, command: Known) -> tuple[Reply | None, bool]:
+        """Carry out a command, unless a fault takes it.
+
+        Returns:
+            (its answer or None, whether to cut the connection instead).
+        """
+        verb = _VERBS.get(type(command), "other")
+        with self._lock:
+            self._commands[verb] += 1
+            fault = self._take_fault(verb)
+            kind = None if fault is None else fault.kind
+            if fault is not None and kind is FaultKind.REFUSE:
+                return Result(fault.status, fault.body, command.opaque), False
+            if kind is FaultKind.SWALLOW or kind is FaultKind.DROP:
+                return None, kind is FaultKind.DROP
+            reply = self._metaq.answer(command)
+            if kind is not None:
+                return None, kind is FaultKind.DROP_STORED
+            if isinstance(command, Get) and isinstance(reply, Result):
+                self._empty_gets += reply.status == Status.NOT_FOUND
+            return reply, False
+
+    def _take_fault(self, verb: str) -> _Fault | None:
+        """Return the fault that this command meets; all that wait count it."""
+        taken = None
+        for fault in [f for f in self._faults if f.verb in {"", verb}]:
+            if fault.after:
+                fault.after -= 1
+            elif taken is None:
+                taken = fault
+        if taken is not None:
+            self._fault_count += 1
+            taken.count -= 1
+            if not taken.count:
+                self._faults.remove(taken)
+        return taken

@@ -1,0 +1,316 @@
+"""What a MetaQ 1.4 broker answers, from memory: commands in, replies out, no I/O.
+
+Held to the recorded conversations of a Java broker. It knows no extension: a get never
+waits, a batch is an unknown word, ids are negative because Java brokers number by a
+clock that starts with the machine. Its bugs that a client meets are here as well: a
+put that leaves the choice to the broker may land in a closed partition.
+
+Not here: transactions and replication are refused as our own broker refuses them, and
+puts are readable at once whatever their size.
+
+Source: broker spec 1.4 to 1.7, 1.14, 2.4, 7.1, 8.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from metaq.clock import Clock
+from metaq.config import TopicRules
+from metaq.errors import (
+    BadRequestError,
+    ForbiddenError,
+    MovedError,
+    NotFoundError,
+    ServerError,
+    UnavailableError,
+    WireError,
+)
+from metaq.model import MAX_OFFSET, RANDOM_PARTITION, LogId, MessageId, Offset
+from metaq.protocol import texts
+from metaq.protocol.commands import (
+    NO_CHECKSUM,
+    Get,
+    OffsetQuery,
+    Put,
+    Reply,
+    Result,
+    Stats,
+    Sync,
+    TransactionCommand,
+    TransactionType,
+    Value,
+    Version,
+)
+from metaq.protocol.status import Status
+from metaq.record.checksum import checksum
+from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS, id_after
+from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
+
+VERSION: Final = "1.4.6.2"
+"""Body of the `version` reply; our clients read "no extension" in it."""
+
+TRANSFER_BYTES_MAX: Final = 1024 * 1024
+"""Default of `maxTransferSize`."""
+
+TRANSACTIONS_MISSING: Final = "Transactions are not supported by this broker."
+
+Known: TypeAlias = Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
+"""What MetaQ 1.4 answers."""
+
+
+class FakeLog:
+    """One partition: segments of bytes, addressed by offset."""
+
+    def __init__(self) -> None:
+        self._base = 0
+        self._segments = [bytearray()]
+
+    @property
+    def start(self) -> Offset:
+        """The first readable offset."""
+        return Offset(self._base)
+
+    @property
+    def end(self) -> Offset:
+        """The offset behind the last byte."""
+        return Offset(self._base + sum(map(len, self._segments)))
+
+    def append(self, data: bytes) -> Offset:
+        """Append bytes to the last segment; return their offset."""
+        offset = self.end
+        self._segments[-1] += data
+        return offset
+
+    def roll(self) -> None:
+        """Begin a new segment."""
+        self._segments.append(bytearray())
+
+    def trim(self) -> None:
+        """Delete the oldest segment; the last one stays, as in a broker."""
+        if len(self._segments) > 1:
+            self._base += len(self._segments.pop(0))
+
+    def find(self, offset: int) -> tuple[int, bytearray]:
+        """Return (start, bytes) of the segment that holds a readable offset."""
+        start = self._base
+        for segment in self._segments:
+            if start <= offset < start + len(segment):
+                return start, segment
+            start += len(segment)
+        raise AssertionError(f"expected {self.start}..{self.end}, got {offset}")
+
+    def records(self) -> list[Record]:
+        """Return every record, oldest first, damaged ones too."""
+        data, position, found = b"".join(self._segments), 0, []
+        while position < len(data):
+            length, stored, number, flag = HEADER.unpack_from(data, position)
+            position += HEADER_BYTES
+            payload = data[position : position + length]
+            found.append(Record(MessageId(number), flag, stored, payload))
+            position += length
+        return found
+
+
+class FakeMetaq:
+    """The topics and logs of one broker. Not thread-safe; its owner serialises."""
+
+    def __init__(
+        self,
+        topics: Mapping[str, int],
+        *,
+        broker_id: int,
+        clock: Clock,
+        choose: Callable[[int], int],
+    ) -> None:
+        """Configure a broker without messages.
+
+        Args:
+            topics: topic → partitions; a name may be a pattern, and what matches one
+                without being named has one partition.
+            broker_id: 0..1023.
+            clock: for the ids.
+            choose: returns a number in 0..n-1, for puts to any partition.
+        """
+        self.topics = dict(topics)
+        """Configured topics and their partitions; may grow."""
+        self.closed: set[LogId] = set()
+        """Partitions that are administratively closed."""
+        self.logs: dict[LogId, FakeLog] = {}
+        """Partitions that have had a put."""
+        self.transfer_bytes_max = TRANSFER_BYTES_MAX
+        """Largest body of a get (`maxTransferSize`)."""
+        self.does_redirect = False
+        """Whether a get behind the end is sent to it (`updateConsumerOffsets`)."""
+        self.uri = ""
+        """The advertised address, for the texts of refused puts."""
+        self.port = 0
+        """The port, for `stats`."""
+        self._broker_id = broker_id
+        self._clock = clock
+        self._choose = choose
+        self._last_id = MessageId(-(2**63))
+
+    # -- content ----------------------------------------------------------------------
+
+    def log(self, topic: str, partition: int) -> FakeLog:
+        """Return a partition's log, made on demand."""
+        return self.logs.setdefault(LogId(topic, partition), FakeLog())
+
+    def next_id(self) -> MessageId:
+        """Return a new id: larger than the last one, and negative."""
+        now_ms = int(self._clock.monotonic_s() * 1000) - EPOCH_MS
+        now = MessageId(now_ms << MS_SHIFT | self._broker_id << SEQUENCE_BITS)
+        self._last_id = max(now, id_after(self._last_id, 1))
+        return self._last_id
+
+    def config_text(self) -> str:
+        """Return the configuration file that these topics would come from."""
+        lines = [
+            "[system]",
+            f"brokerId={self._broker_id}",
+            f"serverPort={self.port}",
+            "numPartitions=1",
+            "unflushThreshold=0",
+            "unflushInterval=10000",
+            "maxSegmentSize=1073741824",
+            f"maxTransferSize={self.transfer_bytes_max}",
+            f"updateConsumerOffsets={str(self.does_redirect).lower()}",
+            "[zookeeper]",
+            "zk.zkConnect=localhost:2181",
+        ]
+        for topic, count in self.topics.items():
+            lines += [f"[topic={topic}]", f"numPartitions={count}"]
+        return "\n".join(lines) + "\n"
+
+    # -- commands ---------------------------------------------------------------------
+
+    def answer(self, command: Known) -> Reply | None:
+        """Carry out one command.
+
+        Returns:
+            The reply; None where MetaQ sends none.
+        """
+        try:
+            return self._carry_out(command)
+        except WireError as error:
+            return Result(error.status, str(error).encode(), command.opaque)
+
+    def _carry_out(self, command: Known) -> Reply | None:
+        match command:
+            case Put():
+                return _ok(self._put(command), command.opaque)
+            case Get():
+                return Value(self._get(command), command.opaque)
+            case OffsetQuery():
+                return _ok(str(self._offset(command)), command.opaque)
+            case Version():
+                return _ok(VERSION, command.opaque)
+            case Stats():
+                return _ok(self._stats(command.item), command.opaque)
+            case TransactionCommand():
+                if command.type is TransactionType.END:
+                    return None
+                raise ServerError(TRANSACTIONS_MISSING)
+            case Sync():
+                raise UnavailableError(texts.NO_SYNC_PROCESSOR)
+
+    def _put(self, put: Put) -> str:
+        if put.transaction is not None:
+            raise ServerError(TRANSACTIONS_MISSING)
+        topic, partition, detail = put.topic, put.partition, ""
+        if LogId(topic, partition) in self.closed:
+            detail = texts.closed_detail(self._broker_id, partition)
+            raise ForbiddenError(texts.put_failed(self.uri, topic, partition, detail))
+        if topic not in self.topics and not self._has_pattern_for(topic):
+            detail = texts.topic_not_accepted(topic)
+        else:
+            count = self.topics.get(topic, 1)
+            if partition == RANDOM_PARTITION:
+                # As in MetaQ, whether it is closed or not.
+                partition = self._choose(count)
+            if not 0 <= partition < count:
+                detail = texts.wrong_partition(partition)
+            elif put.checksum not in {NO_CHECKSUM, checksum(put.payload)}:
+                detail = texts.CHECKSUM_FAILURE
+        if detail:
+            raise ServerError(texts.put_failed(self.uri, topic, partition, detail))
+        number = self.next_id()
+        record = encode_record(put.payload, id=number, flag=put.flag)
+        offset = self.log(topic, partition).append(record)
+        return texts.put_reply(number, partition, offset)
+
+    def _has_pattern_for(self, topic: str) -> bool:
+        return TopicRules().extended(self.topics).accepts(topic)
+
+    def _get(self, get: Get) -> bytes:
+        # The rows of broker spec 1.5, in its order.
+        if LogId(get.topic, get.partition) in self.closed:
+            raise ForbiddenError(texts.get_closed(self._broker_id, get.partition))
+        log = self._existing(get)
+        if get.max_size <= 0:
+            raise BadRequestError(texts.invalid_max_size(get.max_size))
+        if get.offset < log.start:
+            raise MovedError(str(log.start))
+        if get.offset < log.end:
+            start, segment = log.find(get.offset)
+            position = get.offset - start
+            size_bytes = min(get.max_size, self.transfer_bytes_max)
+            return bytes(segment[position : position + size_bytes])
+        is_redirected = self.does_redirect or get.offset == MAX_OFFSET
+        if get.offset > log.end and is_redirected:
+            raise MovedError(str(log.end))
+        raise NotFoundError(texts.nothing_at(get.offset))
+
+    def _offset(self, query: OffsetQuery) -> Offset:
+        log = self._existing(query)
+        if query.offset < log.start:
+            return log.start
+        if query.offset >= log.end:
+            return log.end
+        return Offset(log.find(query.offset)[0])
+
+    def _existing(self, command: Get | OffsetQuery) -> FakeLog:
+        log = self.logs.get(LogId(command.topic, command.partition))
+        if log is None:
+            raise NotFoundError(texts.no_such_log(command.topic, command.partition))
+        return log
+
+    def _stats(self, item: str) -> str:
+        if item == "config":
+            return self.config_text()
+        topics = {log_id.topic for log_id in self.logs}
+        match item:
+            case "":
+                lines = [
+                    "pid 1",
+                    f"broker_id {self._broker_id}",
+                    f"port {self.port}",
+                    f"version {VERSION}",
+                    "slave false",
+                ]
+            case "topics":
+                lines = [self._describe(topic) for topic in sorted(topics)]
+                lines += [f"{t} *Empty*" for t in self.topics if t not in topics]
+            case "offsets":
+                lines = [
+                    f"{log_id.topic} part {log_id.partition}"
+                    f" min_offset {log.start} max_offset {log.end}"
+                    for log_id, log in sorted(self.logs.items())
+                ]
+            case topic:
+                code = 0 if topic in topics else 2 if topic in self.topics else 1
+                lines = [topic, f"resultCode {code}"]
+        return "\r\n".join(["STATS", *lines, "END", ""])
+
+    def _describe(self, topic: str) -> str:
+        logs = [log for log_id, log in self.logs.items() if log_id.topic == topic]
+        return (
+            f"{topic} partitions {len(logs)}"
+            f" message_count {sum(len(log.records()) for log in logs)}"
+            f" message_bytes {sum(log.end - log.start for log in logs)}"
+            " accept_publish true accept_subscribe true"
+        )
+
+
+def _ok(body: str, opaque: int) -> Result:
+    return Result(Status.OK, body.encode(), opaque)

@@ -1,0 +1,192 @@
+"""One connection of a fake broker: answers late, in pieces, out of order, or not."""
+
+import asyncio
+import time
+from collections import deque
+from typing import Final, Protocol
+
+from metaq.errors import RemoteProtocolError
+from metaq.protocol.commands import Mput, Quit, Reply, Result, Value
+from metaq.protocol.connection import (
+    NEED_DATA,
+    Connection,
+    Event,
+    Oversized,
+    Role,
+    WireLimits,
+)
+from metaq.protocol.encode import encode
+from metaq.protocol.java import I32_MAX
+from metaq.testing.fake_metaq import Known
+
+REORDER_WINDOW_S: Final = 0.002
+"""How long an answer waits for others to change places with."""
+
+SPLIT_PAUSE_S: Final = 0.000_05
+"""Pause behind each piece, so that a reader in this process gets to see it alone."""
+
+LIMITS: Final = WireLimits(
+    line_bytes_max=I32_MAX,
+    payload_bytes_max=I32_MAX,
+    # Every batch is too large: it is told by its line alone, as an unknown word is.
+    batch_bytes_max=-1,
+)
+"""MetaQ has no limits (broker spec 1.2)."""
+
+
+class Host(Protocol):
+    """What a connection asks of its broker; all of it on the broker's loop."""
+
+    split_bytes: int
+    """Answers are written in pieces of so many bytes; 0: each as a whole."""
+    delay_s: float
+    """Each answer leaves so many seconds later."""
+    reorder: bool
+    """Whether answers that are due together change places."""
+
+    def on_opened(self, session: "FakeSession") -> None:
+        """Take in a new connection."""
+        ...
+
+    def on_closed(self, session: "FakeSession") -> None:
+        """Forget a connection."""
+        ...
+
+    def on_unknown(self) -> None:
+        """Count a command that MetaQ does not know."""
+        ...
+
+    def on_command(self, command: Known) -> tuple[Reply | None, bool]:
+        """Carry out a command; return its answer, and whether to cut instead."""
+        ...
+
+    def shuffle(self, answers: list[bytes]) -> None:
+        """Put answers into another order, in place."""
+        ...
+
+
+class FakeSession(asyncio.Protocol):
+    """One connection. Owner: the broker's loop."""
+
+    def __init__(self, host: Host) -> None:
+        self.commands_left: int | None = None
+        """Cut behind so many more commands; None: never."""
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+        self._connection = Connection(Role.SERVER, LIMITS)
+        self._delayed = 0
+        self._held: list[bytes] = []
+        self._pieces: deque[bytes] = deque()
+        self._is_over = False
+        self._transport: asyncio.Transport
+
+    # -- asyncio's side ---------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a connection."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._host.on_opened(self)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        """Tell the broker that the connection is gone."""
+        self._is_over = True
+        self._host.on_closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Carry out what has arrived."""
+        if self._is_over:
+            return
+        self._connection.receive_data(data)
+        try:
+            while not self._is_over:
+                event = self._connection.next_event()
+                if event is NEED_DATA:
+                    return
+                self._on_event(event)
+        except RemoteProtocolError:
+            self._host.on_unknown()
+            self._end()
+
+    # -- the broker's side ------------------------------------------------------------
+
+    def cut(self) -> None:
+        """Close at once; what is queued is lost."""
+        self._is_over = True
+        self._transport.abort()
+
+    def _on_event(self, event: Event) -> None:
+        if isinstance(event, Oversized | Mput):
+            self._host.on_unknown()
+        if isinstance(event, Oversized | Mput | Quit):
+            self._end()
+            return
+        # A server swallows replies, so that only commands are left.
+        assert not isinstance(event, Result | Value)
+        assert event is not NEED_DATA
+        reply, is_cut = self._host.on_command(event)
+        if self.commands_left is not None:
+            self.commands_left -= 1
+        if is_cut or self.commands_left == 0:
+            self.cut()
+        elif reply is not None:
+            self._answer(encode(reply))
+
+    def _answer(self, answer: bytes) -> None:
+        delay_s = self._host.delay_s
+        if self._host.reorder:
+            if not self._held:
+                self._loop.call_later(delay_s + REORDER_WINDOW_S, self._release)
+            self._held.append(answer)
+        elif delay_s > 0:
+            self._delayed += 1
+            self._loop.call_later(delay_s, self._write_delayed, answer)
+        else:
+            self._write(answer)
+
+    def _release(self) -> None:
+        answers, self._held = self._held, []
+        self._host.shuffle(answers)
+        for answer in answers:
+            self._write(answer)
+        self._close_if_settled()
+
+    def _write_delayed(self, answer: bytes) -> None:
+        self._delayed -= 1
+        self._write(answer)
+        self._close_if_settled()
+
+    def _write(self, answer: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        if not self._host.split_bytes and not self._pieces:
+            self._transport.write(answer)
+            return
+        if not self._pieces:
+            self._loop.call_soon(self._write_piece)
+        self._pieces.append(answer)
+
+    def _write_piece(self) -> None:
+        if self._transport.is_closing():
+            self._pieces.clear()
+            return
+        answer = self._pieces.popleft()
+        # The knob may have been turned back meanwhile.
+        size_bytes = self._host.split_bytes or len(answer)
+        self._transport.write(answer[:size_bytes])
+        time.sleep(SPLIT_PAUSE_S)
+        if answer[size_bytes:]:
+            self._pieces.appendleft(answer[size_bytes:])
+        if self._pieces:
+            self._loop.call_soon(self._write_piece)
+        self._close_if_settled()
+
+    def _end(self) -> None:
+        """Read no more; close when the answers to earlier commands were sent."""
+        self._is_over = True
+        self._close_if_settled()
+
+    def _close_if_settled(self) -> None:
+        is_settled = not (self._delayed or self._held or self._pieces)
+        if self._is_over and is_settled:
+            self._transport.close()

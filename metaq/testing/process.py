@@ -1,0 +1,138 @@
+"""A broker in a process of its own, to be measured or killed."""
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, Self
+
+ROOT: Final = Path(__file__).parents[2]
+"""Where `python -m metaq` finds this package."""
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 30.0
+POLL_S: Final = 0.005
+"""How often a broker that starts is asked whether it answers."""
+
+SERVER_INI: Final = """\
+[system]
+brokerId=7
+numPartitions={partition_count}
+serverPort={port}
+dataPath={data}
+unflushThreshold=0
+unflushInterval=10000
+maxSegmentSize={segment_bytes}
+maxTransferSize=1024*1024
+[zookeeper]
+zk.zkEnable=false
+[topic={topic}]
+"""
+
+
+def free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+class BrokerProcess:
+    """`metaq broker` as a child, started any number of times on the same directory.
+
+    Lifecycle: a context manager that starts it and stops what runs at the end.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        topic: str,
+        partition_count: int = 1,
+        segment_bytes: int = 1 << 30,
+    ) -> None:
+        """Prepare a broker; its settings and its log lie beside the data directory.
+
+        Args:
+            data: the data directory; it outlives the process.
+            topic: its only topic.
+            partition_count: of that topic.
+            segment_bytes: size at which a segment is sealed.
+        """
+        self.port: Final = free_port()
+        """Where it listens, on every start."""
+        self.data: Final = data
+        """The data directory."""
+        self.log: Final = data.parent / f"{data.name}.log"
+        """What all its processes wrote."""
+        self._ini = data.parent / f"{data.name}.ini"
+        self._child: subprocess.Popen[bytes] | None = None
+        data.mkdir(parents=True, exist_ok=True)
+        self._ini.write_text(
+            SERVER_INI.format(
+                partition_count=partition_count,
+                port=self.port,
+                data=data,
+                segment_bytes=segment_bytes,
+                topic=topic,
+            )
+        )
+
+    @property
+    def pid(self) -> int:
+        """Return the id of the process that was started last."""
+        return self._started().pid
+
+    def start(self) -> float:
+        """Start it and wait for its first `version` reply; return the seconds.
+
+        Raises:
+            RuntimeError: it ended, or did not answer in time; the text is its log.
+        """
+        started_s = time.perf_counter()
+        command = [sys.executable, "-m", "metaq", "broker", "--config", str(self._ini)]
+        with self.log.open("ab") as log:
+            child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+        self._child = child
+        while not self._answers():
+            passed_s = time.perf_counter() - started_s
+            if child.poll() is not None or passed_s > START_TIMEOUT_S:
+                raise RuntimeError(f"no answer in {passed_s:.1f} s: {self.read_log()}")
+            time.sleep(POLL_S)
+        return time.perf_counter() - started_s
+
+    def read_log(self) -> str:
+        """Return what its processes wrote so far."""
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """Kill it as the kernel does (SIGKILL)."""
+        child = self._started()
+        child.kill()
+        child.wait()
+
+    def stop(self) -> int:
+        """Ask it to end (SIGTERM), and wait; return its exit code."""
+        child = self._started()
+        child.send_signal(signal.SIGTERM)
+        return child.wait(STOP_TIMEOUT_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self.stop()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._child is not None, "never started"
+        return self._child
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 5) as sock:
+                sock.sendall(b"version 1\r\n")
+                return sock.recv(100).startswith(b"result 200")
+        except OSError:
+            return False

@@ -1,0 +1,361 @@
+"""A TCP proxy that stalls, trickles, cuts or refuses on command.
+
+It stands between a client and any server, a broker or ZooKeeper, and knows nothing of
+what they say:
+
+    with Proxy("127.0.0.1", broker.port) as proxy:
+        client = connect(proxy.address)
+        proxy.stall()                        # a network that went silent
+        proxy.stall(Direction.TO_CLIENT)     # commands arrive, answers do not
+        proxy.trickle(piece_bytes=7)
+        proxy.pass_all()
+        proxy.cut()                          # both sides see a reset
+        proxy.refuse(); proxy.accept()
+
+Theory of operation: a connection is two flows, one per direction. A flow takes bytes
+from its source up to BUFFER_BYTES_MAX and gives them to its sink as the mode of its
+direction says. The end of a source is passed on behind its bytes, so that a stalled
+flow hides that too. It runs on a thread of its own; every method may be called from
+any thread, and holds for connections that are open and for those to come.
+"""
+
+import asyncio
+import enum
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Final, Self
+
+from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.zk.znodes import BrokerAddress
+
+HOST: Final = "127.0.0.1"
+
+BUFFER_BYTES_MAX: Final = 256 * 1024
+"""What a flow holds before it stops reading its source, about."""
+
+CONNECT_TIMEOUT_S: Final = 5.0
+"""How long the server may take to accept; the client is reset then."""
+
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER that makes a close a reset."""
+
+
+class Direction(enum.Flag):
+    """Which way bytes go."""
+
+    TO_SERVER = enum.auto()
+    TO_CLIENT = enum.auto()
+    BOTH = TO_SERVER | TO_CLIENT
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyStatistics:
+    """A snapshot of a proxy's counters, all since it was made."""
+
+    connection_count: int
+    """Connections accepted from clients."""
+    open_connection_count: int
+    """Connections open now."""
+    failed_count: int
+    """Connections that were reset because the server could not be reached."""
+    to_server_bytes: int
+    """Bytes given to the server."""
+    to_client_bytes: int
+    """Bytes given to clients."""
+
+
+@dataclass(slots=True)
+class _Mode:
+    """How one direction is treated, and what went that way."""
+
+    is_stalled: bool = False
+    piece_bytes: int = 0
+    interval_s: float = 0.0
+    passed_bytes: int = 0
+
+
+class _End(asyncio.Protocol):
+    """One socket of a connection: the source of one flow, the sink of the other."""
+
+    def __init__(self, proxy: "Proxy", mode: _Mode) -> None:
+        self.peer: _End
+        self.is_lost = False
+        self._proxy = proxy
+        self._mode = mode
+        self._loop = asyncio.get_running_loop()
+        self.transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._has_ended = False
+        self.has_passed_end = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.is_full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        self._proxy.on_made(self)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.is_lost = True
+        self._proxy.on_lost(self)
+        self.pump()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self.pump()
+        if len(self._buffer) >= BUFFER_BYTES_MAX and self.transport is not None:
+            self.transport.pause_reading()
+
+    def eof_received(self) -> bool:
+        self._has_ended = True
+        self.pump()
+        return True
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.peer.pump()
+
+    def pump(self) -> None:
+        """Give the sink what the mode allows now."""
+        sink = self.peer.transport
+        if sink is None or self._mode.is_stalled or self._timer is not None:
+            return
+        if self.is_lost:
+            self.peer.reset()
+            return
+        if self.peer.is_full or sink.is_closing():
+            return
+        piece = bytes(self._buffer[: self._mode.piece_bytes or len(self._buffer)])
+        del self._buffer[: len(piece)]
+        self._mode.passed_bytes += len(piece)
+        if piece:
+            sink.write(piece)
+        if self._buffer:
+            self._timer = self._loop.call_later(self._mode.interval_s, self.go_on)
+        elif self._has_ended:
+            self._pass_end(sink)
+        if len(self._buffer) < BUFFER_BYTES_MAX and self.transport is not None:
+            self.transport.resume_reading()
+
+    def go_on(self) -> None:
+        """Pump now, whatever the next piece was waiting for."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.pump()
+
+    def _pass_end(self, sink: asyncio.Transport) -> None:
+        if not self.has_passed_end:
+            self.has_passed_end = True
+            sink.write_eof()
+        if self.peer.has_passed_end and self.transport is not None:
+            sink.close()
+            self.transport.close()
+
+    def reset(self) -> None:
+        """Close with a reset; what is held is lost."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        self.transport.abort()
+
+
+class Proxy:
+    """One proxy. Owner: the test.
+
+    Lifecycle: `start` (or `with`), then `stop`, which is bounded and resets what is
+    open. The port is picked at the start and kept.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        """Describe a proxy; nothing is opened before `start`.
+
+        Args:
+            host: of the server behind it.
+            port: of that server.
+        """
+        self.port = 0
+        """Port that clients reach the proxy at; valid after `start`."""
+        self._target = (host, port)
+        self._modes = {
+            Direction.TO_SERVER: _Mode(),
+            Direction.TO_CLIENT: _Mode(),
+        }
+        self._ends: set[_End] = set()
+        self._clients: set[_End] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._connection_count = self._failed_count = 0
+        self._server: asyncio.Server | None = None
+        self._thread: LoopThread | None = None
+
+    # -- life -------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> BrokerAddress:
+        """Where clients reach the proxy; valid after `start`."""
+        return BrokerAddress(HOST, self.port)
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread = LoopThread("proxy")
+        self._thread.run(self._listen())
+
+    def stop(self) -> None:
+        """Reset what is open and end the thread. May be repeated."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        thread.run(self._stop())
+        thread.close()
+
+    async def _listen(self) -> None:
+        if self._server is None:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_server(self._make_end, HOST, self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _refuse(self) -> None:
+        if self._server is not None:
+            await stop_listening(self._server)
+            self._server = None
+
+    async def _stop(self) -> None:
+        await self._refuse()
+        for task in self._connecting:
+            task.cancel()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+        self._cut()
+        while self._ends:  # noqa: ASYNC110  # over in a turn or two: they are reset
+            await asyncio.sleep(0)
+
+    # -- what a test may do to it -----------------------------------------------------
+
+    def pass_all(self) -> None:
+        """Pass everything at once again, first what was held."""
+        self._change(Direction.BOTH, is_stalled=False)
+
+    def stall(self, direction: Direction = Direction.BOTH) -> None:
+        """Hold bytes, and ends of connections, that go this way.
+
+        New connections are taken and stalled as well.
+        """
+        self._change(direction, is_stalled=True)
+
+    def trickle(
+        self,
+        piece_bytes: int = 1,
+        interval_s: float = 0.001,
+        direction: Direction = Direction.BOTH,
+    ) -> None:
+        """Pass pieces of `piece_bytes` bytes, `interval_s` seconds apart."""
+        self._change(
+            direction, is_stalled=False, piece_bytes=piece_bytes, interval_s=interval_s
+        )
+
+    def cut(self) -> None:
+        """Reset every open connection, at both ends."""
+        self._running.call(self._cut)
+
+    def refuse(self) -> None:
+        """Close the listener; open connections go on."""
+        self._running.run(self._refuse())
+
+    def accept(self) -> None:
+        """Listen again, on the same port."""
+        self._running.run(self._listen())
+
+    def retarget(self, host: str, port: int) -> None:
+        """Lead connections that are still to come to another server."""
+        self._target = (host, port)
+
+    def statistics(self) -> ProxyStatistics:
+        """Return a snapshot of the counters."""
+        return ProxyStatistics(
+            connection_count=self._connection_count,
+            open_connection_count=len(self._clients),
+            failed_count=self._failed_count,
+            to_server_bytes=self._modes[Direction.TO_SERVER].passed_bytes,
+            to_client_bytes=self._modes[Direction.TO_CLIENT].passed_bytes,
+        )
+
+    @property
+    def _running(self) -> LoopThread:
+        assert self._thread is not None, "not started"
+        return self._thread
+
+    def _change(
+        self,
+        direction: Direction,
+        *,
+        is_stalled: bool,
+        piece_bytes: int = 0,
+        interval_s: float = 0.0,
+    ) -> None:
+        def change() -> None:
+            for way, mode in self._modes.items():
+                if way in direction:
+                    mode.is_stalled = is_stalled
+                    mode.piece_bytes = piece_bytes
+                    mode.interval_s = interval_s
+            for end in tuple(self._ends):
+                end.go_on()
+                end.peer.go_on()
+
+        self._running.call(change)
+
+    def _cut(self) -> None:
+        for end in tuple(self._ends):
+            end.reset()
+
+    # -- connections ------------------------------------------------------------------
+
+    def _make_end(self) -> _End:
+        client = _End(self, self._modes[Direction.TO_SERVER])
+        server = _End(self, self._modes[Direction.TO_CLIENT])
+        client.peer, server.peer = server, client
+        self._clients.add(client)
+        return client
+
+    def on_made(self, end: _End) -> None:
+        """Take in a socket; a client's gets one to the server."""
+        self._ends.add(end)
+        if end not in self._clients:
+            end.peer.pump()
+            return
+        self._connection_count += 1
+        if self._server is None:
+            # It was on its way when the listener closed.
+            end.reset()
+            return
+        task = asyncio.get_running_loop().create_task(self._connect(end))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    def on_lost(self, end: _End) -> None:
+        """Forget a socket."""
+        self._ends.discard(end)
+        self._clients.discard(end)
+
+    async def _connect(self, client: _End) -> None:
+        host, port = self._target
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await loop.create_connection(lambda: client.peer, host, port)
+        except OSError:
+            # Timeouts too: `TimeoutError` is an OSError.
+            self._failed_count += 1
+            client.reset()

@@ -1,0 +1,107 @@
+"""Decoding finds what is there, whichever way through the loop a record takes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.decode import RUN_MAX, RUN_MIN, decode_messages
+from metaq.errors import CorruptRecordError
+from metaq.model import (
+    BrokerId,
+    Message,
+    MessageId,
+    Offset,
+    Position,
+    TopicPartition,
+)
+from metaq.record.flags import decode_payload, encode_payload
+from metaq.record.layout import HEADER_BYTES, encode_record
+from metaq.record.scan import CleanEnd, Corrupt, Incomplete, read_record, scan_records
+
+PARTITION = TopicPartition("t", BrokerId(3), 1)
+BASE = Offset(1_000)
+
+
+def record(data: bytes, number: int, attribute: str | None = None) -> bytes:
+    payload, flag = encode_payload(data, attribute)
+    return encode_record(payload, id=MessageId(number), flag=flag)
+
+
+def expected(log: bytes) -> list[Message]:
+    """Decode record by record, with nothing but the functions of `record`."""
+    starts: list[Position] = []
+    scan_records(log, starts=starts)
+    messages = []
+    for start in starts:
+        found = read_record(log, start)
+        assert not isinstance(found, CleanEnd | Incomplete | Corrupt)
+        data, attribute = decode_payload(found.payload, found.flag)
+        offset = Offset(BASE + start)
+        follower = Offset(offset + found.size_bytes)
+        fields = ("t", data, attribute, found.id, PARTITION, offset, follower)
+        messages.append(Message._make(fields))
+    return messages
+
+
+runs = st.tuples(
+    st.integers(0, 12), st.integers(1, 3 * RUN_MIN), st.sampled_from([None, "", "k=v"])
+)
+
+
+@given(
+    shape=st.lists(runs, max_size=6),
+    cut=st.integers(0, 60),
+    flip=st.none() | st.integers(0, 4_000),
+)
+def test_both_ways_agree_with_the_record(
+    shape: list[tuple[int, int, str | None]], cut: int, flip: int | None
+) -> None:
+    """Runs, odd ones between them, a cut tail and one flipped bit anywhere."""
+    log = bytearray()
+    for size, count, attribute in shape:
+        for number in range(count):
+            log += record(bytes([number]) * size, number + 1, attribute)
+    if flip is not None and log:
+        log[flip % len(log)] ^= 0x10
+    data = bytes(log[: max(0, len(log) - cut)])
+    messages, ending = decode_messages(data, PARTITION, BASE)
+    if isinstance(ending, CorruptRecordError):
+        # A flipped flag made an attribute of what is none: the walk stops there.
+        assert len(messages) < len(expected_starts(data))
+        return
+    assert messages == expected(data)
+    assert ending == scan_records(data, ending.position)
+    whole = scan_records(data)
+    assert (type(ending), ending.position) == (type(whole), whole.position)
+
+
+def expected_starts(log: bytes) -> list[Position]:
+    starts: list[Position] = []
+    scan_records(log, starts=starts)
+    return starts
+
+
+def test_a_run_longer_than_one_step_is_taken_whole() -> None:
+    one = record(b"x" * 5, 7)
+    messages, ending = decode_messages(one * (2 * RUN_MAX + 3), PARTITION, BASE)
+    assert len(messages) == 2 * RUN_MAX + 3
+    assert messages[-1].next_offset == BASE + len(one) * len(messages)
+    assert messages[-1].offset == messages[-2].next_offset
+    assert isinstance(ending, CleanEnd)
+
+
+def test_damage_inside_a_run_stops_before_it() -> None:
+    one = record(b"x" * 5, 7)
+    log = bytearray(one * 100)
+    log[60 * len(one) + HEADER_BYTES] ^= 1
+    messages, ending = decode_messages(bytes(log), PARTITION, BASE)
+    assert len(messages) == 60
+    assert isinstance(ending, Corrupt)
+    assert ending.position == 60 * len(one)
+
+
+def test_a_bad_attribute_block_is_an_error_behind_what_is_good() -> None:
+    bad = encode_record(b"\x00\x00\x00\x09x", id=MessageId(2), flag=1)
+    messages, ending = decode_messages(record(b"a", 1) + bad, PARTITION, BASE)
+    assert [m.data for m in messages] == [b"a"]
+    assert isinstance(ending, CorruptRecordError)
+    assert "length 9, but 1 bytes follow" in str(ending)

@@ -1,0 +1,61 @@
+"""A loop on its own thread: results, errors, deadlines, and its end."""
+
+import asyncio
+import threading
+
+import pytest
+
+from metaq.testing.loop_thread import LoopThread
+
+
+def test_work_runs_elsewhere_and_its_outcome_comes_back() -> None:
+    """Results and exceptions of coroutines and functions."""
+    with LoopThread("elsewhere") as thread:
+
+        async def who() -> int:
+            await asyncio.sleep(0)
+            return threading.get_ident()
+
+        there = thread.run(who())
+        assert there == thread.call(threading.get_ident) != threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            thread.call(lambda: 1 // 0)
+
+
+def test_work_that_takes_too_long_is_cancelled() -> None:
+    """The caller goes on at its deadline, and the work ends."""
+    with LoopThread("elsewhere") as thread:
+        cancelled = threading.Event()
+
+        async def wait_for_ever() -> None:
+            try:
+                await asyncio.get_running_loop().create_future()
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+
+        with pytest.raises(TimeoutError):
+            thread.run(wait_for_ever(), timeout_s=0.01)
+        assert cancelled.wait(10)
+
+
+def test_close_cancels_what_is_left_and_may_be_repeated() -> None:
+    """The thread is gone afterwards, and its loop closed."""
+    thread = LoopThread("elsewhere")
+    cancelled = threading.Event()
+    started = threading.Event()
+
+    async def wait_for_ever() -> None:
+        started.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            cancelled.set()
+
+    future = asyncio.run_coroutine_threadsafe(wait_for_ever(), thread.loop)
+    assert started.wait(10)
+    thread.close()
+    thread.close()
+    assert cancelled.is_set()
+    assert future.cancelled()
+    assert thread.loop.is_closed()

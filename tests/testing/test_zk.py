@@ -1,0 +1,150 @@
+"""The in-memory ZooKeeper between threads; its contract is tested beside kazoo."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.clock import SystemClock
+from metaq.errors import SessionLostError, SessionSuspendedError
+from metaq.testing.loop_thread import LoopThread
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.errors import NodeExistsError
+from metaq.zk.session import SessionState
+
+CLOCK = SystemClock()
+THREADS = 4
+NODES = 50
+
+
+def in_s(seconds: float = 20.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+async def connected(coordinator: MemoryCoordinator) -> MemoryCoordinator:
+    is_there = asyncio.Event()
+    coordinator.add_listener(lambda _status: is_there.set())
+    coordinator.start()
+    await asyncio.wait_for(is_there.wait(), 10)
+    return coordinator
+
+
+@pytest.fixture
+def threads() -> Iterator[list[LoopThread]]:
+    made = [LoopThread(f"client-{number}") for number in range(THREADS)]
+    yield made
+    for thread in made:
+        thread.close()
+
+
+def test_of_many_threads_one_creates_each_node(threads: list[LoopThread]) -> None:
+    """Claims from different threads at the same time have one winner each."""
+    server = MemoryZooKeeper()
+    clients = [t.run(connected(server.coordinator(CLOCK))) for t in threads]
+
+    async def claim_all(client: MemoryCoordinator) -> int:
+        won = 0
+        for number in range(NODES):
+            try:
+                await client.create_ephemeral(f"/c/{number}", b"", deadline_s=in_s())
+                won += 1
+            except NodeExistsError:
+                pass
+        return won
+
+    claims = [
+        asyncio.run_coroutine_threadsafe(claim_all(client), thread.loop)
+        for client, thread in zip(clients, threads, strict=True)
+    ]
+    assert sum(claim.result(20) for claim in claims) == NODES
+    assert server.names("/c") == tuple(sorted(map(str, range(NODES))))
+    for client, thread in zip(clients, threads, strict=True):
+        thread.run(client.stop(deadline_s=in_s()))
+    assert server.names("/c") == ()
+
+
+def test_callbacks_come_on_the_loop_that_started_the_client(
+    threads: list[LoopThread],
+) -> None:
+    """Statuses and snapshots, whoever causes them."""
+    server = MemoryZooKeeper()
+    thread = threads[0]
+    client = thread.run(connected(server.coordinator(CLOCK)))
+    heard: list[int] = []
+    seen: list[tuple[bytes | None, int]] = []
+    is_seen = threading.Event()
+
+    def on_data(data: bytes | None) -> None:
+        seen.append((data, threading.get_ident()))
+        if data == b"1":
+            is_seen.set()
+
+    thread.call(client.add_listener, lambda _s: heard.append(threading.get_ident()))
+    thread.call(client.watch_data, "/w", on_data)
+    server.suspend(client)
+    server.resume(client)
+    server.put("/w", b"1")
+    assert is_seen.wait(10)
+    its_thread = thread.call(threading.get_ident)
+    assert {ident for _, ident in seen} == {its_thread}
+    assert heard == [its_thread] * 2
+    thread.run(client.stop(deadline_s=in_s()))
+
+
+def test_an_ended_session_creates_nothing_before_its_client_hears() -> None:
+    """The server knows first: no node of a dead session appears."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        client = await connected(server.coordinator(CLOCK))
+        # Another thread, so that the client hears of it in a later turn.
+        thread = threading.Thread(target=server.expire, args=(client,))
+        thread.start()
+        thread.join(10)
+        assert client.status.state is SessionState.CONNECTED
+        with (
+            pytest.raises(SessionLostError),
+            server.serving("create", "/e", client.status.session_id),
+        ):
+            raise AssertionError("carried out")
+        await client.stop(deadline_s=in_s())
+
+    asyncio.run(scenario())
+
+
+def test_a_stopped_server_serves_nobody() -> None:
+    """Not even a client that has not heard of it."""
+    server = MemoryZooKeeper()
+    number = server.begin_session()
+    server.stop()
+    with (
+        pytest.raises(SessionSuspendedError),
+        server.serving("get", "/e", number),
+    ):
+        raise AssertionError("carried out")
+
+
+def test_a_client_whose_loop_is_gone_disturbs_nobody() -> None:
+    """Changes go on after a thread ended without stopping its client."""
+    server = MemoryZooKeeper()
+    thread = LoopThread("gone")
+    thread.run(connected(server.coordinator(CLOCK)))
+    thread.close()
+    server.put("/a", b"1")
+    server.stop()
+    server.start()
+    assert server.nodes["/a"].data == b"1"
+
+
+def test_a_stopped_client_is_forgotten() -> None:
+    """A server that outlives many clients does not gather them."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        for _ in range(3):
+            client = await connected(server.coordinator(CLOCK))
+            await client.stop(deadline_s=in_s())
+        assert server.client_count == 0
+
+    asyncio.run(scenario())
