@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -173,9 +174,14 @@ def test_a_burst_of_changes_is_one_snapshot_and_no_change_is_none() -> None:
             topic(server, "unwatched", "0-m", 4)
             await settle()
             assert [snapshot.epoch for snapshot in seen] == [1, 2]
-            server.reap(50)
+            server.remove("/meta/brokers/ids/19/master")
+            server.remove("/meta/brokers/ids/19")
             await settle()
             assert seen[-1].epoch == 3
+            assert seen[-1].brokers.keys() == set(range(19))
+            server.reap(50)
+            await settle()
+            assert seen[-1].epoch == 4
             assert (seen[-1].brokers, seen[-1].gets) == ({}, {})
             assert seen[-1].topics == {"t"}
             assert deaf == []
@@ -310,6 +316,45 @@ def test_a_node_that_cannot_be_read_does_not_hide_the_others(
     run_virtually(scenario())
 
 
+@pytest.mark.parametrize("barred", ["/brokers/ids", "/topics-sub/t"])
+def test_a_list_that_cannot_be_read_is_not_an_empty_list(
+    barred: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest comes late, and of the topic nothing is said."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        broker(server, 0)
+        topic(server, "t", "0-m", 1)
+        watch_children = MemoryCoordinator.watch_children
+
+        def watched(*args: Any) -> Any:
+            if args[1].endswith(barred):
+                return lambda: None
+            return watch_children(*args)
+
+        monkeypatch.setattr(MemoryCoordinator, "watch_children", watched)
+        async with watch_on(server) as (watch, _):
+            begin_s = CLOCK.monotonic_s()
+            watch.watch_topic("t")
+            snapshot = await watch.wait_newer(0, deadline_s=in_s(60))
+            assert CLOCK.monotonic_s() - begin_s >= INCOMPLETE_S_MAX
+            assert snapshot.topics == ({"t"} if barred == "/brokers/ids" else set())
+
+    run_virtually(scenario())
+
+
+def test_an_empty_cluster_is_known_to_be_empty() -> None:
+    """Nothing known yet, and known to be nothing, are two things."""
+
+    async def scenario() -> None:
+        async with watch_on(MemoryZooKeeper()) as (watch, _):
+            snapshot = await watch.wait_newer(0, deadline_s=in_s())
+            assert snapshot == ClusterSnapshot(epoch=1)
+
+    run_virtually(scenario())
+
+
 def test_waiting_ends_at_the_deadline_and_at_the_close() -> None:
     """Nobody waits for a snapshot that will not come."""
 
@@ -343,14 +388,21 @@ def test_a_closed_watch_is_silent() -> None:
         async with watch_on(server) as (watch, coordinator):
             seen: list[ClusterSnapshot] = []
             watch.add_listener(seen.append)
+            broker(server, 2)
             await watch.wait_topic("t", deadline_s=in_s())
             await settle()
+            assert len(seen) == 1
+            server.remove("/meta/brokers/ids/2/master")
+            server.remove("/meta/brokers/ids/2")
+            await settle()
+            assert len(seen) == 2
             broker(server, 1)
             await asyncio.sleep(0)
             watch.close()
             await settle()
-            assert len(seen) == 1
+            assert len(seen) == 2
             assert coordinator._watches == []
+            ClusterWatch(coordinator, NodePaths(), clock=CLOCK).close()
 
     run_virtually(scenario())
 

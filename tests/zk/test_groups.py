@@ -277,6 +277,43 @@ def test_one_owner_at_a_time() -> None:
     run_virtually(scenario())
 
 
+def test_two_consumers_of_one_process_are_two_members() -> None:
+    """They share a session, and still nobody takes or gives what is the other's."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with member_on(server) as (one, coordinator):
+            two = GroupMembership(coordinator, PATHS, group="g", consumer_id="c2")
+            twin = GroupMembership(coordinator, PATHS, group="g", consumer_id="c1")
+            await one.register(["test"], deadline_s=in_s())
+            await two.register(["test"], deadline_s=in_s())
+            with pytest.raises(MemberTakenError, match=r"'other'.*'test'"):
+                await twin.register(["other"], deadline_s=in_s())
+            await twin.unregister(deadline_s=in_s())
+            assert MEMBER in server.nodes
+            assert await one.claim(P0, deadline_s=in_s())
+            assert not await two.claim(P0, deadline_s=in_s())
+            assert not await two.release(P0, deadline_s=in_s())
+            assert server.nodes[OWNER].data == b"g_c1"
+
+    run_virtually(scenario())
+
+
+def test_who_has_left_claims_nothing() -> None:
+    """An owner that is no member would keep the partition from the members."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with member_on(server) as (one, _):
+            await one.register(["test"], deadline_s=in_s())
+            await one.unregister(deadline_s=in_s())
+            with pytest.raises(SessionLostError, match="epoch 1, got 0"):
+                await one.claim(P0, deadline_s=in_s())
+            assert OWNER not in server.nodes
+
+    run_virtually(scenario())
+
+
 def test_claims_end_with_the_session_and_survive_a_suspension() -> None:
     """Suspended is not lost; a new session owns nothing and registers first."""
 
@@ -319,6 +356,43 @@ def test_a_session_that_ends_under_a_claim_gives_nothing(call: str) -> None:
                 await claiming
             assert one.unanswered_claims == {P0}
             assert one.claims_of_epoch(2) == frozenset()
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("call", ["register", "claim", "release", "unregister"])
+def test_an_answer_of_the_last_session_is_not_acted_upon(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends between the look at a node and what would follow from it."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with member_on(server) as (one, coordinator):
+            await one.register(["test"], deadline_s=in_s())
+            await one.claim(P0, deadline_s=in_s())
+            real = coordinator.get
+
+            async def get(path: str, *, deadline_s: float) -> object:
+                node = await real(path, deadline_s=deadline_s)
+                monkeypatch.undo()
+                server.expire(coordinator)
+                await settle()
+                server.put(path, b"g_c1", session_id=coordinator.status.session_id)
+                return node
+
+            monkeypatch.setattr(coordinator, "get", get)
+            calls: dict[str, Callable[[], Awaitable[object]]] = {
+                "register": lambda: one.register(["test"], deadline_s=in_s()),
+                "claim": lambda: one.claim(P0, deadline_s=in_s()),
+                "release": lambda: one.release(P0, deadline_s=in_s()),
+                "unregister": lambda: one.unregister(deadline_s=in_s()),
+            }
+            with pytest.raises(SessionLostError, match="epoch 1, got 2"):
+                await calls[call]()
+            path = OWNER if call in {"claim", "release"} else MEMBER
+            assert path in server.nodes
+            assert one.claims == frozenset()
 
     run_virtually(scenario())
 
@@ -457,6 +531,8 @@ def test_members_are_watched_by_name_and_by_topics() -> None:
             server.put("/meta/consumers/g/ids/g_c2", b"a,b", session_id=77)
             await settle()
             assert seen[-1]["g_c2"] == ("a", "b")
+            server.put("/meta/consumers/g/ids/g_c2", b" a, b", session_id=77)
+            await settle()
             server.suspend(coordinator)
             server.reap(78)
             await settle()

@@ -17,7 +17,7 @@ from metaq.zk.errors import (
 from metaq.zk.groups import GroupMembership
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import GroupOffset
+from metaq.zk.znodes import GroupOffset, Node
 from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
@@ -181,21 +181,63 @@ def test_a_late_commit_does_not_throw_the_next_owner_back(
         async with owner_on(server) as one, owner_on(server, "c2") as two:
             await one.claim()
             await one.commit(10)
-            real_replace = one.coordinator.replace
+            real_get = one.coordinator.get
 
-            async def late_replace(
-                path: str, data: bytes, *, version: int | None, deadline_s: float
-            ) -> None:
-                monkeypatch.undo()
-                await one.group.release(P0, deadline_s=in_s())
-                await two.claim()
-                await two.commit(500)
-                await real_replace(path, data, version=version, deadline_s=deadline_s)
+            async def get(path: str, *, deadline_s: float) -> Node | None:
+                node = await real_get(path, deadline_s=deadline_s)
+                if path == OWNER:
+                    monkeypatch.undo()
+                    await one.group.release(P0, deadline_s=in_s())
+                    await two.claim()
+                    await two.commit(500)
+                return node
 
-            monkeypatch.setattr(one.coordinator, "replace", late_replace)
+            monkeypatch.setattr(one.coordinator, "get", get)
             with pytest.raises(OwnershipLostError, match=r"g_c1 .* got g_c2"):
                 await one.commit(20)
             assert server.nodes[OFFSET].data == b"7-500"
+
+    run_virtually(scenario())
+
+
+def test_a_commit_does_not_outlive_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The session ends between the look at the owner and the write."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with owner_on(server) as one:
+            await one.claim()
+            await one.commit(10)
+            real_get = one.coordinator.get
+
+            async def get(path: str, *, deadline_s: float) -> Node | None:
+                node = await real_get(path, deadline_s=deadline_s)
+                if path == OWNER:
+                    server.expire(one.coordinator)
+                    await asyncio.sleep(0.1)
+                return node
+
+            monkeypatch.setattr(one.coordinator, "get", get)
+            with pytest.raises(OwnershipLostError, match="epoch 1, now it is 2"):
+                await one.commit(20)
+            assert server.nodes[OFFSET].data == b"7-10"
+
+    run_virtually(scenario())
+
+
+def test_two_consumers_of_one_process_are_two_owners() -> None:
+    """The session is the same; the name is not."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with owner_on(server) as one:
+            two = Owner(one.coordinator, "c2")
+            await one.claim()
+            two.epoch = await two.group.register(["test"], deadline_s=in_s())
+            with pytest.raises(OwnershipLostError, match=r"g_c2 .* got g_c1"):
+                await two.commit(5)
 
     run_virtually(scenario())
 
