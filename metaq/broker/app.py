@@ -43,7 +43,12 @@ from metaq.broker.housekeeping import (
     retention_job,
 )
 from metaq.broker.realtime import Realtime
-from metaq.broker.registration import Registration, advertised_host, make_snapshot
+from metaq.broker.registration import (
+    Registration,
+    advertised_host,
+    listening_host,
+    make_snapshot,
+)
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.status import RetentionFigures, add_run
@@ -259,7 +264,7 @@ class Broker(Service):
         )
         self._control.jobs = self._housekeeping.statistics
         self.on_way_down("connections", self._drain)
-        port = self._listener.open("", config.system.server_port)
+        port = self._listener.open(listening_host(config), config.system.server_port)
         self._address = BrokerAddress(advertised_host(config), port)
         self._context.address, self._context.port = str(self._address), port
 
@@ -480,6 +485,8 @@ async def run_broker(
 ) -> None:
     """Run a broker until SIGTERM or SIGINT; SIGHUP reloads its configuration.
 
+    One that comes during the start is obeyed when that is over.
+
     Args:
         config: its settings.
         overrides: what they were overridden with, for reloads.
@@ -496,6 +503,8 @@ async def run_broker(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_over.set)
+    is_reload_wanted = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, is_reload_wanted.set)
     starter = loop.create_task(broker.start(), name="broker.run")
     waiter = loop.create_task(is_over.wait(), name="broker.over")
     try:
@@ -506,6 +515,8 @@ async def run_broker(
             return
         await starter
         loop.add_signal_handler(signal.SIGHUP, _reload, broker)
+        if is_reload_wanted.is_set():
+            _reload(broker)
         if on_ready is not None:
             on_ready(broker)
         await waiter
