@@ -1,4 +1,4 @@
-"""What is wrong with a broker, judged from one snapshot, and how it is told. Pure.
+"""What is wrong with a broker, judged from one snapshot, and how it is told.
 
 `find_problems` is the only judge of health. A *failing* alarm means that puts or gets
 of some partition are refused until somebody acts; a *warning* means that everything is

@@ -14,8 +14,8 @@ With port 0 the broker takes the port it had last time, if that is still free: a
 kill its old registration, which outlives it by the session time-out, is then its own
 and is taken over at once.
 
-NB: `metaq.broker.app` is imported inside the functions that run a broker: that takes a
-tenth of a second, and every other command can do without it.
+NB: `metaq.broker.process` is imported inside the functions that run a broker: that
+takes a tenth of a second, and every other command can do without it.
 """
 
 import asyncio
@@ -81,7 +81,7 @@ def serve_broker(path: Path, settings: tuple[str, ...]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(str(path), read_bytes, overrides)
     _log_to_stderr()
-    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+    from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
     asyncio.run(run_broker(config, overrides=overrides))
 
@@ -123,7 +123,7 @@ def _run(
     memory: Path,
     server: EmbeddedZooKeeper | None,
 ) -> None:
-    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+    from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
     zookeeper = config.zookeeper
 
