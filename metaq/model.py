@@ -5,7 +5,7 @@ functions (`Segment.position_of`, for example).
 """
 
 from dataclasses import dataclass
-from typing import Final, NamedTuple, NewType
+from typing import Final, NamedTuple, NewType, TypeAlias
 
 Offset = NewType("Offset", int)
 """A byte address in a partition's whole history; the next put's is the log end."""
@@ -64,6 +64,41 @@ class TopicPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.broker_id}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTransactionId:
+    """A transaction of one session on one connection."""
+
+    session_id: str
+    """The producer's session; free of ':' and space."""
+    number: int
+    """Counter of the session, signed 32-bit."""
+
+
+@dataclass(frozen=True, slots=True)
+class XaTransactionId:
+    """A branch of a global transaction; known to the whole broker."""
+
+    format_id: int
+    """Format of the ids, signed 32-bit."""
+    global_id: bytes
+    """Global transaction id; may be empty."""
+    branch: bytes
+    """Branch qualifier; may be empty."""
+    qualifier: str
+    """Name of the transaction manager's part; not blank, free of ':' and space."""
+
+
+@dataclass(frozen=True, slots=True)
+class NullTransactionId:
+    """No transaction, said aloud: what RECOVER carries in place of an id."""
+
+
+TransactionId: TypeAlias = LocalTransactionId | XaTransactionId | NullTransactionId
+"""Which transaction is meant; its text is made in `protocol/transaction_ids.py`."""
+
+NULL_TRANSACTION: Final = NullTransactionId()
 
 
 class Message(NamedTuple):

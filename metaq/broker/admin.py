@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME, short_address
-from metaq.broker.status import (
-    BrokerStatus,
+from metaq.broker.health import (
     describe_directories,
     describe_health,
     describe_logs,
     describe_scrub,
+)
+from metaq.broker.status import (
+    BrokerStatus,
 )
 from metaq.config import Reload
 from metaq.errors import AdminError, MetaqError, StorageError

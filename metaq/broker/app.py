@@ -10,8 +10,7 @@ port, answer every waiting get, let what is in flight be stored and answered, cl
 connections, sync and close the logs. The whole is bounded by shutdownTimeoutMs; what
 is not done by then is dropped, and the process still ends.
 
-`Broker` is a library: tests and `metaq local` start it on port 0. `run_broker` is the
-process: signals, and how it ends.
+`Broker` is a library: tests start it on port 0. The process around it is `process.py`.
 
 Source: broker spec 10.1, 10.2; section 12 rows 11, 18 and 19.
 """
@@ -19,9 +18,7 @@ Source: broker spec 10.1, 10.2; section 12 rows 11, 18 and 19.
 import asyncio
 import logging
 import secrets
-import signal
 import socket
-import sys
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,7 +40,12 @@ from metaq.broker.housekeeping import (
     retention_job,
 )
 from metaq.broker.realtime import Realtime
-from metaq.broker.registration import Registration, advertised_host, make_snapshot
+from metaq.broker.registration import (
+    Registration,
+    advertised_host,
+    listening_host,
+    make_snapshot,
+)
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.status import RetentionFigures, add_run
@@ -51,7 +53,6 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
-from metaq.errors import MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.lifecycle import Service
 from metaq.model import LogId
@@ -79,10 +80,6 @@ PART_STOP_S_MAX: Final = 2.0
 WITHDRAW_SHARE: Final = 0.4
 """Part of the shutdown time that withdrawing, and waiting for clients to notice, may
 take; as much again is left to the drain, and the rest to the logs."""
-
-SWITCH_INTERVAL_S: Final = 0.0001
-"""How soon the storage thread gets the interpreter back after an fsync; Python's
-default of 5 ms would be most of the latency of a put under load."""
 
 
 class Broker(Service):
@@ -259,7 +256,7 @@ class Broker(Service):
         )
         self._control.jobs = self._housekeeping.statistics
         self.on_way_down("connections", self._drain)
-        port = self._listener.open("", config.system.server_port)
+        port = self._listener.open(listening_host(config), config.system.server_port)
         self._address = BrokerAddress(advertised_host(config), port)
         self._context.address, self._context.port = str(self._address), port
 
@@ -470,56 +467,3 @@ def warn_of_settings_without_effect(config: BrokerConfig) -> None:
                 group,
                 name,
             )
-
-
-async def run_broker(
-    config: BrokerConfig,
-    *,
-    overrides: Mapping[str, str] | None = None,
-    on_ready: Callable[[Broker], None] | None = None,
-) -> None:
-    """Run a broker until SIGTERM or SIGINT; SIGHUP reloads its configuration.
-
-    Args:
-        config: its settings.
-        overrides: what they were overridden with, for reloads.
-        on_ready: called once when the broker serves.
-
-    Raises:
-        MetaqError: it could not start, or a part of it failed later.
-    """
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loop = asyncio.get_running_loop()
-    is_over = asyncio.Event()
-    broker = Broker(
-        config, overrides=overrides, on_failure=lambda _broker, _error: is_over.set()
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, is_over.set)
-    starter = loop.create_task(broker.start(), name="broker.run")
-    waiter = loop.create_task(is_over.wait(), name="broker.over")
-    try:
-        await asyncio.wait((starter, waiter), return_when=asyncio.FIRST_COMPLETED)
-        if not starter.done():
-            starter.cancel()
-            await asyncio.wait([starter])
-            return
-        await starter
-        loop.add_signal_handler(signal.SIGHUP, _reload, broker)
-        if on_ready is not None:
-            on_ready(broker)
-        await waiter
-    finally:
-        waiter.cancel()
-        await broker.stop()
-    log.info("broker stopped broker=%d", config.system.broker_id)
-    if broker.failure is not None:
-        raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
-
-
-def _reload(broker: Broker) -> None:
-    """Reload on SIGHUP; what is wrong with the file is in the log."""
-    try:
-        broker.control.reload()
-    except MetaqError:
-        log.warning("reload by signal had no effect")

@@ -19,12 +19,14 @@ from typing import Final
 
 from aiohttp import web
 
-from metaq.broker.metrics import CONTENT_TYPE, render_metrics
-from metaq.broker.status import (
-    BrokerStatus,
+from metaq.broker.health import (
     describe_health,
     find_problems,
     is_failing,
+)
+from metaq.broker.metrics import CONTENT_TYPE, render_metrics
+from metaq.broker.status import (
+    BrokerStatus,
 )
 from metaq.clock import Clock
 from metaq.errors import ConfigError

@@ -29,9 +29,12 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from metaq.broker.status import (
+from metaq.broker.health import (
     SEVERITIES,
     Alarm,
+    find_problems,
+)
+from metaq.broker.status import (
     BrokerStatus,
     DirectoryStatus,
     HistogramFigures,
@@ -39,7 +42,6 @@ from metaq.broker.status import (
     LogFigures,
     RegistrationFigures,
     ScrubFigures,
-    find_problems,
 )
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST

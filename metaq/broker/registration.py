@@ -12,6 +12,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterable
+from ipaddress import ip_address
 from typing import Final
 
 from metaq.clock import Clock
@@ -50,6 +51,20 @@ def advertised_host(config: BrokerConfig) -> str:
             if not host.startswith("127.") and host != "::1":
                 return host
     return "127.0.0.1"
+
+
+def listening_host(config: BrokerConfig) -> str:
+    """Return the address to listen on; "" is every interface.
+
+    Who is told a loopback address is on this machine, so nobody else is let in.
+    """
+    host = config.system.host_name or ""
+    if host == "localhost":
+        return "127.0.0.1"
+    try:
+        return host if ip_address(host).is_loopback else ""
+    except ValueError:
+        return ""
 
 
 def make_snapshot(

@@ -69,10 +69,12 @@ _YEAR: Final = _Field("year", 1970, 2099)
 
 _ITEM: Final = re.compile(
     r"(?:\*|(?P<first>[a-z]{3}|[0-9]{1,4})(?:-(?P<last>[a-z]{3}|[0-9]{1,4}))?)?"
-    r"(?:/(?P<step>[0-9]{1,4}))?"
+    r"(?:/(?P<step>[0-9]{1,4}))?",
+    re.ASCII | re.IGNORECASE,
 )
 _WEEKDAY_OF_MONTH: Final = re.compile(
-    r"(?P<day>[a-z]{3}|[0-9])(?:(?P<last>l)|#(?P<position>[0-9]+))"
+    r"(?P<day>[a-z]{3}|[0-9])(?:(?P<last>l)|#(?P<position>[0-9]+))",
+    re.ASCII | re.IGNORECASE,
 )
 
 
@@ -96,7 +98,7 @@ def parse_schedule(text: str, timezone: dt.tzinfo) -> CronTrigger:
             f"schedule: expected at most {SCHEDULE_CHARS_MAX} characters, "
             f"got {len(text)}"
         )
-    parts = text.lower().split()
+    parts = text.split()
     if len(parts) not in {6, 7}:
         raise ConfigError(
             f"schedule '{text}': expected 6 or 7 fields, got {len(parts)}"
@@ -125,11 +127,12 @@ def _build_trigger(parts: list[str], timezone: dt.tzinfo) -> CronTrigger:
 
 def _read_day(text: str, months: set[int]) -> dict[str, str]:
     """Return the trigger's argument for a day-of-month field."""
-    if text == "l":
+    folded = text.lower()
+    if folded == "l":
         return {"day": "last"}
-    if "w" in text:
+    if "w" in folded:
         _refuse(_DAY, text, "the weekday nearest to a day (W) is not supported")
-    if "l" in text:
+    if "l" in folded:
         _refuse(_DAY, text, "L must stand alone; L-n is not supported")
     days = _read_values(_DAY, text)
     if min(days) > max(MONTH_DAYS_MAX[month - 1] for month in months):
@@ -139,7 +142,7 @@ def _read_day(text: str, months: set[int]) -> dict[str, str]:
 
 def _read_weekday(text: str) -> dict[str, str]:
     """Return the trigger's argument for a day-of-week field."""
-    if text == "l":  # quartz: the last day of the week, that is Saturday
+    if text in {"l", "L"}:  # quartz: the last day of the week, that is Saturday
         return {"day_of_week": WEEKDAYS[6]}
     special = _WEEKDAY_OF_MONTH.fullmatch(text)
     if special is not None:
@@ -150,7 +153,7 @@ def _read_weekday(text: str) -> dict[str, str]:
         if not 1 <= position <= len(POSITIONS):
             _refuse(_WEEKDAY, text, f"expected 1..5 after '#', got {position}")
         return {"day": f"{POSITIONS[position - 1]} {name}"}
-    if "#" in text or re.search(r"(?:[0-9]|[a-z]{3})l\b", text):
+    if "#" in text or re.search(r"(?:[0-9]|[A-Za-z]{3})[Ll]\b", text):
         _refuse(_WEEKDAY, text, "L and # must stand alone")
     values = _read_values(_WEEKDAY, text)
     if len(values) == len(WEEKDAYS):
@@ -200,8 +203,8 @@ def _read_item(field: _Field, text: str, match: re.Match[str]) -> list[int]:
 
 
 def _read_value(field: _Field, text: str, token: str) -> int:
-    if token in field.names:
-        return field.low + field.names.index(token)
+    if token.lower() in field.names:
+        return field.low + field.names.index(token.lower())
     if not token.isdigit():
         _refuse(field, text, f"'{token}' is not understood")
     value = int(token)

@@ -29,7 +29,8 @@ from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError, WireError
-from metaq.net.channel import Channel, FileRange
+from metaq.net.channel import Channel
+from metaq.net.file_range import FileRange
 from metaq.protocol.commands import Quit, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode_result

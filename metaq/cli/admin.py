@@ -11,8 +11,10 @@ from typing import Final
 import click
 
 from metaq.broker.admin_client import call_admin
+from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.cli.places import default_data_dir, read_bytes
 from metaq.config import load_config
+from metaq.errors import AdminError
 
 TIMEOUT_S: Final = 10.0
 
@@ -22,11 +24,19 @@ def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
 
     Raises:
         ConfigError: the configuration cannot be read.
+        AdminError: no broker runs on its dataPath; one that was given another by
+            `--set` can only be found by its data directory.
     """
     if data_dir is not None:
         return data_dir
     if config is not None:
-        return Path(load_config(str(config), read_bytes).system.data_path)
+        found = Path(load_config(str(config), read_bytes).system.data_path)
+        if not (found / SOCKET_NAME).exists():
+            raise AdminError(
+                f"no broker runs on {found}, the dataPath of {config}; if it was"
+                " started with --set dataPath=..., name that with --data-dir"
+            )
+        return found
     return default_data_dir()
 
 

@@ -18,6 +18,7 @@ from metaq.errors import (
     CorruptRecordError,
     DiskError,
     LogDirLockedError,
+    StorageError,
 )
 from metaq.fs import LOCK_FILE, FileSystem, ReadFile, SystemFileSystem
 from metaq.model import Offset, Position, SizeBytes, id_time
@@ -192,15 +193,18 @@ def verify(directory: Path, *, as_json: bool) -> bool:
         Whether nothing is wrong.
 
     Raises:
-        StorageError: the disk refused a read.
+        StorageError: the disk refused a read, or no broker ever stored anything here.
     """
     fs = SystemFileSystem()
-    total_bytes = sum(
-        fs.size_of(path / name)
+    segments = [
+        path / name
         for _log_id, path in list_logs(fs, directory)
         for name in fs.list_directory(path)
         if name.endswith(META_SUFFIX)
-    )
+    ]
+    if not segments and not fs.exists(directory / LOCK_FILE):
+        raise StorageError(f"no data directory of a broker: directory={directory}")
+    total_bytes = sum(map(fs.size_of, segments))
     with render.progress("verify", total_bytes) as advance:
         report = verify_directory(
             fs,

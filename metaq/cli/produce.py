@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,8 @@ from metaq.record.flags import encode_payload
 CHUNK_BYTES: Final = 1024 * 1024
 """What is read at once: with it a file gives full batches; a pipe gives less, and what
 it gives is sent without waiting for more."""
+STANDARD_INPUT: Final = 0
+"""Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A longer line is a file that has no lines."""
 
@@ -183,7 +184,7 @@ def _send_all(
 @contextmanager
 def _open_input(path: Path | None) -> Iterator[int]:
     if path is None:
-        yield sys.stdin.fileno()
+        yield STANDARD_INPUT
         return
     fd = os.open(path, os.O_RDONLY)
     try:

@@ -14,8 +14,8 @@ With port 0 the broker takes the port it had last time, if that is still free: a
 kill its old registration, which outlives it by the session time-out, is then its own
 and is taken over at once.
 
-NB: `metaq.broker.app` is imported inside the functions that run a broker: that takes a
-tenth of a second, and every other command can do without it.
+NB: `metaq.broker.process` is imported inside the functions that run a broker: that
+takes a tenth of a second, and every other command can do without it.
 """
 
 import asyncio
@@ -77,9 +77,11 @@ def serve_broker(path: Path, settings: tuple[str, ...]) -> None:
         click.BadParameter: a setting is no `key=value`.
     """
     overrides = parse_settings(settings)
+    # Until the broker has its own handler: what there is to reload is read now.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(str(path), read_bytes, overrides)
     _log_to_stderr()
-    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+    from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
     asyncio.run(run_broker(config, overrides=overrides))
 
@@ -100,7 +102,9 @@ def serve_local(options: LocalOptions) -> None:
     _make_directories(data_dir / LOCAL)
     Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
     lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
-    # Until the broker has its own handler, an order to end unwinds what was started.
+    # Until the broker has its own handlers there is nothing to reload, and an order to
+    # end unwinds what was started.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         if options.port == 0:
@@ -119,7 +123,7 @@ def _run(
     memory: Path,
     server: EmbeddedZooKeeper | None,
 ) -> None:
-    from metaq.broker.app import run_broker  # noqa: PLC0415  # see the top
+    from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
     zookeeper = config.zookeeper
 

@@ -38,10 +38,11 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.clock import Clock
 from metaq.net.cold import is_cached, warm
+from metaq.net.file_range import FileRange, QueuedRange
 
 RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
@@ -56,28 +57,6 @@ LINGER_S: Final = 2.0
 """How long input is discarded after FIN before the socket is closed anyway."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-
-
-class FileRange(Protocol):
-    """Bytes of a file that a channel can send without reading them."""
-
-    def fileno(self) -> int:
-        """Return a descriptor open for reading, valid until `release`."""
-        ...
-
-    @property
-    def position(self) -> int:
-        """Return where the range starts in the file."""
-        ...
-
-    @property
-    def size_bytes(self) -> int:
-        """Return its length, 1 or more."""
-        ...
-
-    def release(self) -> None:
-        """Tell the owner that the range is no longer needed."""
-        ...
 
 
 class ChannelState(enum.Enum):
@@ -107,20 +86,6 @@ class ChannelStatistics:
     """Ranges sent by sendfile."""
     cold_range_count: int
     """Ranges that had to be warmed first."""
-
-
-class _QueuedRange:
-    """A range in the queue, and how much of it has left."""
-
-    __slots__ = ("file", "head", "is_warm", "left_bytes", "position", "substitute")
-
-    def __init__(self, file: FileRange, head: bytes, substitute: bytes) -> None:
-        self.file = file
-        self.head: bytes | memoryview = head
-        self.substitute = substitute
-        self.position = file.position
-        self.left_bytes = file.size_bytes
-        self.is_warm = False
 
 
 class Channel:
@@ -157,7 +122,7 @@ class Channel:
         self._on_end: Callable[[], None] = _ignore
         self._on_room: Callable[[], None] = _ignore
         self._on_closed: Callable[[str], None] = _ignore_data
-        self._queue: deque[bytes | memoryview | _QueuedRange] = deque()
+        self._queue: deque[bytes | memoryview | QueuedRange] = deque()
         self.queued_bytes = 0
         """Bytes that were sent by the owner and have not left yet."""
         self._is_flush_due = False
@@ -245,7 +210,7 @@ class Channel:
         if self._state is not ChannelState.OPEN:
             file.release()
             return
-        self._queue.append(_QueuedRange(file, head, substitute))
+        self._queue.append(QueuedRange(file, head, substitute))
         self._grow(len(head) + file.size_bytes)
 
     def pause_reading(self) -> None:
@@ -343,7 +308,7 @@ class Channel:
         try:
             while self._queue and self._sent_bytes < limit:
                 head = self._queue[0]
-                if isinstance(head, _QueuedRange):
+                if isinstance(head, QueuedRange):
                     if not self._prepare(head):
                         self._watch_writable(wanted=False)
                         return
@@ -371,7 +336,7 @@ class Channel:
         parts: list[bytes | memoryview] = []
         size_bytes, follower = 0, None
         for part in self._queue:
-            if isinstance(part, _QueuedRange):
+            if isinstance(part, QueuedRange):
                 follower = part
                 break
             if size_bytes >= SEND_BYTES_MAX:
@@ -388,7 +353,7 @@ class Channel:
             self._queue.appendleft(memoryview(data)[sent:])
             raise BlockingIOError
 
-    def _send_range(self, item: _QueuedRange) -> None:
+    def _send_range(self, item: QueuedRange) -> None:
         while item.head:
             sent = self._sock.send(item.head, socket.MSG_MORE)
             self._note_sent(sent)
@@ -420,7 +385,7 @@ class Channel:
 
     # -- cold ranges ------------------------------------------------------------------
 
-    def _prepare(self, item: _QueuedRange) -> bool:
+    def _prepare(self, item: QueuedRange) -> bool:
         """Return True if a range may be sent now; else it is being warmed."""
         file = item.file
         if item.is_warm or is_cached(
@@ -437,7 +402,7 @@ class Channel:
         )
         return False
 
-    def _on_warm(self, item: _QueuedRange, future: Future[None]) -> None:
+    def _on_warm(self, item: QueuedRange, future: Future[None]) -> None:
         self._warming = None
         if self._state is ChannelState.CLOSED:
             item.file.release()
@@ -494,7 +459,7 @@ class Channel:
     def _release_queue(self) -> None:
         """Give ranges back; one that is being warmed follows when that is done."""
         for index, item in enumerate(self._queue):
-            if isinstance(item, _QueuedRange) and not (self._warming and not index):
+            if isinstance(item, QueuedRange) and not (self._warming and not index):
                 item.file.release()
         self._queue.clear()
         self.queued_bytes = 0

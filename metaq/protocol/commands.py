@@ -9,8 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from metaq.model import TransactionId
 from metaq.protocol.java import I32_MAX
-from metaq.protocol.transaction_ids import TransactionId
 
 OPAQUE_MISSING: Final = I32_MAX
 """Opaque of a `version` or `stats` that carries none."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Final, assert_never
 
 from metaq.errors import LocalProtocolError, RemoteProtocolError
+from metaq.model import TransactionId
 from metaq.protocol.commands import (
     NO_SEQUENCE,
     Command,
@@ -31,7 +32,7 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.decode import PRODUCER
 from metaq.protocol.java import I32_MAX, I32_MIN, I64_MAX, I64_MIN
-from metaq.protocol.transaction_ids import TransactionId, parse_key
+from metaq.protocol.transaction_ids import format_key, parse_key
 
 QUIT: Final = b"quit\r\n"
 
@@ -182,7 +183,7 @@ def _is_number(text: str) -> bool:
 
 
 def _key(transaction: TransactionId) -> str:
-    key = transaction.key
+    key = format_key(transaction)
     try:
         is_same = parse_key(key) == transaction
     except RemoteProtocolError:

@@ -1,4 +1,4 @@
-"""Transaction ids and their keys, the text form that travels as one token.
+"""The keys of transaction ids: the text form that travels as one token.
 
     TX:<session>:<number>                                   local
     XID:<format>:<hex global>:<hex branch>:<qualifier>      XA
@@ -10,68 +10,31 @@ of what was read need not be the text that was read. Source: broker spec 5.1.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from metaq.errors import RemoteProtocolError
+from metaq.model import (
+    NULL_TRANSACTION,
+    LocalTransactionId,
+    NullTransactionId,
+    TransactionId,
+    XaTransactionId,
+)
 from metaq.protocol.java import parse_i32
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTransactionId:
-    """A transaction of one session on one connection."""
-
-    session_id: str
-    """The producer's session; free of ':' and space."""
-    number: int
-    """Counter of the session, signed 32-bit."""
-
-    @property
-    def key(self) -> str:
-        """Return the token."""
-        return f"TX:{self.session_id}:{self.number}"
-
-
-@dataclass(frozen=True, slots=True)
-class XaTransactionId:
-    """A branch of a global transaction; known to the whole broker."""
-
-    format_id: int
-    """Format of the ids, signed 32-bit."""
-    global_id: bytes
-    """Global transaction id; may be empty."""
-    branch: bytes
-    """Branch qualifier; may be empty."""
-    qualifier: str
-    """Name of the transaction manager's part; not blank, free of ':' and space."""
-
-    @property
-    def key(self) -> str:
-        """Return the token, hexadecimal in lower case."""
-        parts = (
-            self.format_id,
-            self.global_id.hex(),
-            self.branch.hex(),
-            self.qualifier,
-        )
-        return "XID:{}:{}:{}:{}".format(*parts)
-
-
-@dataclass(frozen=True, slots=True)
-class NullTransactionId:
-    """No transaction, said aloud: what RECOVER carries in place of an id."""
-
-    @property
-    def key(self) -> str:
-        """Return the token."""
-        return "null"
-
-
-TransactionId: TypeAlias = LocalTransactionId | XaTransactionId | NullTransactionId
-
-NULL_TRANSACTION: Final = NullTransactionId()
+def format_key(transaction: TransactionId) -> str:
+    """Return the token that spells an id; hexadecimal in lower case."""
+    match transaction:
+        case LocalTransactionId():
+            return f"TX:{transaction.session_id}:{transaction.number}"
+        case XaTransactionId():
+            ids = f"{transaction.global_id.hex()}:{transaction.branch.hex()}"
+            return f"XID:{transaction.format_id}:{ids}:{transaction.qualifier}"
+        case NullTransactionId():
+            return "null"
 
 
 def parse_key(key: str) -> TransactionId:

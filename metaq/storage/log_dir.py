@@ -227,6 +227,10 @@ class LogDir:
         try:
             self._fs.make_directory(self.path)
         except DiskError as error:
+            if error.errno_name == "EEXIST":
+                raise StorageError(
+                    f"data directory is no directory: path={self.path}"
+                ) from error
             # The parent of a mount point may be closed to us; its name is as durable
             # as whoever made it wanted.
             if error.errno_name != "EACCES" or not self._fs.is_directory(self.path):

@@ -2,7 +2,13 @@
 
 from hypothesis import strategies as st
 
-from metaq.model import MessageId
+from metaq.model import (
+    NULL_TRANSACTION,
+    LocalTransactionId,
+    MessageId,
+    TransactionId,
+    XaTransactionId,
+)
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
@@ -24,12 +30,6 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.java import I32_MAX, I32_MIN, I64_MAX, I64_MIN
-from metaq.protocol.transaction_ids import (
-    NULL_TRANSACTION,
-    LocalTransactionId,
-    TransactionId,
-    XaTransactionId,
-)
 from metaq.record.layout import encode_record
 
 NAMES = st.text(

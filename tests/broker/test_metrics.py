@@ -6,9 +6,11 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from metaq.broker.health import (
+    Alarm,
+)
 from metaq.broker.metrics import LOG_SERIES_MAX, METRICS, render_metrics
 from metaq.broker.status import (
-    Alarm,
     BrokerStatus,
     CommandStatus,
     JobStatus,

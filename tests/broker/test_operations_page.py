@@ -5,9 +5,11 @@ from pathlib import Path
 
 from metaq.broker.admin import COMMANDS, CONNECTION_COUNT_MAX, REQUEST_TIMEOUT_S
 from metaq.broker.admin_socket import REQUEST_BYTES_MAX, SOCKET_NAME
+from metaq.broker.health import (
+    SEVERITIES,
+)
 from metaq.broker.http import CONNECTION_COUNT_MAX as HTTP_CONNECTION_COUNT_MAX
 from metaq.broker.metrics import LOG_SERIES_MAX, METRICS
-from metaq.broker.status import SEVERITIES
 from metaq.config.keys import LIMITS_KEYS, SYSTEM_KEYS, TOPIC_KEYS, ZOOKEEPER_KEYS
 from metaq.config.settings import KIB, MIB, LimitsConfig
 

@@ -105,35 +105,35 @@ def test_an_expression_fires_when_quartz_would(
         ("0 0,60 6 * * ?", "minutes '0,60': expected 0..59, got 60"),
         ("0 0 24 * * ?", "hours '24': expected 0..23, got 24"),
         ("0 0 ? * * ?", "hours '?': '?' is not understood"),
-        ("0 0 ? * * MON", "day-of-week 'mon': exactly one"),
+        ("0 0 ? * * MON", "day-of-week 'MON': exactly one"),
         ("? 0 6 * * ?", "seconds '?': '?' is not understood"),
         ("0 0 6 0 * ?", "day-of-month '0': expected 1..31, got 0"),
         ("0 0 6 32 * ?", "day-of-month '32': expected 1..31, got 32"),
         ("0 0 6 * 13 ?", "month '13': expected 1..12, got 13"),
-        ("0 0 6 * FOO ?", "month 'foo': 'foo' is not understood"),
+        ("0 0 6 * FOO ?", "month 'FOO': 'FOO' is not understood"),
         ("0 0 6 ? * 0", "day-of-week '0': expected 1..7, got 0"),
         ("0 0 6 ? * 8", "day-of-week '8': expected 1..7, got 8"),
-        ("0 0 6 ? * MONDAY", "day-of-week 'monday': 'monday' is not understood"),
+        ("0 0 6 ? * MONDAY", "day-of-week 'MONDAY': 'MONDAY' is not understood"),
         ("0 0 6 * * ? 1969", "year '1969': expected 1970..2099, got 1969"),
         ("0 0 6 * * ? 2031-2030", ("year '2031-2030': the first year must not be "
          "greater than the last")),
         ("0/0 0 6 * * ?", "seconds '0/0': expected a step of 1..59, got 0"),
         ("0/60 0 6 * * ?", "seconds '0/60': expected a step of 1..59, got 60"),
         ("0 0 */24 * * ?", "hours '*/24': expected a step of 1..23, got 24"),
-        ("0 0 6 ? * MON-FRI/2", ("day-of-week 'mon-fri/2': a step needs numbers, not "
+        ("0 0 6 ? * MON-FRI/2", ("day-of-week 'MON-FRI/2': a step needs numbers, not "
          "names")),
         ("0 0 6, * * ?", "hours '6,': '' is not understood"),
         ("0 0 6- * * ?", "hours '6-': '6-' is not understood"),
         ("0 0 -6 * * ?", "hours '-6': '-6' is not understood"),
-        ("0 0 6 15W * ?", ("day-of-month '15w': the weekday nearest to a day (W) is "
+        ("0 0 6 15W * ?", ("day-of-month '15W': the weekday nearest to a day (W) is "
          "not supported")),
-        ("0 0 6 LW * ?", ("day-of-month 'lw': the weekday nearest to a day (W) is not "
+        ("0 0 6 LW * ?", ("day-of-month 'LW': the weekday nearest to a day (W) is not "
          "supported")),
-        ("0 0 6 L-3 * ?", ("day-of-month 'l-3': L must stand alone; L-n is not "
+        ("0 0 6 L-3 * ?", ("day-of-month 'L-3': L must stand alone; L-n is not "
          "supported")),
-        ("0 0 6 1,L * ?", ("day-of-month '1,l': L must stand alone; L-n is not "
+        ("0 0 6 1,L * ?", ("day-of-month '1,L': L must stand alone; L-n is not "
          "supported")),
-        ("0 0 6 ? * 6L,2", "day-of-week '6l,2': L and # must stand alone"),
+        ("0 0 6 ? * 6L,2", "day-of-week '6L,2': L and # must stand alone"),
         ("0 0 6 ? * 2#1,6#3", "day-of-week '2#1,6#3': L and # must stand alone"),
         ("0 0 6 ? * 6#6", "day-of-week '6#6': expected 1..5 after '#', got 6"),
         ("0 0 6 ? * 9#1", "day-of-week '9#1': expected 1..7, got 9"),

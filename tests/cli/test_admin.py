@@ -10,7 +10,7 @@ import pytest
 
 from metaq.cli.admin import find_data_dir, parse_span
 from metaq.cli.places import default_data_dir, installed_settings, read_bytes
-from metaq.errors import ConfigError
+from metaq.errors import AdminError, ConfigError
 from tests.cli.runner import run
 
 
@@ -116,13 +116,17 @@ def test_the_data_directory_is_found(
     """As given; else from the configuration; else where `local` keeps its data."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     config = tmp_path / "server.ini"
+    data = tmp_path / "data"
     text = installed_settings().read_text()
-    config.write_text(
-        text.replace("\n[system]\n", "\n[system]\ndataPath=/data/metaq\n")
-    )
+    config.write_text(text.replace("\n[system]\n", f"\n[system]\ndataPath={data}\n"))
     assert find_data_dir(tmp_path, config) == tmp_path
-    assert find_data_dir(None, config) == Path("/data/metaq")
     assert find_data_dir(None, None) == tmp_path / "share" / "metaq"
+    # Nobody there: it may have been started with another path.
+    with pytest.raises(AdminError, match=f"{data}.*--set dataPath.*--data-dir"):
+        find_data_dir(None, config)
+    data.mkdir()
+    (data / "admin.sock").touch()
+    assert find_data_dir(None, config) == data
 
 
 def test_a_relative_data_home_is_ignored(

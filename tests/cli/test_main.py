@@ -1,5 +1,8 @@
 """The argument tree: names, help, exit codes."""
 
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import click
@@ -11,6 +14,19 @@ from metaq.cli import main as module
 from metaq.cli.main import main
 from metaq.errors import ConfigError
 from tests.cli.runner import run
+from tests.client.memory_broker import MemoryBroker
+
+INTERRUPTED_WHILE_LOADING = """
+import os, runpy, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "metaq.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+runpy.run_module("metaq", run_name="__main__")
+"""
 
 # Command → options; other tools are built on these names.
 COMMANDS = {
@@ -146,3 +162,32 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "topics", fail)
     result = CliRunner().invoke(main, ["topics"])
     assert isinstance(result.exception, AssertionError)
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> None:
+    """Ctrl-C right after the start ends the process as it ends any other."""
+    child = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_LOADING],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGINT
+    assert child.stderr == b""
+
+
+@pytest.mark.slow
+def test_a_closed_standard_input_is_an_empty_one() -> None:
+    """`metaq produce t <&-` finds no lines, and says so."""
+    with MemoryBroker() as broker:
+        words = f"-m metaq produce t --broker 127.0.0.1:{broker.port} <&-"
+        child = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} {words}"],
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    assert child.stderr == b""
+    assert child.stdout.startswith(b"0 messages, 0 B in ")
+    assert child.returncode == 0

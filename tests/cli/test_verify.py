@@ -72,12 +72,21 @@ def test_nothing_is_written(segment: Path, data_dir: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in data_dir.rglob("*")} == before
 
 
-def test_a_directory_without_partitions_is_fine_and_said_to_be_empty(
-    data_dir: Path,
-) -> None:
-    """Zero partitions are counted."""
+def test_the_directory_of_a_broker_without_messages_is_fine(data_dir: Path) -> None:
+    """Zero partitions are counted; the lock file tells whose directory it is."""
+    SystemFileSystem().lock_directory(data_dir).release()
     result = run("verify", str(data_dir))
     assert (result.exit_code, result.stdout[:12]) == (0, "0 partitions")
+
+
+def test_a_directory_of_something_else_is_not_called_whole(tmp_path: Path) -> None:
+    """Names that look like partitions do not make it a broker's."""
+    (tmp_path / "python-3").mkdir()
+    result = run("verify", str(tmp_path))
+    assert result.exit_code == 1
+    sentence = f"no data directory of a broker: directory={tmp_path}"
+    assert result.stderr == f"metaq: {sentence}\n"
+    assert result.stdout == ""
 
 
 def test_a_broker_at_work_is_noticed(segment: Path, data_dir: Path) -> None:

@@ -4,6 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaq.model import (
+    NULL_TRANSACTION,
+    LocalTransactionId,
+    XaTransactionId,
+)
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
     Command,
@@ -26,11 +31,6 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.protocol.transaction_ids import (
-    NULL_TRANSACTION,
-    LocalTransactionId,
-    XaTransactionId,
-)
 from metaq.testing.pair import ConnectionPair, drain
 from metaq.testing.strategies import commands, cuts, replies
 

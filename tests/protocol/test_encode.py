@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
+from metaq.model import LocalTransactionId, XaTransactionId
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
@@ -27,7 +28,6 @@ from metaq.protocol.encode import (
     encode_value_line,
 )
 from metaq.protocol.texts import put_reply
-from metaq.protocol.transaction_ids import LocalTransactionId, XaTransactionId
 
 LOCAL = LocalTransactionId("s", 1)
 BEGIN = TransactionType.BEGIN

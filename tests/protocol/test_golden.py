@@ -3,6 +3,7 @@
 import pytest
 
 from metaq.errors import RemoteProtocolError
+from metaq.model import LocalTransactionId
 from metaq.protocol.commands import (
     Command,
     Put,
@@ -76,7 +77,7 @@ def test_named_cases_decode_to_what_the_table_says() -> None:
         Put("test", 0, b"p2", 0, 640760457, 33),
     ]
     assert by_name["put big 5242880"][0].payload == bytes(5242880)
-    assert by_name["local put 7 words"][0].transaction.key == "TX:s1:1"
+    assert by_name["local put 7 words"][0].transaction == LocalTransactionId("s1", 1)
     assert by_name["local begin with timeout"][0].timeout_s == 1
     assert by_name["xa begin 2"][0].timeout_s == 30
     assert by_name["xa begin 2"][0].qualifier == "uq-1"

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.transaction_ids import (
+from metaq.model import (
     NULL_TRANSACTION,
     LocalTransactionId,
     TransactionId,
     XaTransactionId,
-    parse_key,
 )
+from metaq.protocol.transaction_ids import format_key, parse_key
 from metaq.testing.strategies import transaction_ids
 
 GOOD: list[tuple[str, TransactionId]] = [
@@ -35,7 +35,7 @@ BAD = [
 def test_keys_spell_ids(key: str, expected: TransactionId) -> None:
     """Local, XA and null; hexadecimal of either case, a half byte dropped."""
     assert parse_key(key) == expected
-    assert parse_key(expected.key) == expected
+    assert parse_key(format_key(expected)) == expected
 
 
 @pytest.mark.parametrize("key", BAD)
@@ -48,4 +48,4 @@ def test_other_keys_are_a_breach(key: str) -> None:
 @given(transaction_ids())
 def test_keys_read_back(transaction: TransactionId) -> None:
     """Every id has a key that spells it."""
-    assert parse_key(transaction.key) == transaction
+    assert parse_key(format_key(transaction)) == transaction

@@ -23,7 +23,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.model import MAX_OFFSET, Offset, SizeBytes
-from metaq.net.channel import FileRange
+from metaq.net.file_range import FileRange
 from metaq.protocol import texts
 from metaq.protocol.commands import Get
 from metaq.protocol.encode import encode_result, encode_value_line

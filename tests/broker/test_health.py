@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from metaq.broker.status import (
+from metaq.broker.health import (
     PROBLEMS_PER_ALARM_MAX,
     SEVERITIES,
     Alarm,
-    BrokerStatus,
-    JobStatus,
-    RetentionStatus,
     Severity,
     describe_directories,
     describe_health,
@@ -19,6 +16,11 @@ from metaq.broker.status import (
     describe_scrub,
     find_problems,
     is_failing,
+)
+from metaq.broker.status import (
+    BrokerStatus,
+    JobStatus,
+    RetentionStatus,
 )
 from metaq.lifecycle import State
 from metaq.model import LogId

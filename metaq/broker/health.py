@@ -1,0 +1,237 @@
+"""What is wrong with a broker, judged from one snapshot, and how it is told.
+
+`find_problems` is the only judge of health. A *failing* alarm means that puts or gets
+of some partition are refused until somebody acts; a *warning* means that everything is
+served, and that something wants a look. What an operator does about each alarm is
+told in `docs/operations.md`, kept in step by `tests/broker/test_operations_page.py`.
+"""
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from metaq.broker.status import BrokerStatus, RegistrationFigures
+from metaq.lifecycle import State
+
+PROBLEMS_PER_ALARM_MAX: Final = 10
+"""Problems told one by one; a disk with a thousand damaged logs tells ten of them."""
+
+Figures = Mapping[str, object]
+"""Names and numbers, ready for JSON."""
+
+
+class Severity(enum.Enum):
+    """How bad an alarm is."""
+
+    FAILING = "failing"
+    """Puts or gets are refused until somebody acts."""
+    WARNING = "warning"
+    """Everything is served; somebody should look."""
+
+
+class Alarm(enum.Enum):
+    """Everything that can be wrong with a broker."""
+
+    NOT_RUNNING = "not_running"
+    DIRECTORY_OFFLINE = "directory_offline"
+    LOG_STOPPED = "log_stopped"
+    LOW_SPACE = "low_space"
+    NOT_REGISTERED = "not_registered"
+    SESSION_NOT_CONNECTED = "session_not_connected"
+    CONNECTIONS_FULL = "connections_full"
+    PARTITIONS_CLOSED = "partitions_closed"
+    RELOAD_REFUSED = "reload_refused"
+    RETENTION_FAILED = "retention_failed"
+    CLOCK_DOUBTED = "clock_doubted"
+    JOB_FAILED = "job_failed"
+
+
+SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
+    {
+        Alarm.NOT_RUNNING: Severity.FAILING,
+        Alarm.DIRECTORY_OFFLINE: Severity.FAILING,
+        Alarm.LOG_STOPPED: Severity.FAILING,
+        Alarm.LOW_SPACE: Severity.FAILING,
+        Alarm.NOT_REGISTERED: Severity.WARNING,
+        Alarm.SESSION_NOT_CONNECTED: Severity.WARNING,
+        Alarm.CONNECTIONS_FULL: Severity.WARNING,
+        Alarm.PARTITIONS_CLOSED: Severity.WARNING,
+        Alarm.RELOAD_REFUSED: Severity.WARNING,
+        Alarm.RETENTION_FAILED: Severity.WARNING,
+        Alarm.CLOCK_DOUBTED: Severity.WARNING,
+        Alarm.JOB_FAILED: Severity.WARNING,
+    }
+)
+"""ZooKeeper is no reason to call a broker failing: connected clients are served, and
+whoever restarts a broker because ZooKeeper is away makes an outage of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong."""
+
+    alarm: Alarm
+    """What kind it is."""
+    text: str
+    """One sentence that names what is affected."""
+
+    @property
+    def severity(self) -> Severity:
+        """Return how bad it is."""
+        return SEVERITIES[self.alarm]
+
+
+def find_problems(status: BrokerStatus) -> tuple[Problem, ...]:
+    """Return what is wrong with a broker, failing alarms first; empty: nothing.
+
+    Of each alarm at most `PROBLEMS_PER_ALARM_MAX` problems are told, and then how many
+    more there are.
+    """
+    texts: dict[Alarm, list[str]] = {alarm: [] for alarm in Alarm}
+    for alarm, text in _judge(status):
+        texts[alarm].append(text)
+    return tuple(
+        Problem(alarm, text)
+        for alarm, found in texts.items()
+        for text in _shortened(found)
+    )
+
+
+def is_failing(problems: Iterable[Problem]) -> bool:
+    """Tell whether somebody has to act."""
+    return any(problem.severity is Severity.FAILING for problem in problems)
+
+
+def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
+    if status.state is not State.RUNNING:
+        yield Alarm.NOT_RUNNING, f"the broker is {status.state.value}"
+    for directory in status.directories:
+        if directory.offline_cause is not None:
+            text = f"{directory.path} is offline: {directory.offline_cause}"
+            yield Alarm.DIRECTORY_OFFLINE, text
+        elif directory.is_low_on_space:
+            free_bytes = max(directory.free_bytes, 0)
+            text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
+            yield Alarm.LOW_SPACE, text
+    for log in status.logs:
+        if log.damage:
+            yield Alarm.LOG_STOPPED, f"{log.log_id}: {log.damage[0]}"
+    yield from _judge_registration(status.registration)
+    listener = status.listener
+    if listener.open_count >= status.connection_count_max:
+        yield Alarm.CONNECTIONS_FULL, f"{listener.open_count} connections are open"
+    for topic, partitions in status.closed_partitions.items():
+        numbers = ", ".join(map(str, partitions))
+        yield Alarm.PARTITIONS_CLOSED, f"closed partitions of {topic}: {numbers}"
+    if status.reload_error:
+        yield Alarm.RELOAD_REFUSED, status.reload_error
+    if status.retention.last_error:
+        yield Alarm.RETENTION_FAILED, status.retention.last_error
+    if status.retention.clock_doubt:
+        yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
+    for job in status.jobs:
+        if job.last_error:
+            yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"
+
+
+def _judge_registration(
+    registration: RegistrationFigures | None,
+) -> Iterator[tuple[Alarm, str]]:
+    if registration is None:
+        return
+    if registration.state.value != "registered":
+        text = f"registration is {registration.state.value}"
+        if registration.last_error:
+            text = f"{text}: {registration.last_error}"
+        yield Alarm.NOT_REGISTERED, text
+    session = registration.session.state.value
+    if session != "connected":
+        yield Alarm.SESSION_NOT_CONNECTED, f"the ZooKeeper session is {session}"
+
+
+def _shortened(texts: list[str]) -> list[str]:
+    more = len(texts) - PROBLEMS_PER_ALARM_MAX
+    shown = texts[:PROBLEMS_PER_ALARM_MAX]
+    return [*shown, f"and {more} more"] if more > 0 else shown
+
+
+# -- as JSON --------------------------------------------------------------------------
+
+
+def describe_health(status: BrokerStatus) -> dict[str, object]:
+    """Return who the broker is and how it does, ready for JSON."""
+    problems = find_problems(status)
+    verdict = "failing" if is_failing(problems) else "warning" if problems else "ok"
+    return {
+        "status": verdict,
+        "problems": [
+            {
+                "alarm": problem.alarm.value,
+                "severity": problem.severity.value,
+                "text": problem.text,
+            }
+            for problem in problems
+        ],
+        "version": status.version,
+        "broker_id": status.broker_id,
+        "address": status.address,
+        "state": status.state.value,
+        "uptime_s": round(status.uptime_s, 3),
+        "config_path": status.config_path,
+        "config_checksum": status.config_checksum,
+    }
+
+
+def describe_logs(status: BrokerStatus) -> list[Figures]:
+    """Return one object per partition log, ready for JSON, in the order of `logs`."""
+    return [
+        {
+            "topic": log.log_id.topic,
+            "partition": log.log_id.partition,
+            "state": log.state.value,
+            "is_closed": log.log_id.partition
+            in status.closed_partitions.get(log.log_id.topic, ()),
+            "is_group_commit": log.is_group_commit,
+            "log_start": log.log_start,
+            "high_watermark": log.high_watermark,
+            "log_end": log.log_end,
+            "size_bytes": log.size_bytes,
+            "segment_count": log.segment_count,
+            "record_count": log.record_count,
+            "damage": list(log.damage),
+        }
+        for log in status.logs
+    ]
+
+
+def describe_directories(status: BrokerStatus) -> list[Figures]:
+    """Return one object per data directory, ready for JSON."""
+    return [
+        {
+            "path": directory.path,
+            "state": "online" if directory.offline_cause is None else "offline",
+            "offline_cause": directory.offline_cause,
+            "size_bytes": directory.size_bytes,
+            "free_bytes": directory.free_bytes,
+            "is_low_on_space": directory.is_low_on_space,
+        }
+        for directory in status.directories
+    ]
+
+
+def describe_scrub(status: BrokerStatus) -> Figures:
+    """Return the state of the background verification, ready for JSON."""
+    scrub = status.scrub
+    if scrub is None or not scrub.is_enabled:
+        return {"is_on": False}
+    return {
+        "is_on": True,
+        "passes": scrub.passes,
+        "log": None if scrub.log_id is None else str(scrub.log_id),
+        "offset": scrub.offset,
+        "checked_bytes": scrub.checked_bytes,
+        "total_bytes": scrub.total_bytes,
+        "damage_count": scrub.damage_count,
+    }

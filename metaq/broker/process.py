@@ -1,0 +1,77 @@
+"""A broker as a process: signals, and how it ends."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from metaq.broker.app import Broker
+from metaq.config import BrokerConfig
+from metaq.errors import MetaqError
+
+log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S: Final = 0.0001
+"""How soon the storage thread gets the interpreter back after an fsync; Python's
+default of 5 ms would be most of the latency of a put under load."""
+
+
+async def run_broker(
+    config: BrokerConfig,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    on_ready: Callable[[Broker], None] | None = None,
+) -> None:
+    """Run a broker until SIGTERM or SIGINT; SIGHUP reloads its configuration.
+
+    One that comes during the start is obeyed when that is over.
+
+    Args:
+        config: its settings.
+        overrides: what they were overridden with, for reloads.
+        on_ready: called once when the broker serves.
+
+    Raises:
+        MetaqError: it could not start, or a part of it failed later.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    loop = asyncio.get_running_loop()
+    is_over = asyncio.Event()
+    broker = Broker(
+        config, overrides=overrides, on_failure=lambda _broker, _error: is_over.set()
+    )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, is_over.set)
+    is_reload_wanted = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, is_reload_wanted.set)
+    starter = loop.create_task(broker.start(), name="broker.run")
+    waiter = loop.create_task(is_over.wait(), name="broker.over")
+    try:
+        await asyncio.wait((starter, waiter), return_when=asyncio.FIRST_COMPLETED)
+        if not starter.done():
+            starter.cancel()
+            await asyncio.wait([starter])
+            return
+        await starter
+        loop.add_signal_handler(signal.SIGHUP, _reload, broker)
+        if is_reload_wanted.is_set():
+            _reload(broker)
+        if on_ready is not None:
+            on_ready(broker)
+        await waiter
+    finally:
+        waiter.cancel()
+        await broker.stop()
+    log.info("broker stopped broker=%d", config.system.broker_id)
+    if broker.failure is not None:
+        raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
+
+
+def _reload(broker: Broker) -> None:
+    """Reload on SIGHUP; what is wrong with the file is in the log."""
+    try:
+        broker.control.reload()
+    except MetaqError:
+        log.warning("reload by signal had no effect")

@@ -1,0 +1,90 @@
+"""A broker as a process: signals, and how it ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metaq.broker.app import Broker
+from metaq.broker.process import run_broker
+from metaq.config import load_config
+from metaq.testing.broker import CONFIG
+
+HELLO = b"put test 0 5 0 907060870 1\r\nhello"
+
+
+def test_signals_during_the_start_are_obeyed_behind_it(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SIGHUP while a broker recovers reloads later, and does not kill; its end is
+    logged.
+    """
+    caplog.set_level("INFO")
+    ini = data_dir.with_suffix(".ini")
+    ini.write_text(CONFIG.replace("{data}", str(data_dir)))
+    config = load_config(str(ini), lambda path: Path(path).read_bytes())
+    start = Broker.on_start
+
+    async def on_start(broker: Broker) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await start(broker)
+        assert broker.control.status().reload_count == 0
+
+    monkeypatch.setattr(Broker, "on_start", on_start)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: None)
+    reloads: list[int] = []
+
+    def on_ready(broker: Broker) -> None:
+        reloads.append(broker.control.status().reload_count)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asyncio.run(run_broker(config, on_ready=on_ready))
+    assert reloads == [1]
+    assert "broker stopped broker=0" in caplog.text
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+def test_sigterm_under_load_ends_with_0_and_loses_nothing(tmp_path: Path) -> None:
+    """Fault 51: a process under load stops within its bound, exit code 0."""
+    ini = tmp_path / "server.ini"
+    ini.write_text(CONFIG.replace("{data}", str(tmp_path / "data")))
+    program = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from metaq.broker.process import run_broker\n"
+        "from metaq.config import load_config\n"
+        "config = load_config(sys.argv[1], lambda p: Path(p).read_bytes())\n"
+        "show = lambda broker: print(broker.port, flush=True)\n"
+        "asyncio.run(run_broker(config, on_ready=show))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(ini)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+
+    async def load(port: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        count, is_signalled = 0, False
+        writer.write(HELLO * 50_000)
+        while data := await reader.read(65_536):
+            count += data.count(b"\n")
+            if count > 1_000 and not is_signalled:
+                is_signalled = True
+                child.send_signal(signal.SIGHUP)
+                child.send_signal(signal.SIGTERM)
+        writer.close()
+        return count
+
+    try:
+        acknowledged = asyncio.run(load(int(child.stdout.readline())))
+        assert child.wait(10) == 0
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    stored = (tmp_path / "data" / "test-0" / f"{0:020}.meta").stat().st_size // 25
+    assert stored == acknowledged > 1_000
