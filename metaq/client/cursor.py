@@ -76,6 +76,12 @@ class PartitionCursor:
         """Whether everything up to the end has been read."""
         return self._end is not None and self.offset >= self._end
 
+    def seek(self, offset: Offset) -> None:
+        """Go on at another offset, a record boundary or behind damage."""
+        self._start_over()
+        self._fruitless = 0
+        self.offset = offset
+
     def on_reply(self, outcome: GetOutcome) -> list[Message]:
         """Take in the answer to a get at `fetch_offset`.
 

@@ -30,3 +30,11 @@ class NotSentError(ClientError):
 
     retriable = True
     refresh_metadata = True
+
+
+class CannotAnswerError(ClientError):
+    """The broker has no answer to this question: MetaQ 1.4 does not know it."""
+
+
+class StuckError(ClientError):
+    """No progress although there is data and somebody free to take it."""

@@ -8,7 +8,7 @@ and wait of the client is bounded by one of these fields.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.paths import DEFAULT_ROOT
@@ -118,11 +118,66 @@ class ConsumerOptions:
     logged and counted."""
     message_filter: Callable[[Message], bool] | None = None
     """Messages for which it returns False are counted as handled, not delivered."""
-    seen_ids_max: int = 4096
-    """Message ids remembered to suppress repeats within this process; 0 is none."""
+    skip_repeats: bool = True
+    """Messages that this process has handled are not delivered to it again after a
+    lost session or a late rebalance; `seek` and `rollback` ask for them."""
     revoke_timeout_s: float = 30.0
     """How long a rebalance waits for a message in hand; then the partition goes, and
     a late commit is refused."""
     watchdog_s: float | None = 60.0
     """No progress for so long although there is data and somebody free to take it:
     an error. None trusts that it never happens."""
+
+
+class ClientKeywords(TypedDict, total=False):
+    """`ClientOptions` as keyword arguments; see there."""
+
+    root: str
+    session_timeout_s: float
+    connect_timeout_s: float
+    request_timeout_s: float
+    heartbeat_s: float
+    heartbeat_timeout_s: float
+    reconnect_first_s: float
+    reconnect_max_s: float
+    in_flight_bytes_max: int
+    metadata_s: float
+    close_timeout_s: float
+
+
+class ProducerKeywords(TypedDict, total=False):
+    """`ProducerOptions` as keyword arguments; see there."""
+
+    timeout_s: float
+    linger_s: float
+    batch_bytes_max: int
+    batch_count_max: int
+    in_flight_batches_max: int
+    buffer_bytes_max: int
+    buffer_count_max: int
+    when_full: Literal["block", "raise"]
+    retry_unknown: bool
+    retry_first_s: float
+    retry_max_s: float
+
+
+class ConsumerKeywords(TypedDict, total=False):
+    """`ConsumerOptions` as keyword arguments; see there."""
+
+    start: Start
+    ignore_committed: bool
+    strategy: Literal["DEFAULT", "CONSIST"]
+    consumer_id: str | None
+    commit_interval_s: float | None
+    fetch_bytes: int
+    fetch_bytes_max: int
+    buffer_bytes_max: int
+    buffer_count_max: int
+    wait_s: float
+    idle_step_s: float
+    idle_max_s: float
+    on_corrupt: Literal["stop", "skip"]
+    message_filter: Callable[[Message], bool] | None
+    skip_repeats: bool
+    revoke_timeout_s: float
+    watchdog_s: float | None

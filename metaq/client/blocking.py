@@ -1,0 +1,189 @@
+"""The sync world: the same names, options and errors, for any thread.
+
+Each object here holds its async twin, which runs on the client's loop thread. Calls
+that happen once in a while cross over as coroutines. What happens per message does
+not: an iterator takes whole batches out of the consumer's feed in the caller's thread,
+and a producer appends to its accumulator there.
+"""
+
+import atexit
+from collections.abc import Collection, Iterator, Sequence
+from types import TracebackType
+from typing import Self, Unpack
+
+from metaq.client.consumer import AsyncConsumer, ConsumerStatistics
+from metaq.client.loop_thread import LoopThread
+from metaq.client.offset_store import OffsetStore
+from metaq.client.options import ClientKeywords, ConsumerKeywords
+from metaq.client.progress import Health, Lag
+from metaq.client.session import AsyncClient, CoordinatorFactory
+from metaq.clock import Clock
+from metaq.errors import ClosedError
+from metaq.model import Message, Offset, TopicPartition
+
+
+class Client:
+    """The way in: `with Client("127.0.0.1:2181") as client`; see `AsyncClient`.
+
+    Works from any thread. After a fork the child makes its own.
+    """
+
+    def __init__(
+        self,
+        zookeeper: str | None = None,
+        *,
+        brokers: Sequence[str] | None = None,
+        coordinator: CoordinatorFactory | None = None,
+        clock: Clock | None = None,
+        **options: Unpack[ClientKeywords],
+    ) -> None:
+        """Prepare a client; arguments and errors are those of `AsyncClient`."""
+        self._twin = AsyncClient(
+            zookeeper, brokers=brokers, coordinator=coordinator, clock=clock, **options
+        )
+        self._thread: LoopThread | None = None
+
+    def start(self) -> None:
+        """Start the client's thread and begin to connect; `with` calls it."""
+        self._twin.require_new()
+        self._thread = LoopThread("metaq-client")
+        atexit.register(self.close)
+        self._thread.run(self._twin.start())
+
+    def close(self) -> None:
+        """Close producers and consumers, then the client; see `AsyncClient.close`."""
+        thread = self._thread
+        if thread is None or not thread.is_usable:
+            return
+        try:
+            thread.run(self._twin.close())
+        finally:
+            thread.stop()
+            atexit.unregister(self.close)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _require_thread(self) -> LoopThread:
+        if self._thread is None:
+            raise ClosedError("the client is not started: use it as 'with'")
+        self._thread.require_usable()
+        return self._thread
+
+    def consumer(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        offsets: OffsetStore | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> "Consumer":
+        """Return a consumer; see `AsyncClient.consumer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncConsumer:
+            return self._twin.consumer(group, topics, offsets=offsets, **options)
+
+        return Consumer(thread.run(make()), thread)
+
+
+class Consumer:
+    """A consumer for any thread, one at a time; see `AsyncConsumer`."""
+
+    def __init__(self, twin: AsyncConsumer, thread: LoopThread) -> None:
+        """Wrap the async twin; `Client.consumer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+
+    def start(self) -> None:
+        """Join the group and begin to fetch; `with` calls it."""
+        self._thread.run(self._twin.start())
+
+    def close(self) -> None:
+        """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
+        if self._thread.is_usable:
+            self._thread.run(self._twin.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._twin.let_go(is_handled=kind is None)
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        hand, feed = self._twin.hand, self._twin.feed
+        try:
+            while True:
+                yield from hand.messages()
+                self._thread.require_usable()
+                batch = feed.take(None)
+                assert batch is not None
+                hand.hold(batch)
+        except ClosedError:
+            return
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; see `AsyncConsumer.receive`."""
+        many = self.receive_many(1, timeout)
+        return many[0] if many else None
+
+    def receive_many(
+        self, count_max: int, timeout: float | None = None
+    ) -> list[Message]:
+        """Return messages of one partition; see `AsyncConsumer.receive_many`."""
+        hand = self._twin.hand
+        while True:
+            many = hand.some(count_max)
+            if many:
+                return many
+            self._thread.require_usable()
+            # One wait is enough: a batch that is taken has something to hand out,
+            # unless its partition is being taken away.
+            batch = self._twin.feed.take(timeout)
+            if batch is None:
+                return []
+            hand.hold(batch)
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Commit everything handed out; see `AsyncConsumer.commit`."""
+        self._thread.run(self._twin.commit(timeout))
+
+    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+        """Go on at another offset; see `AsyncConsumer.seek`."""
+        self._thread.run(self._twin.seek(partition, offset))
+
+    def rollback(self) -> None:
+        """Have everything since the last commit again; see `AsyncConsumer.rollback`."""
+        self._thread.run(self._twin.rollback())
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now."""
+        return self._twin.assignment()
+
+    def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
+        """Return how far handling is behind; see `AsyncConsumer.lag`."""
+        return self._thread.run(self._twin.lag(timeout))
+
+    def health(self) -> Health:
+        """Return the consumer's condition; see `AsyncConsumer.health`."""
+        return self._twin.health()
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot of the counters."""
+        return self._twin.statistics()

@@ -1,0 +1,126 @@
+"""Committing what was handled: periodically, on demand, and before partitions go.
+
+Only what has moved is written. A commit that fails is tried again with the next one:
+nothing is forgotten because a store was away once. Source: client spec 13.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from metaq.client.assignments import Fence
+from metaq.client.offset_store import OffsetStore
+from metaq.clock import Clock
+from metaq.errors import MetaqError
+from metaq.model import TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, GroupOffset]
+
+
+class Committer:
+    """The committed offsets of one consumer; on the loop's thread alone."""
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        *,
+        group: str,
+        clock: Clock,
+        timeout_s: float,
+        fence: Callable[[], Fence | None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: where offsets go.
+            group: consumer group.
+            clock: for deadlines.
+            timeout_s: bound on one commit.
+            fence: what commits are bound to at the moment.
+        """
+        self._store = store
+        self._group = group
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._fence = fence
+        self._committed: dict[TopicPartition, GroupOffset] = {}
+        self._lock = asyncio.Lock()
+        self.commit_count = 0
+        """Commits that wrote something."""
+        self.failure_count = 0
+        """Partitions whose commit failed, counted each time."""
+        self.last_error: MetaqError | None = None
+        """Why the last commit failed; None when it did not."""
+
+    def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
+        """Remember what is committed of a partition that is ours now; None: nothing."""
+        self._committed.pop(partition, None)
+        if offset is not None:
+            self._committed[partition] = offset
+
+    def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
+        """Return what of `handled` is ahead of, or otherwise not, what is committed."""
+        return {
+            partition: offset
+            for partition, offset in handled.items()
+            if self._offset_of(partition) != offset.offset
+        }
+
+    def _offset_of(self, partition: TopicPartition) -> int | None:
+        committed = self._committed.get(partition)
+        return None if committed is None else committed.offset
+
+    async def commit(
+        self, handled: Offsets, *, deadline_s: float | None = None
+    ) -> Mapping[TopicPartition, MetaqError]:
+        """Write what has moved; commits of one consumer follow each other.
+
+        Returns:
+            What could not be written, and why.
+
+        Cancellation: what was sent to the store may still be written.
+        """
+        async with self._lock:
+            changed = self.changed(handled)
+            if not changed:
+                return {}
+            limit_s = self._clock.monotonic_s() + self._timeout_s
+            try:
+                failed = await self._store.commit(
+                    self._group,
+                    changed,
+                    fence=self._fence(),
+                    deadline_s=limit_s if deadline_s is None else deadline_s,
+                )
+            except MetaqError as error:
+                failed = dict.fromkeys(changed, error)
+            self._note(changed, failed)
+            return failed
+
+    def _note(
+        self, changed: Offsets, failed: Mapping[TopicPartition, MetaqError]
+    ) -> None:
+        self.commit_count += 1
+        self.failure_count += len(failed)
+        self.last_error = next(iter(failed.values()), None)
+        for partition, offset in changed.items():
+            error = failed.get(partition)
+            if error is None:
+                self._committed[partition] = offset
+            else:
+                log.warning(
+                    "commit failed group=%s partition=%s offset=%d: %s",
+                    self._group,
+                    partition,
+                    offset.offset,
+                    error,
+                )
+
+    async def run(self, handled: Callable[[], Offsets], interval_s: float) -> None:
+        """Commit every so often until cancelled; what fails is tried again."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.commit(handled())

@@ -1,0 +1,561 @@
+"""A consumer: partitions that are ours → fetched, handed out, committed.
+
+The async world's consumer, and the core of the sync one. It owns no decision about
+which partitions it reads (`assignments.py`), no byte of the wire (`fetcher.py`) and no
+message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from metaq.client.assignments import PartitionSource
+from metaq.client.committer import Committer
+from metaq.client.context import ClientContext
+from metaq.client.cursor import PartitionCursor
+from metaq.client.feed import Batch, Feed
+from metaq.client.fetcher import FetchStatistics, PartitionFetcher
+from metaq.client.hand import Hand
+from metaq.client.offset_store import OffsetStore
+from metaq.client.options import ConsumerOptions
+from metaq.client.progress import ConsumerState, Health, Lag, Watchdog, lag_of
+from metaq.client.starts import NO_MESSAGE, first_offset
+from metaq.errors import ClosedError, MetaqError
+from metaq.model import BrokerId, Message, Offset, TopicPartition
+from metaq.zk.znodes import BrokerAddress, GroupOffset
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES_MIN: Final = 64 * 1024
+"""With very many partitions each get still asks for so much."""
+
+Marks = dict[tuple[str, TopicPartition], Offset]
+"""How far this process has handled what it may be handed again; see `skip_repeats`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A snapshot of a consumer's counters, since it was made."""
+
+    delivered_count: int
+    """Messages fetched and let through by the filter."""
+    filtered_count: int
+    """Messages that the filter held back."""
+    repeat_count: int
+    """Messages suppressed because this process had handled them."""
+    reset_count: int
+    """Committed offsets given up because they lay outside the log."""
+    missing_bytes: int
+    """Bytes of the log passed over: deleted before they were read, or damaged."""
+    commit_count: int
+    """Commits that wrote something."""
+    commit_failure_count: int
+    """Partitions whose commit failed, counted each time."""
+    fetches: Mapping[TopicPartition, FetchStatistics]
+    """Of the partitions it reads now."""
+
+
+class AsyncConsumer:
+    """A member of a group, or a reader of fixed partitions.
+
+    Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
+    is entered. Everything is called on the client's event loop.
+
+    Delivery: at least once. A message counts as handled when the next one is asked
+    for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
+    partitions are given up, and on `close`. After a crash, what was handled since the
+    last commit is delivered again.
+
+    Cancellation: cancelling any `await` loses no message.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        *,
+        group: str,
+        source: PartitionSource,
+        store: OffsetStore,
+        options: ConsumerOptions,
+        marks: Marks,
+    ) -> None:
+        """Prepare; `AsyncClient.consumer` is the way in.
+
+        Args:
+            context: the client's parts.
+            group: consumer group; names commits and gets.
+            source: says which partitions are ours; owned from now on.
+            store: where offsets are committed; owned from now on.
+            options: what the user chose.
+            marks: shared by the consumers of one client.
+        """
+        self.group = group
+        """Name of the consumer group."""
+        self.options = options
+        """What the user chose."""
+        self._context = context
+        self._source = source
+        self._store = store
+        self._marks = marks
+        self._loop = asyncio.get_running_loop()
+        self.feed = Feed(
+            clock=context.clock,
+            buffer_bytes_max=options.buffer_bytes_max,
+            buffer_count_max=options.buffer_count_max,
+            on_room=self._on_room,
+        )
+        """Fetched messages; for the sync world and for handlers."""
+        self.hand = Hand(self.feed)
+        """What the iterator holds."""
+        self._committer = Committer(
+            store,
+            group=group,
+            clock=context.clock,
+            timeout_s=context.options.request_timeout_s,
+            fence=lambda: source.fence,
+        )
+        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unlisten = context.metadata.add_listener(lambda _: self._hurry())
+        self._state = ConsumerState.NEW
+        self._delivered_count = 0
+        self._filtered_count = 0
+        self._repeat_count = 0
+        self._reset_count = 0
+        self._missing_bytes = 0
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Join the group and begin to fetch; `async with` calls it.
+
+        Raises:
+            MetaqError: it could not join, or not read its offsets.
+        """
+        self._state = ConsumerState.JOINING
+        try:
+            await self._source.start(self)
+        except BaseException:
+            self._unlisten()
+            self._state = ConsumerState.CLOSED
+            raise
+        self._state = ConsumerState.RUNNING
+        if self.options.commit_interval_s is not None:
+            committing = self._committer.run(
+                self.feed.handled, self.options.commit_interval_s
+            )
+            self._spawn(committing, "commit")
+        if self.options.watchdog_s is not None:
+            watchdog = Watchdog(
+                self._context, self.feed, bound_s=self.options.watchdog_s
+            )
+            self._spawn(watchdog.run(), "watchdog")
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
+        task = self._loop.create_task(work, name=f"{name} of {self.group}")
+        task.add_done_callback(self._on_task_done)
+        self._tasks.append(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self.feed.fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
+
+    async def close(self) -> None:
+        """Give the partitions up, commit what is handled, and leave the group.
+
+        The message in hand counts as handled only if `commit` was called or the next
+        one asked for. Bounded by `revoke_timeout_s` and the commit's time-out; never
+        raises; calling it again is harmless.
+        """
+        if self._state is ConsumerState.CLOSED:
+            return
+        self._state = ConsumerState.CLOSED
+        self._unlisten()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._source.stop()
+        self.feed.fail(ClosedError(f"consumer of group '{self.group}' is closed"))
+        await self._store.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.let_go(is_handled=kind is None)
+        await self.close()
+
+    def let_go(self, *, is_handled: bool) -> None:
+        """Give the batch in hand back; the last message counts as handled or not."""
+        if is_handled and self.hand.batch is not None:
+            self.hand.batch.confirm()
+        self.hand.release()
+
+    # -- messages ---------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        try:
+            while True:
+                for message in self.hand.messages():
+                    yield message
+                self.hand.hold(await self.feed.take_async())
+                # Fetching shares this loop, and a full buffer never waits.
+                await asyncio.sleep(0)
+        except ClosedError:
+            return
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; None when none came in time.
+
+        Args:
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            MetaqError: the consumer has failed; `ClosedError` after `close`.
+        """
+        many = await self.receive_many(1, timeout)
+        return many[0] if many else None
+
+    async def receive_many(
+        self, count_max: int, timeout: float | None = None
+    ) -> list[Message]:
+        """Return messages of one partition, in order, as many as are there.
+
+        Args:
+            count_max: most messages, 1 or more.
+            timeout: seconds to wait for the first one; None waits for ever.
+
+        Returns:
+            1 to `count_max` messages; none when the time is over. All of them count
+            as handled when more are asked for, or by `commit`.
+
+        Raises:
+            MetaqError: the consumer has failed; `ClosedError` after `close`.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    many = self.hand.some(count_max)
+                    if many:
+                        return many
+                    self.hand.hold(await self.feed.take_async())
+        except TimeoutError:
+            return []
+
+    # -- offsets ----------------------------------------------------------------------
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Commit everything handed out, the message in hand included; durable then.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            OwnershipLostError: the partition of the message in hand belongs to
+                another member now; the others are committed.
+            MetaqError: the store could not write; what is handled stays handled, and
+                the next commit tries again.
+        """
+        lost: MetaqError | None = None
+        try:
+            self.hand.confirm()
+        except MetaqError as error:
+            lost = error
+        deadline_s = None
+        if timeout is not None:
+            deadline_s = self._context.clock.monotonic_s() + timeout
+        failed = await self._committer.commit(
+            self.feed.handled(), deadline_s=deadline_s
+        )
+        for failure in failed.values():
+            raise failure
+        if lost is not None:
+            raise lost
+
+    async def seek(self, partition: TopicPartition, offset: Offset) -> None:
+        """Go on at another offset; what was fetched of the partition is dropped.
+
+        Raises:
+            ClosedError: the partition is not ours.
+        """
+        if partition not in self._fetchers:
+            raise ClosedError(f"{partition}: not assigned to this consumer")
+        if self.hand.batch is not None and self.hand.batch.partition == partition:
+            self.hand.batch.is_stopped = True
+            self.hand.release()
+        self._drop(partition)
+        self._marks.pop((self.group, partition), None)
+        self._begin(partition, GroupOffset(offset, NO_MESSAGE))
+
+    async def rollback(self) -> None:
+        """Have everything since the last commit delivered again.
+
+        Raises:
+            MetaqError: the store cannot say what was committed.
+        """
+        deadline_s = self._deadline_s()
+        for partition in tuple(self._fetchers):
+            committed = await self._store.load(
+                self.group, partition, deadline_s=deadline_s
+            )
+            begin, _is_reset = await first_offset(
+                self._context,
+                partition,
+                committed,
+                self.options.start,
+                deadline_s=deadline_s,
+            )
+            if partition in self._fetchers:
+                await self.seek(partition, begin.offset)
+
+    # -- how it is doing --------------------------------------------------------------
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now."""
+        return frozenset(self._fetchers)
+
+    async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
+        """Return how far handling is behind the end of each partition's log.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            MetaqError: a broker cannot be asked.
+        """
+        deadline_s = self._deadline_s(timeout)
+        handled = self.feed.handled()
+        lags = await asyncio.gather(
+            *(
+                lag_of(self._context, partition, offset.offset, deadline_s=deadline_s)
+                for partition, offset in handled.items()
+            )
+        )
+        return dict(zip(handled, lags, strict=True))
+
+    def health(self) -> Health:
+        """Return the consumer's condition; asks nobody, costs little."""
+        now_s = self._context.clock.monotonic_s()
+        lanes = self.feed.statistics()
+        problems = [
+            f"{fetcher.partition}: {fetcher.last_error}"
+            for fetcher in self._fetchers.values()
+            if fetcher.last_error is not None
+        ]
+        if self._committer.last_error is not None:
+            problems.append(f"commit: {self._committer.last_error}")
+        if self._source.last_error is not None:
+            problems.append(f"assignment: {self._source.last_error}")
+        state = self._state
+        if state is ConsumerState.RUNNING:
+            if self.feed.error is not None:
+                state = ConsumerState.FAILED
+                problems.append(str(self.feed.error))
+            elif self._source.unsettled_since_s is not None:
+                state = ConsumerState.JOINING
+        last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
+        return Health(
+            state=state,
+            is_ok=state is ConsumerState.RUNNING and not problems,
+            partition_count=len(lanes),
+            idle_s=now_s - last_s,
+            uncommitted_count=len(self._committer.changed(self.feed.handled())),
+            problems=tuple(problems),
+        )
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot of the counters."""
+        return ConsumerStatistics(
+            delivered_count=self._delivered_count,
+            filtered_count=self._filtered_count,
+            repeat_count=self._repeat_count,
+            reset_count=self._reset_count,
+            missing_bytes=self._missing_bytes,
+            commit_count=self._committer.commit_count,
+            commit_failure_count=self._committer.failure_count,
+            fetches={
+                partition: fetcher.statistics()
+                for partition, fetcher in self._fetchers.items()
+            },
+        )
+
+    # -- assignment: what the partition source asks for -------------------------------
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to read partitions that are ours now; for the partition source."""
+        deadline_s = self._deadline_s()
+        begins = await asyncio.gather(
+            *(self._find_begin(partition, deadline_s) for partition in partitions)
+        )
+        for partition, begin in zip(partitions, begins, strict=True):
+            self._begin(partition, begin)
+
+    async def _find_begin(
+        self, partition: TopicPartition, deadline_s: float
+    ) -> GroupOffset:
+        committed = await self._store.load(self.group, partition, deadline_s=deadline_s)
+        wanted = None if self.options.ignore_committed else committed
+        begin, is_reset = await first_offset(
+            self._context,
+            partition,
+            wanted,
+            self.options.start,
+            deadline_s=deadline_s,
+        )
+        self._reset_count += is_reset
+        if is_reset:
+            self._marks.pop((self.group, partition), None)
+        self._committer.begin(partition, committed)
+        return begin
+
+    def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
+        options = self.options
+        share = options.buffer_bytes_max // (len(self._fetchers) + 1)
+        cursor = PartitionCursor(
+            partition,
+            begin.offset,
+            fetch_bytes=max(FETCH_BYTES_MIN, min(options.fetch_bytes, share)),
+            fetch_bytes_max=options.fetch_bytes_max,
+        )
+        fetcher = PartitionFetcher(
+            cursor,
+            group=self.group,
+            owner=self,
+            pool=self._context.pool,
+            clock=self._context.clock,
+            options=options,
+            request_timeout_s=self._context.options.request_timeout_s,
+        )
+        self.feed.add(partition, begin)
+        self._fetchers[partition] = fetcher
+        fetcher.step()
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        """Wait for what is in hand, commit, stop; for the partition source."""
+        owned = [partition for partition in partitions if partition in self._fetchers]
+        for partition in owned:
+            self._fetchers.pop(partition).stop()
+        timeout_s = self.options.revoke_timeout_s
+        ends = await asyncio.gather(
+            *(self.feed.revoke(partition, timeout_s=timeout_s) for partition in owned)
+        )
+        handled = {}
+        for partition, (offset, is_returned) in zip(owned, ends, strict=True):
+            if not is_returned:
+                log.error(
+                    "message still in hand after %.1f s, partition goes without it:"
+                    " group=%s partition=%s",
+                    timeout_s,
+                    self.group,
+                    partition,
+                )
+            if offset is not None:
+                handled[partition] = offset
+        failed = await self._committer.commit(handled)
+        for partition in failed:
+            self._mark(partition, handled[partition])
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop at once, commit nothing; for the partition source."""
+        for partition in partitions:
+            handled = self._drop(partition)
+            if handled is not None:
+                self._mark(partition, handled)
+
+    def _drop(self, partition: TopicPartition) -> GroupOffset | None:
+        fetcher = self._fetchers.pop(partition, None)
+        if fetcher is not None:
+            fetcher.stop()
+        return self.feed.fence(partition)
+
+    def _mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
+        if self.options.skip_repeats:
+            key = (self.group, partition)
+            self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
+
+    # -- fetching: what fetchers ask for ----------------------------------------------
+
+    def has_room(self, partition: TopicPartition) -> bool:
+        """Return whether more may be fetched; for the fetchers."""
+        return self.feed.has_room(partition)
+
+    def on_messages(
+        self, partition: TopicPartition, messages: list[Message], size_bytes: int
+    ) -> None:
+        """Take over what was fetched; for the fetchers."""
+        follower = messages[-1].next_offset
+        mark = self._marks.get((self.group, partition))
+        if mark is not None:
+            fresh = [message for message in messages if message.offset >= mark]
+            self._repeat_count += len(messages) - len(fresh)
+            messages = fresh
+            if messages:
+                del self._marks[self.group, partition]
+        accepts = self.options.message_filter
+        if accepts is not None and messages:
+            try:
+                kept = [message for message in messages if accepts(message)]
+            except Exception as error:
+                log.exception("message filter failed group=%s", self.group)
+                self.on_fatal(MetaqError(f"{partition}: message filter: {error!r}"))
+                return
+            self._filtered_count += len(messages) - len(kept)
+            messages = kept
+        self._delivered_count += len(messages)
+        self.feed.put(Batch(partition, messages, follower, size_bytes))
+
+    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
+        """Hear that bytes are missing; for the fetchers."""
+        self._missing_bytes += max(0, new - old)
+        log.warning(
+            "reading goes on elsewhere group=%s partition=%s old=%d new=%d",
+            self.group,
+            partition,
+            old,
+            new,
+        )
+        self.feed.put(Batch(partition, [], new, 0))
+
+    def on_fatal(self, error: MetaqError) -> None:
+        """Hear that a partition cannot be read on; for the fetchers."""
+        log.error("consumer of group %s stops: %s", self.group, error)
+        self.feed.fail(error)
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's logs are read; for the fetchers."""
+        return self._context.address_of(broker_id)
+
+    def on_stale(self) -> None:
+        """Hear that the cluster may have changed; for the fetchers."""
+        self._context.metadata.request_refresh()
+
+    def _on_room(self) -> None:
+        self._loop.call_soon_threadsafe(self._step_all)
+
+    def _step_all(self) -> None:
+        for fetcher in tuple(self._fetchers.values()):
+            fetcher.step()
+
+    def _hurry(self) -> None:
+        for fetcher in tuple(self._fetchers.values()):
+            fetcher.hurry()
+
+    def _deadline_s(self, timeout: float | None = None) -> float:
+        limit_s = self._context.options.request_timeout_s
+        return self._context.clock.monotonic_s() + (
+            limit_s if timeout is None else timeout
+        )

@@ -1,0 +1,37 @@
+"""What all parts of one client share."""
+
+from dataclasses import dataclass
+
+from metaq.client.metadata import Metadata
+from metaq.client.options import ClientOptions
+from metaq.client.pool import ConnectionPool
+from metaq.clock import Clock
+from metaq.model import BrokerId
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import BrokerAddress
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """The parts of one client; owned by its session, used on its loop."""
+
+    clock: Clock
+    """For every deadline."""
+    options: ClientOptions
+    """What the user chose."""
+    pool: ConnectionPool
+    """Connections to brokers."""
+    metadata: Metadata
+    """What is known of the cluster."""
+    paths: NodePaths
+    """Paths below the client's root."""
+    coordinator: Coordinator | None = None
+    """ZooKeeper; None for a client of named brokers."""
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's logs are read: its leader, else a follower."""
+        copies = self.metadata.snapshot.brokers.get(broker_id)
+        if copies is None:
+            return None
+        return copies.leader or next(iter(copies.followers.values()), None)

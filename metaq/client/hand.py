@@ -1,0 +1,93 @@
+"""The batch that an iterator holds, and which of its messages are handled.
+
+One iterator at a time reads a consumer, sync or async; both hand messages out of here.
+A message is handled when the next one is asked for. Ending the loop does not tell that
+the last one is handled, so it stays in hand: the next loop over the same consumer
+counts it, `commit` counts it, a clean end of the `with` block counts it, and an
+exception does not.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from metaq.client.feed import Batch, Feed
+from metaq.errors import OwnershipLostError
+from metaq.model import Message
+
+
+class Hand:
+    """What one consumer's iterator holds. Used by one thread at a time."""
+
+    def __init__(self, feed: Feed) -> None:
+        """Start with empty hands.
+
+        Args:
+            feed: where batches come from and go back to.
+        """
+        self._feed = feed
+        self.batch: Batch | None = None
+        """The batch in hand."""
+
+    def hold(self, batch: Batch) -> None:
+        """Take a batch in hand."""
+        assert self.batch is None
+        self.batch = batch
+
+    def messages(self) -> Iterator[Message]:
+        """Hand out what is left of the batch, then give it back.
+
+        The hot path of every iterator: a message costs one step of this loop.
+        """
+        batch = self.batch
+        if batch is None:
+            return
+        for message in islice(batch.messages, batch.handed, None):
+            if batch.is_stopped:
+                break
+            batch.handed += 1
+            yield message
+        batch.confirm()
+        self.release()
+
+    def next(self) -> Message | None:
+        """Hand out one message; None when a new batch is needed."""
+        many = self.some(1)
+        return many[0] if many else None
+
+    def some(self, count_max: int) -> list[Message]:
+        """Hand out up to so many messages at once; [] when a new batch is needed."""
+        batch = self.batch
+        if batch is None:
+            return []
+        batch.confirm()
+        many = batch.messages[batch.handed : batch.handed + count_max]
+        if not many or batch.is_stopped:
+            self.release()
+            return []
+        batch.held = len(many)
+        batch.handed += len(many)
+        return many
+
+    def confirm(self) -> None:
+        """Count what is in hand as handled.
+
+        Raises:
+            OwnershipLostError: the partition was taken away meanwhile; another member
+                will be handed these messages.
+        """
+        batch = self.batch
+        if batch is None:
+            return
+        if not self._feed.is_current(batch):
+            self.batch = None
+            raise OwnershipLostError(
+                f"{batch.partition}: lost while its messages were in hand; they will"
+                " be delivered again"
+            )
+        batch.confirm()
+
+    def release(self) -> None:
+        """Give the batch back; what is not handled of it is handed out again."""
+        if self.batch is not None:
+            batch, self.batch = self.batch, None
+            self._feed.done(batch)

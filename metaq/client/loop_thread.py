@@ -1,0 +1,125 @@
+"""An event loop on a thread of its own, under the objects of the sync world.
+
+One thread per client. Callers in any other thread hand it coroutines and wait; the
+thread is a daemon, so a program that forgets to close its client still ends, and a
+client that is open then is closed by an exit hook, which commits what was handled.
+
+A fork copies neither the thread nor what its locks protect. In the child every call
+says so at once in place of waiting for a thread that is not there.
+"""
+
+import asyncio
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from metaq.errors import ClosedError, RequestTimeoutError
+
+T = TypeVar("T")
+
+STOP_TIMEOUT_S: Final = 10.0
+"""How long `stop` waits for the thread to end."""
+
+_alive: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
+
+
+class LoopThread:
+    """Runs coroutines for other threads. Lifecycle: running from the start; `stop`."""
+
+    def __init__(self, name: str) -> None:
+        """Start the thread.
+
+        Args:
+            name: for logs and debuggers.
+        """
+        self.loop = asyncio.new_event_loop()
+        """The loop, for `call_soon_threadsafe`."""
+        self.is_usable = True
+        """False after `stop`, and in the child of a fork."""
+        self._is_forked = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        _alive.add(self)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for its end.
+
+        Args:
+            work: closed without running when this raises ClosedError.
+            timeout_s: longest wait; None waits for ever. At the end of it the
+                coroutine is cancelled.
+
+        Raises:
+            ClosedError: the loop is gone, or belongs to another process, or this is
+                its own thread, which would wait for itself.
+            RequestTimeoutError: the time is over.
+        """
+        try:
+            self._require_caller()
+        except ClosedError:
+            work.close()
+            raise
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _require_caller(self) -> None:
+        self.require_usable()
+        if threading.current_thread() is self._thread:
+            raise ClosedError(
+                "a blocking call on the client's own thread would wait for itself:"
+                " call it from another thread"
+            )
+
+    def require_usable(self) -> None:
+        """Raise when nothing can be asked of the loop.
+
+        Raises:
+            ClosedError: stopped, or left behind by a fork.
+        """
+        if self._is_forked:
+            raise ClosedError(
+                f"this client was made before a fork: process {os.getpid()} needs a"
+                " client of its own"
+            )
+        if not self.is_usable:
+            raise ClosedError("the client is closed")
+
+    def stop(self) -> None:
+        """End the thread; harmless when it has ended, or is in another process."""
+        if not self.is_usable:
+            return
+        self.is_usable = False
+        _alive.discard(self)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(STOP_TIMEOUT_S)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    def forget(self) -> None:
+        """Mark the loop as another process's; called in the child of a fork."""
+        self._is_forked = True
+        self.is_usable = False
+
+
+def _forget_all() -> None:
+    for thread in tuple(_alive):
+        thread.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)

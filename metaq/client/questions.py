@@ -1,0 +1,203 @@
+"""Questions to brokers about one partition: where its log ends, and what is when.
+
+Each finds the broker by itself (its leader, or a follower when the leader is gone) and
+asks again after errors that may pass, until the deadline. Source: client spec 2.4.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from metaq.client.connection import BrokerConnection
+from metaq.client.context import ClientContext
+from metaq.client.errors import CannotAnswerError
+from metaq.client.replies import (
+    Fetched,
+    parse_count,
+    parse_get,
+    parse_offset,
+    require_ok,
+)
+from metaq.errors import NoBrokerError
+from metaq.model import (
+    MAX_OFFSET,
+    MessageId,
+    Millis,
+    Offset,
+    SizeBytes,
+    TopicPartition,
+    id_time,
+)
+from metaq.protocol.commands import (
+    CountQuestion,
+    Get,
+    OffsetQuery,
+    Question,
+    Reply,
+    Result,
+    TimeQuestion,
+)
+from metaq.protocol.status import Status
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.retry import Backoff, retry
+
+BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
+NO_GROUP: Final = "metaq-client"
+"""The group named in questions that belong to no group."""
+
+
+async def ask(
+    context: ClientContext,
+    partition: TopicPartition,
+    make: Callable[[BrokerConnection, int], OffsetQuery | Get],
+    *,
+    deadline_s: float,
+) -> Reply:
+    """Send one command to the partition's broker; again after passing errors.
+
+    Args:
+        context: the client's parts.
+        partition: whose broker is asked.
+        make: makes the command from the connection and its next opaque.
+        deadline_s: when to give up.
+
+    Raises:
+        NoBrokerError: the broker is not there.
+        RequestTimeoutError: it does not answer.
+    """
+
+    async def attempt() -> Reply:
+        address = context.address_of(partition.broker_id)
+        if address is None:
+            context.metadata.request_refresh()
+            raise NoBrokerError(
+                f"{partition}: broker {partition.broker_id} is not registered"
+            )
+        connection = await context.pool.get(address, deadline_s=deadline_s)
+        command = make(connection, connection.next_opaque())
+        return await connection.call(command, deadline_s=deadline_s)
+
+    return await retry(
+        attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
+    )
+
+
+async def log_range(
+    context: ClientContext, partition: TopicPartition, *, deadline_s: float
+) -> tuple[Offset, Offset] | None:
+    """Return (log start, log end); None when the broker has no log of it yet."""
+    start = await nearest_offset(context, partition, Offset(0), deadline_s=deadline_s)
+    if start is None:
+        return None
+    end = await nearest_offset(context, partition, MAX_OFFSET, deadline_s=deadline_s)
+    return None if end is None else (start, end)
+
+
+async def nearest_offset(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    *,
+    deadline_s: float,
+) -> Offset | None:
+    """Return where reading can start near `offset`; None without a log.
+
+    Raises:
+        WireError: the broker refused.
+    """
+
+    def make(_connection: BrokerConnection, opaque: int) -> OffsetQuery:
+        return OffsetQuery(
+            partition.topic, NO_GROUP, partition.partition, offset, opaque
+        )
+
+    reply = await ask(context, partition, make, deadline_s=deadline_s)
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        return None
+    return parse_offset(require_ok(reply))
+
+
+async def offset_at(
+    context: ClientContext,
+    partition: TopicPartition,
+    moment: Millis,
+    *,
+    deadline_s: float,
+) -> Offset | None:
+    """Return where to begin to see all that was put at `moment` or later.
+
+    Args:
+        context: the client's parts.
+        partition: what is searched.
+        moment: wall clock, milliseconds since 1970.
+        deadline_s: when to give up.
+
+    Returns:
+        The offset of the first message of that time or later, or of one shortly
+        before; the log end when there is none; None without a log.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, whose log tells no time.
+    """
+    question = TimeQuestion(max(0, moment))
+    reply = await _ask_spans(context, partition, Offset(0), question, deadline_s)
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        return None
+    return parse_offset(require_ok(reply))
+
+
+async def count_between(
+    context: ClientContext,
+    partition: TopicPartition,
+    start: Offset,
+    end: Offset,
+    *,
+    deadline_s: float,
+) -> int:
+    """Return the number of messages in start..end, both record boundaries.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, which does not count.
+        WireError: an offset is no boundary.
+    """
+    reply = await _ask_spans(context, partition, start, CountQuestion(end), deadline_s)
+    return parse_count(reply)
+
+
+async def time_of(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    *,
+    deadline_s: float,
+) -> Millis | None:
+    """Return when the message at `offset` was stamped; None if nobody can say."""
+
+    def make(_connection: BrokerConnection, opaque: int) -> Get:
+        size_bytes = SizeBytes(HEADER_BYTES)
+        topic, number = partition.topic, partition.partition
+        return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
+
+    outcome = parse_get(await ask(context, partition, make, deadline_s=deadline_s))
+    if not isinstance(outcome, Fetched) or len(outcome.data) < HEADER_BYTES:
+        return None
+    _length, _checksum, message_id, _flag = HEADER.unpack_from(outcome.data)
+    return id_time(MessageId(message_id))
+
+
+async def _ask_spans(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    question: Question,
+    deadline_s: float,
+) -> Reply:
+    def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
+        if not connection.capabilities.spans:
+            raise CannotAnswerError(
+                f"{partition}: broker {connection.address}"
+                f" ({connection.capabilities.version}) keeps no counts and no times"
+            )
+        topic, number = partition.topic, partition.partition
+        return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
+
+    return await ask(context, partition, make, deadline_s=deadline_s)

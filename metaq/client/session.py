@@ -1,0 +1,242 @@
+"""A client: one ZooKeeper session, one connection per broker, and what works over them.
+
+Everything of one client runs on one event loop. It is made by the user, starts when
+its `async with` block is entered, and closes what was made from it, consumers first:
+they commit. Source: client spec 6.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Collection, Sequence
+from types import TracebackType
+from typing import Protocol, Self, Unpack
+
+from metaq.client.assignments import FixedSource, PartitionSource
+from metaq.client.consumer import AsyncConsumer, Marks
+from metaq.client.context import ClientContext
+from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
+from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.options import (
+    ClientKeywords,
+    ClientOptions,
+    ConsumerKeywords,
+    ConsumerOptions,
+)
+from metaq.client.pool import ConnectionPool
+from metaq.clock import Clock, SystemClock
+from metaq.errors import ClosedError, ConfigError
+from metaq.model import TopicPartition
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.errors import PayloadError
+from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import BrokerAddress, decode_address
+
+CoordinatorFactory = Callable[[Clock], Coordinator]
+"""Makes a coordinator on the client's loop; for tests without ZooKeeper."""
+
+
+class _Closable(Protocol):
+    async def close(self) -> None: ...
+
+
+class AsyncClient:
+    """The way in: `async with AsyncClient("127.0.0.1:2181") as client`.
+
+    Everything is called on the event loop that entered the block. A client, and what
+    was made from it, belongs to the process that made it: after a fork the child makes
+    its own.
+    """
+
+    def __init__(
+        self,
+        zookeeper: str | None = None,
+        *,
+        brokers: Sequence[str] | None = None,
+        coordinator: CoordinatorFactory | None = None,
+        clock: Clock | None = None,
+        **options: Unpack[ClientKeywords],
+    ) -> None:
+        """Prepare a client; nothing is connected before the block is entered.
+
+        Args:
+            zookeeper: `host:port[,host:port...]`, where brokers register.
+            brokers: `host:port` of each broker, to do without ZooKeeper: no groups,
+                and a broker that moves is not found.
+            coordinator: in place of an address, what stands in for ZooKeeper.
+            clock: time, for tests.
+            options: fields of `ClientOptions`.
+
+        Raises:
+            ConfigError: not exactly one of the three ways to find brokers, or an
+                address that is none.
+        """
+        ways = sum(way is not None for way in (zookeeper, brokers, coordinator))
+        if ways != 1:
+            raise ConfigError(
+                "a client finds brokers in one way: expected a ZooKeeper address,"
+                f" brokers=[...] or coordinator=..., got {ways} of them"
+            )
+        self.options = ClientOptions(**options)
+        """What the user chose."""
+        self._clock = clock or SystemClock()
+        self._addresses = [parse_address(text) for text in brokers or ()]
+        self._make_coordinator = coordinator
+        if zookeeper is not None:
+            self._make_coordinator = lambda clock: KazooCoordinator(
+                zookeeper,
+                session_timeout_ms=int(self.options.session_timeout_s * 1000),
+                clock=clock,
+            )
+        self._context: ClientContext | None = None
+        self._children: list[_Closable] = []
+        self._marks: Marks = {}
+        self._pid = os.getpid()
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to connect; `async with` calls it. Does not wait for anybody.
+
+        Raises:
+            ClosedError: it was started before.
+        """
+        self.require_new()
+        options, clock = self.options, self._clock
+        loop = asyncio.get_running_loop()
+        pool = ConnectionPool(clock=clock, options=options, loop=loop)
+        paths = NodePaths(normalize_root(options.root))
+        coordinator = None
+        metadata: Metadata
+        if self._make_coordinator is None:
+            metadata = AddressMetadata(
+                self._addresses, pool=pool, clock=clock, options=options
+            )
+        else:
+            coordinator = self._make_coordinator(clock)
+            coordinator.start()
+            metadata = ZooKeeperMetadata(coordinator, paths, clock=clock)
+        self._context = ClientContext(
+            clock, options, pool, metadata, paths, coordinator
+        )
+        await metadata.start()
+
+    def require_new(self) -> None:
+        """Raise when the client was started before.
+
+        Raises:
+            ClosedError: it was.
+        """
+        if self._context is not None:
+            raise ClosedError("a client is started once; make another one")
+
+    async def close(self) -> None:
+        """Close producers and consumers, then the connections; never raises.
+
+        Consumers commit and leave their groups; producers send what they have.
+        Calling it again is harmless.
+        """
+        children, self._children = self._children, []
+        for child in reversed(children):
+            await child.close()
+        context = self._context
+        if context is None:
+            return
+        await context.metadata.stop()
+        deadline_s = self._clock.monotonic_s() + self.options.close_timeout_s
+        await context.pool.close(deadline_s=deadline_s)
+        if context.coordinator is not None:
+            await context.coordinator.stop(deadline_s=deadline_s)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def context(self) -> ClientContext:
+        """The client's parts, for what is built over them.
+
+        Raises:
+            ClosedError: the client was not started, or this is a fork of its process.
+        """
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                f"this client belongs to process {self._pid}, and this is process"
+                f" {os.getpid()}: make a client after the fork"
+            )
+        if self._context is None:
+            raise ClosedError("the client is not started: use it as 'async with'")
+        return self._context
+
+    # -- what is made from it ---------------------------------------------------------
+
+    def consumer(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        offsets: OffsetStore | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> AsyncConsumer:
+        """Return a consumer; it reads when its block is entered.
+
+        Args:
+            group: consumer group; its members share the partitions.
+            topics: topic names.
+            offsets: where offsets are committed; None takes ZooKeeper, or memory for
+                a client of named brokers.
+            options: fields of `ConsumerOptions`.
+
+        Raises:
+            ConfigError: a name that MetaQ does not accept.
+        """
+        context = self.context
+        settings = ConsumerOptions(**options)
+        source: PartitionSource = _all_partitions(context, tuple(topics))
+        consumer = AsyncConsumer(
+            context,
+            group=group,
+            source=source,
+            store=offsets or MemoryOffsets(),
+            options=settings,
+            marks=self._marks,
+        )
+        self._children.append(consumer)
+        return consumer
+
+
+def parse_address(text: str) -> BrokerAddress:
+    """Return the address that `host:port` or `meta://host:port` says.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    bare = text.removeprefix("meta://")
+    try:
+        return decode_address(f"meta://{bare}".encode())
+    except PayloadError as error:
+        raise ConfigError(f"broker: expected host:port, got {text!r}") from error
+
+
+def _all_partitions(context: ClientContext, topics: tuple[str, ...]) -> FixedSource:
+    """Return a source of every partition of some topics, known now or later."""
+    metadata = context.metadata
+    for topic in topics:
+        metadata.watch_topic(topic)
+
+    def find() -> list[TopicPartition]:
+        snapshot = metadata.snapshot
+        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
+
+    def listen(callback: Callable[[], None]) -> Callable[[], None]:
+        return metadata.add_listener(lambda _snapshot: callback())
+
+    return FixedSource(find, listen, clock=context.clock)

@@ -1,0 +1,265 @@
+"""A feed hands out in order, one worker per partition, and loses nothing."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.feed import LANE_BATCHES_MAX, Batch, Feed
+from metaq.client.hand import Hand
+from metaq.errors import ClosedError, OwnershipLostError
+from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.testing.clock import ManualClock
+from metaq.zk.znodes import GroupOffset
+
+ZERO = TopicPartition("t", BrokerId(0), 0)
+ONE = TopicPartition("t", BrokerId(0), 1)
+STEP = 30
+"""Bytes of each record in these tests."""
+BEGIN = GroupOffset(Offset(0), MessageId(-1))
+
+
+def batch(partition: TopicPartition, first: int, count: int) -> Batch:
+    """Return messages number `first` and on; their offsets follow from the number."""
+    messages = [
+        Message(
+            "t",
+            b"%d" % number,
+            None,
+            MessageId(number + 1),
+            partition,
+            Offset(number * STEP),
+            Offset((number + 1) * STEP),
+        )
+        for number in range(first, first + count)
+    ]
+    end = Offset((first + count) * STEP)
+    return Batch(partition, messages, end, count * STEP)
+
+
+def make_feed(on_room: Callable[[], None] = lambda: None) -> Feed:
+    feed = Feed(
+        clock=ManualClock(),
+        buffer_bytes_max=10 * STEP,
+        buffer_count_max=100,
+        on_room=on_room,
+    )
+    feed.add(ZERO, BEGIN)
+    feed.add(ONE, BEGIN)
+    return feed
+
+
+def take(feed: Feed) -> Batch:
+    taken = feed.take_nowait()
+    assert taken is not None
+    return taken
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return [int(message.data) for message in messages]
+
+
+def test_partitions_take_turns_and_are_with_one_worker_at_a_time() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 2))
+    feed.put(batch(ZERO, 2, 2))
+    feed.put(batch(ONE, 0, 1))
+    first, second = take(feed), take(feed)
+    assert (first.partition, second.partition) == (ZERO, ONE)
+    assert feed.take_nowait() is None  # the rest of ZERO waits for its worker
+    first.handed = 2
+    first.confirm()
+    feed.done(first)
+    assert numbers(take(feed).messages) == [2, 3]
+
+
+def test_what_is_not_handled_comes_again_first() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 3))
+    feed.put(batch(ZERO, 3, 1))
+    first = take(feed)
+    first.handed = 2  # the second one is still in hand
+    feed.done(first)
+    assert feed.handled()[ZERO] == GroupOffset(Offset(STEP), MessageId(1))
+    assert numbers(take(feed).messages) == [1, 2]
+
+
+def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -> None:
+    told = []
+    feed = make_feed(on_room=lambda: told.append(1))
+    for number in range(LANE_BATCHES_MAX):
+        assert feed.has_room(ZERO)
+        feed.put(batch(ZERO, number, 1))
+    assert not feed.has_room(ZERO)
+    assert feed.has_room(ONE)
+    feed.put(batch(ONE, 0, 8))
+    assert not feed.has_room(ONE)  # 10 records of at most 10
+    assert not told
+    taken = take(feed)
+    assert told == [1]
+    assert feed.has_room(ZERO)
+    feed.done(taken)
+
+
+def test_a_filtered_batch_moves_the_offset_behind_what_is_before_it() -> None:
+    feed = make_feed()
+    empty = Batch(ZERO, [], Offset(70), 70)
+    feed.put(empty)
+    assert feed.handled()[ZERO].offset == 70
+    feed.put(batch(ZERO, 3, 1))
+    feed.put(Batch(ZERO, [], Offset(200), 0))
+    taken = take(feed)
+    assert feed.handled()[ZERO].offset == 70
+    taken.handed = 1
+    taken.confirm()
+    feed.done(taken)
+    assert feed.handled()[ZERO] == GroupOffset(Offset(200), MessageId(4))
+
+
+def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 3))
+    feed.put(batch(ZERO, 3, 3))
+    hand = Hand(feed)
+    hand.hold(take(feed))
+    messages = hand.messages()
+    assert int(next(messages).data) == 0
+    assert feed.fence(ZERO) == BEGIN
+    assert list(messages) == []
+    assert ZERO not in feed.handled()
+    assert feed.take_nowait() is None
+    feed.put(batch(ZERO, 6, 1))  # an answer that was on its way
+    assert feed.take_nowait() is None
+
+
+def test_committing_what_was_taken_away_is_refused() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 3))
+    hand = Hand(feed)
+    hand.hold(take(feed))
+    next(hand.messages())
+    feed.fence(ZERO)
+    with pytest.raises(OwnershipLostError, match="t/0-0"):
+        hand.confirm()
+    hand.confirm()  # nothing is in hand any more
+
+
+def test_revoking_waits_for_the_message_in_hand() -> None:
+    async def scenario() -> None:
+        feed = make_feed()
+        feed.put(batch(ZERO, 0, 3))
+        hand = Hand(feed)
+        hand.hold(take(feed))
+        messages = hand.messages()
+        next(messages)
+        revoking = asyncio.ensure_future(feed.revoke(ZERO, timeout_s=5))
+        await asyncio.sleep(0)
+        assert not revoking.done()
+        assert list(messages) == []  # asked for the next one: the first is handled
+        handled, is_returned = await revoking
+        assert is_returned
+        assert handled == GroupOffset(Offset(STEP), MessageId(1))
+
+    asyncio.run(scenario())
+
+
+def test_revoking_does_not_wait_for_ever() -> None:
+    async def scenario() -> None:
+        feed = make_feed()
+        feed.put(batch(ZERO, 0, 3))
+        taken = take(feed)
+        taken.handed = 1
+        handled, is_returned = await feed.revoke(ZERO, timeout_s=0.01)
+        assert not is_returned
+        assert handled == BEGIN
+        assert not feed.is_current(taken)
+
+    asyncio.run(scenario())
+
+
+def test_a_failure_is_told_behind_what_was_fetched_before_it() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 1))
+    feed.fail(ClosedError("over"))
+    taken = take(feed)
+    taken.handed = 1
+    taken.confirm()
+    feed.done(taken)
+    for _ in range(2):
+        with pytest.raises(ClosedError, match="over"):
+            feed.take_nowait()
+
+
+def test_a_cancelled_wait_takes_nothing_and_passes_its_wake_up_on() -> None:
+    async def scenario() -> None:
+        feed = make_feed()
+        waits = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
+        await asyncio.sleep(0)
+        feed.put(batch(ZERO, 0, 1))  # wakes one of them
+        await asyncio.sleep(0)
+        for wait in waits:
+            if not wait.done():
+                wait.cancel()
+                break
+        done, waiting = await asyncio.wait(waits, timeout=5)
+        results = [wait.result() for wait in done if not wait.cancelled()]
+        for wait in waiting:
+            wait.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        left = feed.take_nowait()
+        assert len(results) + (left is not None) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_thread_that_waits_is_woken() -> None:
+    feed = make_feed()
+    taken: list[Batch | None] = []
+    thread = threading.Thread(target=lambda: taken.append(feed.take(20)))
+    thread.start()
+    feed.put(batch(ZERO, 0, 1))
+    thread.join(20)
+    assert taken
+    assert taken[0] is not None
+    assert feed.take(0) is None
+
+
+@given(
+    sizes=st.lists(st.integers(1, 5), max_size=6),
+    breaks=st.lists(st.integers(1, 4), max_size=20),
+)
+def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
+    sizes: list[int], breaks: list[int]
+) -> None:
+    """A loop that breaks and a next one over the same hand see one sequence."""
+    feed = Feed(
+        clock=ManualClock(),
+        buffer_bytes_max=10**9,
+        buffer_count_max=10**9,
+        on_room=lambda: None,
+    )
+    feed.add(ZERO, BEGIN)
+    total = 0
+    for size in sizes:
+        feed.put(batch(ZERO, total, size))
+        total += size
+    hand = Hand(feed)
+    seen: list[int] = []
+    stops = iter(breaks)
+    while True:
+        stop = next(stops, 10**9)
+        for count, message in enumerate(hand.messages(), 1):
+            seen.append(int(message.data))
+            assert feed.handled()[ZERO].offset == (len(seen) - 1) * STEP
+            if count == stop:
+                break
+        else:
+            taken = feed.take_nowait()
+            if taken is None:
+                break
+            hand.hold(taken)
+    assert seen == list(range(total))
+    assert feed.handled()[ZERO].offset == total * STEP
