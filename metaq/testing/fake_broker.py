@@ -327,7 +327,7 @@ class FakeBroker:
     def records(self, topic: str = "test", partition: int = 0) -> list[Record]:
         """Return the records of a partition, oldest first; damaged ones too."""
         with self._lock:
-            return self._metaq.log(topic, partition).records()
+            return self._metaq.peek(topic, partition).records()
 
     def payloads(self, topic: str = "test", partition: int = 0) -> list[bytes]:
         """Return the payloads of a partition, oldest first."""
@@ -336,12 +336,12 @@ class FakeBroker:
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the first readable offset."""
         with self._lock:
-            return self._metaq.log(topic, partition).start
+            return self._metaq.peek(topic, partition).start
 
     def log_end(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the offset behind the last record."""
         with self._lock:
-            return self._metaq.log(topic, partition).end
+            return self._metaq.peek(topic, partition).end
 
     def roll(self, topic: str = "test", partition: int = 0) -> None:
         """Begin a new segment; no answer to a get crosses into it."""

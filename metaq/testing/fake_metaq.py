@@ -156,6 +156,10 @@ class FakeMetaq:
         """Return a partition's log, made on demand."""
         return self.logs.setdefault(LogId(topic, partition), FakeLog())
 
+    def peek(self, topic: str, partition: int) -> FakeLog:
+        """Return a partition's log; an empty one that nobody keeps if there is none."""
+        return self.logs.get(LogId(topic, partition)) or FakeLog()
+
     def next_id(self) -> MessageId:
         """Return a new id: larger than the last one, and negative."""
         now_ms = int(self._clock.monotonic_s() * 1000) - EPOCH_MS

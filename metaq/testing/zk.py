@@ -17,6 +17,7 @@ factory `(clock) -> Coordinator` that a client of the package asks for.
     coordinator.start()
     server.suspend(coordinator)      # connection lost, session alive
     server.expire(coordinator)       # session gone; a new one comes by itself
+    server.expire(server.owner_of("/meta/brokers/ids/0/master"))
     server.stop(); server.start()    # unreachable, and back; sessions survive
     server.stop(); server.start(is_wiped=True)
 """
@@ -80,9 +81,23 @@ class MemoryZooKeeper:
         return coordinator
 
     @property
-    def client_count(self) -> int:
-        """How many clients have been made and not stopped."""
-        return len(self._coordinators)
+    def coordinators(self) -> "tuple[MemoryCoordinator, ...]":
+        """The clients that have been made and not stopped, oldest first."""
+        with self._lock:
+            return tuple(self._coordinators)
+
+    def owner_of(self, path: str) -> "MemoryCoordinator":
+        """Return the client whose session an ephemeral node lives with.
+
+        Raises:
+            LookupError: there is no such node, or nobody has its session.
+        """
+        with self._lock:
+            number = self.nodes[path].owner_session_id
+            for coordinator in self._coordinators:
+                if number != 0 and coordinator.status.session_id == number:
+                    return coordinator
+        raise LookupError(f"{path}: nobody has its session {number}")
 
     # -- what a test may do to it -----------------------------------------------------
 

@@ -52,7 +52,12 @@ def test_what_is_put_can_be_read(broker: FakeBroker) -> None:
         value = wire.ask(get(opaque=7))
         assert isinstance(value, Value)
         assert (len(value.payload), value.opaque) == (broker.log_end(), 7)
+        # Looking at a partition does not make it.
         assert broker.payloads(partition=1) == []
+        assert (broker.log_start(partition=1), broker.log_end(partition=1)) == (0, 0)
+        missing = wire.ask(Get("test", "g", 1, 0, 100, 8))
+        assert isinstance(missing, Result)
+        assert "is not exists" in missing.text
 
 
 def test_it_announces_and_keeps_no_extension(broker: FakeBroker) -> None:
@@ -275,7 +280,7 @@ def test_it_registers_as_metaq_does() -> None:
         fake.come_back()
         assert "/meta/brokers/topics-sub/more/3-m" in zookeeper.tree()
     assert "/meta/brokers/ids/3/master" not in zookeeper.tree()
-    assert zookeeper.client_count == 0
+    assert zookeeper.coordinators == ()
 
 
 def test_tests_with_an_event_loop_can_use_it(broker: FakeBroker) -> None:

@@ -145,6 +145,28 @@ def test_a_stopped_client_is_forgotten() -> None:
         for _ in range(3):
             client = await connected(server.coordinator(CLOCK))
             await client.stop(deadline_s=in_s())
-        assert server.client_count == 0
+        assert server.coordinators == ()
+
+    asyncio.run(scenario())
+
+
+def test_the_session_behind_a_node_can_be_found() -> None:
+    """So that a test can end the session of a client that it did not make."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await connected(server.coordinator(CLOCK))
+        two = await connected(server.coordinator(CLOCK))
+        await two.create_ephemeral("/a/e", b"", deadline_s=in_s())
+        assert server.coordinators == (one, two)
+        assert server.owner_of("/a/e") is two
+        for path in ("/a", "/none"):
+            with pytest.raises(LookupError):
+                server.owner_of(path)
+        server.put("/orphan", b"", session_id=99)
+        with pytest.raises(LookupError):
+            server.owner_of("/orphan")
+        for client in (one, two):
+            await client.stop(deadline_s=in_s())
 
     asyncio.run(scenario())

@@ -1,0 +1,82 @@
+"""The fakes beside a real ZooKeeper: a registration in it, and a proxy before it."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from metaq.client.discovery import read_cluster
+from metaq.clock import SystemClock
+from metaq.model import BrokerId
+from metaq.testing.fake_broker import FakeBroker
+from metaq.testing.proxy import Proxy
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import SessionState, SessionStatus
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+CLOCK = SystemClock()
+PATIENCE_S = 20.0
+SESSION_TIMEOUT_MS = 4000
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_fake_broker_registers_in_a_real_zookeeper(zookeeper: str) -> None:
+    """Found while it is there, and not when it has gone away."""
+
+    async def brokers() -> dict[BrokerId, int]:
+        coordinator = KazooCoordinator(
+            zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+        )
+        coordinator.start()
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        deadline_s = CLOCK.monotonic_s() + PATIENCE_S
+        cluster = await read_cluster(coordinator, NodePaths(), deadline_s=deadline_s)
+        await coordinator.stop(deadline_s=deadline_s)
+        return {number: at.port for number, at in cluster.brokers.items()}
+
+    def make(clock: SystemClock) -> KazooCoordinator:
+        return KazooCoordinator(
+            zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=clock
+        )
+
+    with FakeBroker(broker_id=7, coordinator=make) as broker:
+        assert asyncio.run(brokers()) == {7: broker.port}
+        broker.go_away()
+        assert asyncio.run(brokers()) == {}
+        broker.come_back(port=0)
+        assert asyncio.run(brokers()) == {7: broker.port}
+    assert asyncio.run(brokers()) == {}
+
+
+def test_a_proxy_suspends_a_session_and_gives_it_back(zookeeper: str) -> None:
+    """A cut and a short refusal: the same session afterwards."""
+    address, _, root = zookeeper.partition("/")
+    host, _, port = address.rpartition(":")
+
+    async def scenario(proxy: Proxy) -> None:
+        coordinator = KazooCoordinator(
+            f"127.0.0.1:{proxy.port}/{root}",
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            clock=CLOCK,
+        )
+        heard: list[SessionStatus] = []
+        coordinator.add_listener(heard.append)
+        coordinator.start()
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        proxy.refuse()
+        proxy.cut()
+        await until(lambda: coordinator.status.state is SessionState.SUSPENDED)
+        proxy.accept()
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        assert {status.epoch for status in heard} == {1}
+        await coordinator.stop(deadline_s=CLOCK.monotonic_s() + PATIENCE_S)
+
+    with Proxy(host, int(port)) as proxy:
+        asyncio.run(scenario(proxy))
