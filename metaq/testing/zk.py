@@ -65,10 +65,11 @@ class MemoryZooKeeper:
         self.stall = False
         """While set, requests get no answer before their deadline."""
         self.nodes: dict[str, Node] = {}
-        """All nodes by path."""
+        """All nodes by path; changed by `put`, `write`, `remove` and `wipe` only."""
         self.is_running = True
         """Whether clients can reach it; see `stop` and `start`."""
         self._coordinators: list[MemoryCoordinator] = []
+        self._children: dict[str, list[str]] = {}
         self._session_count = 0
         self._sessions: set[int] = set()
         self._lock = threading.RLock()
@@ -147,6 +148,7 @@ class MemoryZooKeeper:
             self.is_running = True
             if is_wiped:
                 self.nodes.clear()
+                self._children.clear()
                 self._sessions.clear()
             for coordinator in self._coordinators:
                 if is_wiped:
@@ -230,11 +232,15 @@ class MemoryZooKeeper:
         with self._lock:
             if path not in self.nodes:
                 return None
-            return tuple(
-                sorted(p[len(path) + 1 :] for p in self.nodes if _parent(p) == path)
-            )
+            if not self._children:
+                # One pass for all who ask between two changes, be they a hundred.
+                for child in sorted(self.nodes):
+                    parent, _, name = child.rpartition("/")
+                    self._children.setdefault(parent, []).append(name)
+            return tuple(self._children.get(path, ()))
 
     def _touch(self) -> None:
+        self._children.clear()
         for coordinator in self._coordinators:
             coordinator.refresh_watches()
 
