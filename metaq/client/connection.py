@@ -32,7 +32,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.options import ClientOptions
@@ -77,13 +77,9 @@ _NO_READER: Final = Executor()  # clients send no file ranges, so nothing is war
 _RESULT: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
 
 
-class _Request(NamedTuple):
-    """A request in flight."""
-
-    on_reply: OnReply
-    deadline_s: float
-    start: int  # bytes submitted on this connection before it
-    size_bytes: int
+# Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
+# A plain tuple: one is made for each request.
+_Request: TypeAlias = tuple[OnReply, float, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,10 +309,9 @@ class BrokerConnection:
             for part in frame:
                 size_bytes += len(part)
                 self._channel.send(part)
-        self._in_flight[opaque] = _Request(
-            on_reply, deadline_s, self._submitted_bytes, size_bytes
-        )
-        self._submitted_bytes += size_bytes
+        start = self._submitted_bytes
+        self._in_flight[opaque] = (on_reply, deadline_s, start, size_bytes)
+        self._submitted_bytes = start + size_bytes
         self._in_flight_bytes += size_bytes
         self._request_count += 1
         if deadline_s < self._wake_s:
@@ -375,15 +370,15 @@ class BrokerConnection:
         self._in_flight.clear()
         self._in_flight_bytes = 0
         sent_bytes = self._channel.statistics().sent_bytes
-        for request in requests:
+        for on_reply, _deadline_s, start, _size_bytes in requests:
             kind: type[ClientError] = NotSentError
             outcome = "not sent"
-            if request.start < sent_bytes:
+            if start < sent_bytes:
                 kind, outcome = ConnectionLostError, "outcome unknown"
             error = kind(
                 f"connection to {self.address} is lost: {reason}; request {outcome}"
             )
-            self._tell(request.on_reply, error)
+            self._tell(on_reply, error)
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
@@ -398,37 +393,45 @@ class BrokerConnection:
         try:
             while True:
                 if protocol.is_between_frames:
-                    for result in take_results(protocol.buffer):
-                        self._on_reply(result)
+                    self._on_replies(take_results(protocol.buffer))
                 if self._reason is not None:  # a callback may have closed it
                     return
                 reply = protocol.next_event()
                 if reply is NEED_DATA:
                     return
                 assert isinstance(reply, Result | Value), "a client hears no commands"
-                self._on_reply(reply)
+                self._on_replies((reply,))
         except RemoteProtocolError as error:
             self._lose(f"malformed reply: {error}")
 
-    def _on_reply(self, reply: Reply) -> None:
-        request = self._in_flight.pop(reply.opaque, None)
-        if reply.opaque == self._heartbeat:
-            self._heartbeat = None
-        else:
-            # A late reply proves as well that the broker carries out requests.
-            self._late_count = 0
-            self._answered_s = self._received_s
-        if request is None:
-            self._unknown_reply_count += 1
-            return
-        self._in_flight_bytes -= request.size_bytes
-        self._tell(request.on_reply, reply)
+    def _on_replies(self, replies: Sequence[Reply]) -> None:
+        """Pair replies with what is in flight; the hot loop."""
+        pop = self._in_flight.pop
+        for reply in replies:
+            request = pop(reply.opaque, None)
+            if reply.opaque == self._heartbeat:
+                self._heartbeat = None
+            else:
+                # A late reply proves as well that the broker carries out requests.
+                self._late_count = 0
+                self._answered_s = self._received_s
+            if request is None:
+                self._unknown_reply_count += 1
+                continue
+            self._in_flight_bytes -= request[3]
+            try:
+                request[0](reply)
+            except Exception:  # noqa: BLE001  # the others' outcome is their own
+                self._log_callback()
 
-    def _tell(self, on_reply: OnReply, outcome: Reply | MetaqError) -> None:
+    def _tell(self, on_reply: OnReply, error: MetaqError) -> None:
         try:
-            on_reply(outcome)
-        except Exception:  # noqa: BLE001  # one bug must not take the rest's outcome
-            _log.exception("reply callback failed: broker=%s", self.address)
+            on_reply(error)
+        except Exception:  # noqa: BLE001  # the others' outcome is their own
+            self._log_callback()
+
+    def _log_callback(self) -> None:
+        _log.exception("reply callback failed: broker=%s", self.address)
 
     # -- time -------------------------------------------------------------------------
 
@@ -445,11 +448,10 @@ class BrokerConnection:
         self._beat(now_s)
         if self._reason is not None:
             return
-        wake_s = self._received_s + self._heartbeat_s
-        if self._heartbeat is not None:
-            wake_s = math.inf
-        for request in self._in_flight.values():
-            wake_s = min(wake_s, request.deadline_s)
+        since_s = self._received_s if self._heartbeat is None else now_s
+        wake_s = since_s + self._heartbeat_s
+        for _on_reply, deadline_s, _start, _size_bytes in self._in_flight.values():
+            wake_s = min(wake_s, deadline_s)
         self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
 
     def _expire(self, now_s: float) -> None:
@@ -457,18 +459,18 @@ class BrokerConnection:
         late = [
             (opaque, request)
             for opaque, request in self._in_flight.items()
-            if request.deadline_s <= now_s and opaque != self._heartbeat
+            if request[1] <= now_s and opaque != self._heartbeat
         ]
-        for opaque, request in late:
+        for opaque, (on_reply, _deadline_s, _start, size_bytes) in late:
             if self._in_flight.pop(opaque, None) is None:
                 continue
-            self._in_flight_bytes -= request.size_bytes
+            self._in_flight_bytes -= size_bytes
             self._timeout_count += 1
             self._late_count += 1
             error = RequestTimeoutError(
                 f"{self.address}: no answer before the deadline; outcome unknown"
             )
-            self._tell(request.on_reply, error)
+            self._tell(on_reply, error)
         is_deaf = now_s - self._answered_s >= self._heartbeat_timeout_s
         if self._late_count >= LATE_COUNT_MAX and is_deaf:
             self._lose(f"{self._late_count} requests in a row were not answered")
@@ -489,17 +491,16 @@ class BrokerConnection:
                     deadline_s=now_s + timeout_s,
                 )
             return
-        request = self._in_flight[self._heartbeat]
-        if now_s < request.deadline_s:
+        on_reply, deadline_s, start, size_bytes = self._in_flight[self._heartbeat]
+        if now_s < deadline_s:
             return
         quiet_s = self._channel.idle_s(now_s)
         if quiet_s >= timeout_s:
             self._lose(f"no answer to a heartbeat within {timeout_s:g} s")
             return
         # Large frames are on their way, in front of it or in front of its reply.
-        self._in_flight[self._heartbeat] = request._replace(
-            deadline_s=now_s + timeout_s - quiet_s
-        )
+        deadline_s = now_s + timeout_s - quiet_s
+        self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
 
 
 def ignore(_value: object) -> None:

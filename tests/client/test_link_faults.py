@@ -1,0 +1,266 @@
+"""Connections, pool and metadata together, against brokers and networks that fail."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from metaq.client.connection import BrokerConnection
+from metaq.client.errors import ConnectionLostError
+from metaq.client.metadata import AddressMetadata, ZooKeeperMetadata
+from metaq.client.options import ClientOptions
+from metaq.client.pool import ConnectionPool
+from metaq.client.replies import parse_receipt
+from metaq.clock import SystemClock
+from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.model import BrokerId
+from metaq.protocol.commands import Mput, Put, Reply
+from metaq.protocol.encode import encode
+from metaq.record.checksum import checksum
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.proxy import Proxy
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.paths import NodePaths
+from tests.client.scripted import until
+
+CLOCK = SystemClock()
+OPTIONS = ClientOptions(
+    reconnect_first_s=0.005, reconnect_max_s=0.02, metadata_s=0.02,
+)  # fmt: skip
+WATCHFUL = ClientOptions(heartbeat_s=0.05, heartbeat_timeout_s=0.2)
+
+
+def soon(seconds: float = 5.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+@contextlib.asynccontextmanager
+async def open_pool(options: ClientOptions = OPTIONS) -> AsyncIterator[ConnectionPool]:
+    loop = asyncio.get_running_loop()
+    pool = ConnectionPool(clock=CLOCK, options=options, loop=loop)
+    try:
+        yield pool
+    finally:
+        await pool.close(deadline_s=soon())
+
+
+def put(connection: BrokerConnection, payload: bytes) -> Put:
+    opaque = connection.next_opaque()
+    return Put("test", 0, payload, 0, checksum(payload), opaque)
+
+
+async def put_all(connection: BrokerConnection, count: int) -> list[int]:
+    """Put numbered payloads, pipelined; return their offsets in order."""
+    replies: dict[int, Reply | MetaqError] = {}
+    for number in range(count):
+        command = put(connection, b"%06d" % number)
+
+        def on_reply(outcome: Reply | MetaqError, number: int = number) -> None:
+            assert number not in replies
+            replies[number] = outcome
+
+        connection.submit(encode(command), command.opaque, on_reply, deadline_s=soon())
+    await until(lambda: len(replies) == count)
+    offsets = []
+    for number in range(count):
+        reply = replies[number]
+        assert not isinstance(reply, MetaqError), reply
+        offsets.append(parse_receipt(reply).offset)
+    return offsets
+
+
+@pytest.mark.parametrize(
+    "misbehave",
+    [
+        lambda _broker: None,
+        lambda broker: setattr(broker, "reorder", True),
+        lambda broker: setattr(broker, "split_bytes", 7),
+        lambda broker: setattr(broker, "delay_s", 0.01),
+    ],
+    ids=["well", "reorder", "split", "delay"],
+)
+def test_each_put_hears_of_its_own_record(
+    misbehave: Callable[[FakeBroker], None],
+) -> None:
+    """Whatever the order and the pieces of the replies: pairing never slips."""
+
+    async def main() -> None:
+        with FakeBroker() as broker:
+            async with open_pool() as pool:
+                connection = await pool.get(broker.address, deadline_s=soon())
+                assert not connection.capabilities.has_mput
+                misbehave(broker)
+                offsets = await put_all(connection, 100)
+            stored = broker.payloads()
+            by_offset = dict(zip(sorted(offsets), stored, strict=True))
+            assert [by_offset[o] for o in offsets] == [b"%06d" % n for n in range(100)]
+
+    asyncio.run(main())
+
+
+def test_requests_beyond_what_a_java_broker_knows_cost_the_connection() -> None:
+    """MetaQ closes without a word; the pool's next connection works."""
+
+    async def main() -> None:
+        with FakeBroker() as broker:
+            async with open_pool() as pool:
+                connection = await pool.get(broker.address, deadline_s=soon())
+                command = Mput(
+                    topic="test", partition=0, count=0, checksum=0,
+                    opaque=connection.next_opaque(), payload=b"",
+                )  # fmt: skip
+                with pytest.raises(ConnectionLostError, match="outcome unknown"):
+                    await connection.call(command, deadline_s=soon())
+                again = await pool.get(broker.address, deadline_s=soon())
+                assert again is not connection
+                assert len(await put_all(again, 3)) == 3
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "stored"),
+    [
+        (FaultKind.SWALLOW, RequestTimeoutError, 0),
+        (FaultKind.SWALLOW_STORED, RequestTimeoutError, 1),
+        (FaultKind.DROP, ConnectionLostError, 0),
+        (FaultKind.DROP_STORED, ConnectionLostError, 1),
+    ],
+)
+def test_an_unknown_outcome_is_called_unknown(
+    kind: FaultKind, error: type[MetaqError], stored: int
+) -> None:
+    """Stored or not, the client cannot know, and does not pretend to."""
+
+    async def main() -> None:
+        with FakeBroker() as broker:
+            async with open_pool() as pool:
+                connection = await pool.get(broker.address, deadline_s=soon())
+                broker.inject(kind)
+                with pytest.raises(error, match="outcome unknown") as caught:
+                    await connection.call(put(connection, b"x"), deadline_s=soon(0.05))
+                assert type(caught.value) is error
+                assert len(broker.payloads()) == stored
+
+    asyncio.run(main())
+
+
+def test_a_broker_is_found_at_the_same_port_and_at_another() -> None:
+    """Through ZooKeeper the address changes; the pool connects wherever it is."""
+
+    async def main() -> None:
+        zookeeper = MemoryZooKeeper()
+        coordinator = zookeeper.coordinator(CLOCK)
+        metadata = ZooKeeperMetadata(coordinator, NodePaths(), clock=CLOCK)
+        await metadata.start()
+        coordinator.start()
+        with FakeBroker(coordinator=zookeeper.coordinator) as broker:
+            async with open_pool() as pool:
+                snapshot = await metadata.topic("test", deadline_s=soon())
+                first = broker.address
+                await pool.get(first, deadline_s=soon())
+                for port in (None, 0):
+                    broker.go_away()
+                    await until(lambda: BrokerId(0) not in metadata.snapshot.brokers)
+                    await until(lambda: pool.ready(first) is None)
+                    broker.come_back(port=port)
+                    await until(lambda: BrokerId(0) in metadata.snapshot.brokers)
+                    snapshot = metadata.snapshot
+                    leader = snapshot.brokers[BrokerId(0)].leader
+                    assert leader == broker.address
+                    connection = await pool.get(broker.address, deadline_s=soon())
+                    assert len(await put_all(connection, 2)) == 2
+                assert broker.address != first
+        await metadata.stop()
+        await coordinator.stop(deadline_s=soon())
+
+    asyncio.run(main())
+
+
+def test_a_java_broker_tells_its_topics_by_address() -> None:
+    """Its logs count, and its configuration is not needed."""
+
+    async def main() -> None:
+        with FakeBroker({"test": 1, "orders": 3}, broker_id=4) as broker:
+            async with open_pool() as pool:
+                metadata = AddressMetadata(
+                    [broker.address], pool=pool, clock=CLOCK, options=OPTIONS
+                )
+                await metadata.start()
+                snapshot = await metadata.topic("orders", deadline_s=soon())
+                assert snapshot.puts["orders"] == {4: 3}
+                leader = snapshot.brokers[BrokerId(4)].leader
+                assert leader == broker.address
+                await metadata.stop()
+
+    asyncio.run(main())
+
+
+def through_proxy(
+    scenario: Callable[[Proxy, FakeBroker, ConnectionPool], Awaitable[None]],
+    options: ClientOptions = OPTIONS,
+) -> None:
+    async def main() -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        with FakeBroker() as broker, Proxy("127.0.0.1", broker.port) as proxy:
+            async with open_pool(options) as pool:
+                await scenario(proxy, broker, pool)
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+    asyncio.run(main())
+
+
+def test_a_network_that_swallows_everything_is_noticed() -> None:
+    """No bytes, no end: the heartbeat finds out, and the next connection works."""
+
+    async def scenario(proxy: Proxy, _broker: FakeBroker, pool: ConnectionPool) -> None:
+        connection = await pool.get(proxy.address, deadline_s=soon())
+        proxy.stall()
+        reasons: list[str] = []
+        connection.on_closed(reasons.append)
+        with pytest.raises(ConnectionLostError, match="heartbeat"):
+            await connection.call(put(connection, b"x"), deadline_s=soon(60))
+        assert pool.ready(proxy.address) is None
+        proxy.pass_all()
+        again = await pool.get(proxy.address, deadline_s=soon())
+        assert len(await put_all(again, 3)) == 3
+
+    through_proxy(scenario, WATCHFUL)
+
+
+def test_a_trickling_network_is_slow_and_nothing_else() -> None:
+    """Bytes that come one by one are still the same replies."""
+
+    async def scenario(proxy: Proxy, broker: FakeBroker, pool: ConnectionPool) -> None:
+        connection = await pool.get(proxy.address, deadline_s=soon())
+        proxy.trickle(piece_bytes=7, interval_s=0.0005)
+        assert len(await put_all(connection, 20)) == 20
+        assert connection.is_open
+        assert len(broker.payloads()) == 20
+
+    through_proxy(scenario)
+
+
+def test_a_cut_and_a_refusing_network_end_in_a_new_connection() -> None:
+    """Reset connections fail what is in flight; refused ones are tried again."""
+
+    async def scenario(proxy: Proxy, broker: FakeBroker, pool: ConnectionPool) -> None:
+        connection = await pool.get(proxy.address, deadline_s=soon())
+        broker.inject(FaultKind.SWALLOW)
+        call = asyncio.ensure_future(
+            connection.call(put(connection, b"x"), deadline_s=soon())
+        )
+        await until(lambda: broker.statistics().commands.get("put"))
+        proxy.refuse()
+        proxy.cut()
+        with pytest.raises(ConnectionLostError):
+            await call
+        with pytest.raises(NoBrokerError, match="Connection refused"):
+            await pool.get(proxy.address, deadline_s=soon(0.05))
+        proxy.accept()
+        again = await pool.get(proxy.address, deadline_s=soon())
+        assert len(await put_all(again, 3)) == 3
+
+    through_proxy(scenario)
