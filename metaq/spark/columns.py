@@ -73,8 +73,8 @@ class RowBuilder:
             for value, field in zip(repeated, ROW_SCHEMA, strict=False)
         ]
         # Headers are the even pieces between the edges of a run, payloads the odd.
-        self._even = pa.array(range(0, 2 * records_max, 2), pa.int32())
-        self._odd = pa.array(range(1, 2 * records_max, 2), pa.int32())
+        self._even = _numbers(array("i", range(0, 2 * records_max, 2)))
+        self._odd = _numbers(array("i", range(1, 2 * records_max, 2)))
 
     def build(
         self, run: memoryview, edges: "array[int]", offset: Offset
@@ -98,8 +98,7 @@ class RowBuilder:
             del edges[2 * count + 1 :]
             flags = flags[:count]
         ids = _column(headers, count, _ID_AT, pa.int64())
-        starts = [None, pa.py_buffer(edges[0:-1:2])]
-        offsets = pa.Array.from_buffers(pa.int32(), count, starts).cast(pa.int64())
+        offsets = _numbers(edges[0:-1:2]).cast(pa.int64())
         columns = [
             *(column[:count] for column in self._constant),
             pc.add(offsets, pa.scalar(offset, pa.int64())),
@@ -110,6 +109,11 @@ class RowBuilder:
             _pieces(run, edges).take(self._odd[:count]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), bad
+
+
+def _numbers(values: "array[int]") -> pa.Array:
+    buffers = [None, pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.int32(), len(values), buffers)
 
 
 def _pieces(run: memoryview, edges: "array[int]") -> pa.Array:
