@@ -67,6 +67,23 @@ class DataLossError(SparkError):
 class BadRowError(SparkError):
     """A value is not of the asked format, and bad rows are to fail the query."""
 
+    def __init__(self, partition: TopicPartition, offset: Offset, reason: str) -> None:
+        super().__init__(
+            f"{partition}: bad value at offset {offset}: {reason}. badRows=column keeps"
+            " such values in a column of their own"
+        )
+        self.partition = partition
+        """Where the message lies."""
+        self.offset = offset
+        """The first byte of its record."""
+        self.reason = reason
+        """What is wrong with the value."""
+
+    def __reduce__(
+        self,
+    ) -> tuple[type["BadRowError"], tuple[TopicPartition, Offset, str]]:
+        return type(self), (self.partition, self.offset, self.reason)
+
 
 class DamagedRecordError(CorruptRecordError):
     """A record's bytes contradict themselves; nothing behind it was read."""

@@ -288,9 +288,14 @@ def test_a_run_at_both_limits_fits_the_columns() -> None:
     assert VALUE_BYTES_MAX + 20 + VALUE_BYTES_MAX < 2**31
 
 
-def test_equal_and_unequal_sizes_are_read_alike() -> None:
-    """The way for equal sizes hands over when the run is none."""
-    sizes = [50] * 3 + [51] + [50] * 3
+@pytest.mark.parametrize(
+    "sizes", [[50] * 3 + [51] + [50] * 3, [50] * 40 + [0, 20], [0, 0, 1], [500, 1, 1]]
+)
+def test_equal_and_unequal_sizes_make_one_batch(sizes: list[int]) -> None:
+    """The way for equal sizes hands over where they end."""
     log = b"".join(record(bytes([n]) * size, n + 1) for n, size in enumerate(sizes))
-    found = table(decoder(log).decode(log))
-    assert [len(row["value"]) for row in found] == sizes  # type: ignore[arg-type]
+    (batch,) = decoder(log).decode(log)
+    assert [len(value) for value in batch.column("value").to_pylist()] == sizes
+    assert [value[:1] for value in batch.column("value").to_pylist()] == [
+        bytes([n]) if size else b"" for n, size in enumerate(sizes)
+    ]
