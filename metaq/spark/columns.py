@@ -10,6 +10,7 @@ strides over the headers; only records with an attribute cost a step of Python e
 import sys
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -72,9 +73,7 @@ class RowBuilder:
             pa.repeat(pa.scalar(value, field.type), records_max)
             for value, field in zip(repeated, ROW_SCHEMA, strict=False)
         ]
-        # Headers are the even pieces between the edges of a run, payloads the odd.
-        self._even = _numbers(array("i", range(0, 2 * records_max, 2)))
-        self._odd = _numbers(array("i", range(1, 2 * records_max, 2)))
+        self._headers, self._payloads = _which_pieces(records_max)
 
     def build(
         self, run: memoryview, edges: "array[int]", offset: Offset
@@ -90,7 +89,7 @@ class RowBuilder:
             The batch, which owns its bytes, and what made it shorter than the run.
         """
         count = len(edges) // 2
-        headers = _pieces(run, edges).take(self._even[:count]).buffers()[2]
+        headers = _pieces(run, edges).take(self._headers[:count]).buffers()[2]
         flags = _column(headers, count, _FLAG_AT, pa.int32())
         attributes, bad = _take_attributes(run, edges, flags)
         if bad is not None:
@@ -106,9 +105,18 @@ class RowBuilder:
             _times(ids),
             attributes,
             flags,
-            _pieces(run, edges).take(self._odd[:count]),
+            _pieces(run, edges).take(self._payloads[:count]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), bad
+
+
+@lru_cache(maxsize=4)
+def _which_pieces(records_max: int) -> tuple[pa.Array, pa.Array]:
+    """Return which pieces of a run are headers, and which are payloads."""
+    return (
+        _numbers(array("i", range(0, 2 * records_max, 2))),
+        _numbers(array("i", range(1, 2 * records_max, 2))),
+    )
 
 
 def _numbers(values: "array[int]") -> pa.Array:

@@ -17,6 +17,8 @@ from metaq.spark.options import BadRows, Use, ValueFormat, read_value_options
 from metaq.spark.schema import ROW_DDL, arrow_schema, row_ddl
 from metaq.spark.values import ValueConverter
 
+pytestmark = pytest.mark.spark
+
 TYPES = {
     "STRING": StringType(),
     "INT": IntegerType(),
