@@ -10,6 +10,7 @@ strides over the headers; only records with an attribute cost a step of Python e
 import sys
 from array import array
 from dataclasses import dataclass
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -72,9 +73,7 @@ class RowBuilder:
             pa.repeat(pa.scalar(value, field.type), records_max)
             for value, field in zip(repeated, ROW_SCHEMA, strict=False)
         ]
-        # Headers are the even pieces between the edges of a run, payloads the odd.
-        self._even = pa.array(range(0, 2 * records_max, 2), pa.int32())
-        self._odd = pa.array(range(1, 2 * records_max, 2), pa.int32())
+        self._headers, self._payloads = _which_pieces(records_max)
 
     def build(
         self, run: memoryview, edges: "array[int]", offset: Offset
@@ -90,7 +89,7 @@ class RowBuilder:
             The batch, which owns its bytes, and what made it shorter than the run.
         """
         count = len(edges) // 2
-        headers = _pieces(run, edges).take(self._even[:count]).buffers()[2]
+        headers = _pieces(run, edges).take(self._headers[:count]).buffers()[2]
         flags = _column(headers, count, _FLAG_AT, pa.int32())
         attributes, bad = _take_attributes(run, edges, flags)
         if bad is not None:
@@ -98,8 +97,7 @@ class RowBuilder:
             del edges[2 * count + 1 :]
             flags = flags[:count]
         ids = _column(headers, count, _ID_AT, pa.int64())
-        starts = [None, pa.py_buffer(edges[0:-1:2])]
-        offsets = pa.Array.from_buffers(pa.int32(), count, starts).cast(pa.int64())
+        offsets = _numbers(edges[0:-1:2]).cast(pa.int64())
         columns = [
             *(column[:count] for column in self._constant),
             pc.add(offsets, pa.scalar(offset, pa.int64())),
@@ -107,9 +105,23 @@ class RowBuilder:
             _times(ids),
             attributes,
             flags,
-            _pieces(run, edges).take(self._odd[:count]),
+            _pieces(run, edges).take(self._payloads[:count]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), bad
+
+
+@lru_cache(maxsize=4)
+def _which_pieces(records_max: int) -> tuple[pa.Array, pa.Array]:
+    """Return which pieces of a run are headers, and which are payloads."""
+    return (
+        _numbers(array("i", range(0, 2 * records_max, 2))),
+        _numbers(array("i", range(1, 2 * records_max, 2))),
+    )
+
+
+def _numbers(values: "array[int]") -> pa.Array:
+    buffers = [None, pa.py_buffer(values)]
+    return pa.Array.from_buffers(pa.int32(), len(values), buffers)
 
 
 def _pieces(run: memoryview, edges: "array[int]") -> pa.Array:

@@ -4,6 +4,8 @@ Executors hand their errors to the driver in pickled form, so an error with fiel
 its own says how it is built again.
 """
 
+from dataclasses import dataclass
+
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Offset, TopicPartition
 
@@ -24,12 +26,63 @@ class BackwardRangeError(SparkError):
     """A read would end before it starts: never taken for an empty one."""
 
 
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Bytes of a partition that should be read and cannot be read any more."""
+
+    partition: TopicPartition
+    """Where they lay."""
+    start: Offset
+    """The first of them."""
+    end: Offset | None
+    """The first byte that is not lost; None where nobody knows how far the log went."""
+    reason: str
+    """What became of them, with the numbers that show it."""
+    message_count: int | None = None
+    """How many messages they were; None where nobody knows."""
+
+    def __str__(self) -> str:
+        if self.end is None:
+            return f"{self.partition}: lost from {self.start} on: {self.reason}"
+        size = f"{self.end - self.start} bytes"
+        if self.message_count is not None:
+            size += f", {self.message_count} messages"
+        where = f"[{self.start}, {self.end})"
+        return f"{self.partition}: lost {where}, {size}: {self.reason}"
+
+
 class DataLossError(SparkError):
     """Bytes that should be read are gone; the message names every lost range."""
+
+    def __init__(self, lost: tuple[LostRange, ...]) -> None:
+        ranges = "; ".join(map(str, lost))
+        super().__init__(f"{ranges}. failOnDataLoss=false reads on without them")
+        self.lost = lost
+        """What is lost, one or more ranges."""
+
+    def __reduce__(self) -> tuple[type["DataLossError"], tuple[tuple[LostRange, ...]]]:
+        return type(self), (self.lost,)
 
 
 class BadRowError(SparkError):
     """A value is not of the asked format, and bad rows are to fail the query."""
+
+    def __init__(self, partition: TopicPartition, offset: Offset, reason: str) -> None:
+        super().__init__(
+            f"{partition}: bad value at offset {offset}: {reason}. badRows=column keeps"
+            " such values in a column of their own"
+        )
+        self.partition = partition
+        """Where the message lies."""
+        self.offset = offset
+        """The first byte of its record."""
+        self.reason = reason
+        """What is wrong with the value."""
+
+    def __reduce__(
+        self,
+    ) -> tuple[type["BadRowError"], tuple[TopicPartition, Offset, str]]:
+        return type(self), (self.partition, self.offset, self.reason)
 
 
 class DamagedRecordError(CorruptRecordError):

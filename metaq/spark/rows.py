@@ -40,6 +40,9 @@ RESYNC_BYTES: Final = SizeBytes(4 * 1024 * 1024)
 """What a search for the next good record wants to see at least, four times the largest
 message that brokers take by default."""
 
+_BLANK: Final = bytes(8)
+"""Length and checksum of an empty payload."""
+
 
 class OnCorrupt(enum.Enum):
     """What to do about a damaged record; the value is the option's text."""
@@ -240,11 +243,15 @@ class RowDecoder:
         """Return the next good record behind the damage, None without one in sight."""
         search = self._search
         is_damaged = search is None or search.start == self.next_offset
-        return find_next_record(
+        found = find_next_record(
             view,
             Position(position + is_damaged),
             payload_bytes_max=self._payload_bytes_max,
         )
+        is_last = self.next_offset + len(view) - position >= self.end
+        if found is None or is_last or not _is_blank_to_end(view, found):
+            return found
+        return None
 
     def _begin_search(
         self, detail: str, may_be_tail: bool, in_sight: Offset | None = None
@@ -275,6 +282,17 @@ class RowDecoder:
         if self._on_corrupt is OnCorrupt.FAIL and self._search is not None:
             search = self._search
             raise DamagedRecordError(self.partition, search.start, search.detail, good)
+
+
+def _is_blank_to_end(view: memoryview, position: int) -> bool:
+    """Tell whether all that follows looks like empty records.
+
+    Eight zero bytes look like one; where nothing but the end of the data follows, they
+    may as well be the inside of something larger.
+    """
+    while position < len(view) and view[position : position + len(_BLANK)] == _BLANK:
+        position += HEADER_BYTES
+    return position >= len(view)
 
 
 def decode_pieces(

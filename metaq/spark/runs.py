@@ -44,63 +44,70 @@ def find_run(
         are no record; `metaq.record.scan` tells which.
     """
     view = data[start:]
-    found = _find_uniform(view, records_max, bytes_max, payload_max)
-    return found or _find_each(view, records_max, bytes_max, payload_max)
+    edges = _find_uniform(view, records_max, bytes_max, payload_max)
+    # What follows records of equal size may be one of another size.
+    _find_each(view, edges, records_max, bytes_max, payload_max)
+    return edges
 
 
 def _find_uniform(
     view: memoryview, records_max: int, bytes_max: int, payload_max: int
-) -> "array[int] | None":
-    """Return the edges where all records have the first one's size and are whole."""
+) -> "array[int]":
+    """Return the edges if all records have the first one's size and are whole.
+
+    The only edge is 0 where that is not so.
+    """
+    nothing = array("i", [0])
     if len(view) < HEADER_BYTES:
-        return None
+        return nothing
     length, _stored = _LENGTH_CHECKSUM.unpack_from(view)
-    stride = HEADER_BYTES + length
     if not 0 < length <= payload_max:
-        return None
+        return nothing
+    stride = HEADER_BYTES + length
     count = min(len(view) // stride, records_max, -(-bytes_max // stride))
-    if count < 1:
-        return None
     last = (count - 1) * stride
-    if view[last : last + _LENGTH_BYTES] != view[:_LENGTH_BYTES]:
-        return None
+    if count < 1 or view[last : last + _LENGTH_BYTES] != view[:_LENGTH_BYTES]:
+        return nothing
     run = bytes(view[: count * stride])
     for byte in range(_LENGTH_BYTES):
         if run[byte::stride] != run[byte : byte + 1] * count:
-            return None
+            return nothing
     payloads = [p for (p,) in Struct(f"{HEADER_BYTES}x{length}s").iter_unpack(run)]
     computed = bytearray(Struct(f">{count}I").pack(*map(crc32, payloads)))
-    computed[::_CHECKSUM_BYTES] = computed[::_CHECKSUM_BYTES].translate(
-        _TOP_BIT_CLEARED
-    )
+    top_bytes = computed[::_CHECKSUM_BYTES].translate(_TOP_BIT_CLEARED)
+    computed[::_CHECKSUM_BYTES] = top_bytes
     for byte in range(_CHECKSUM_BYTES):
         if computed[byte::_CHECKSUM_BYTES] != run[_LENGTH_BYTES + byte :: stride]:
-            return None
-    edges = array("i", bytes(array("i").itemsize * (2 * count + 1)))
+            return nothing
+    edges = array("i", bytes(nothing.itemsize * (2 * count + 1)))
     edges[0::2] = array("i", range(0, len(run) + 1, stride))
     edges[1::2] = array("i", range(HEADER_BYTES, len(run), stride))
     return edges
 
 
 def _find_each(
-    view: memoryview, records_max: int, bytes_max: int, payload_max: int
-) -> "array[int]":
-    """Walk record by record. Flat on purpose: rows pass here one by one."""
+    view: memoryview,
+    edges: "array[int]",
+    records_max: int,
+    bytes_max: int,
+    payload_max: int,
+) -> None:
+    """Go on behind the last edge. Flat on purpose: rows pass here one by one."""
     unpack, crc, mask = _LENGTH_CHECKSUM.unpack_from, crc32, CHECKSUM_MASK
-    header_bytes, end, position, edges = HEADER_BYTES, len(view), 0, [0]
-    append, edges_max = edges.append, 2 * records_max
-    while position + header_bytes <= end and len(edges) <= edges_max:
+    header_bytes, end, append = HEADER_BYTES, len(view), edges.append
+    position, left = edges[-1], records_max - len(edges) // 2
+    last_start = min(end - header_bytes, bytes_max - 1)
+    while position <= last_start and left:
         length, stored = unpack(view, position)
         payload_at = position + header_bytes
-        position = payload_at + length
-        if not 0 <= length <= payload_max or position > end:
+        next_position = payload_at + length
+        if not 0 <= length <= payload_max or next_position > end:
             break
-        if crc(view[payload_at:position]) & mask != stored:
+        if crc(view[payload_at:next_position]) & mask != stored:
             break
-        if not length and view[payload_at - header_bytes : position] == ZERO_HEADER:
+        if not length and view[position:payload_at] == ZERO_HEADER:
             break
         append(payload_at)
-        append(position)
-        if position >= bytes_max:
-            break
-    return array("i", edges)
+        append(next_position)
+        position = next_position
+        left -= 1

@@ -256,6 +256,25 @@ def test_a_good_record_far_behind_damage_is_found(
         ]
 
 
+def test_zeros_at_the_end_of_a_piece_are_no_good_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eight zeros look like an empty record until what follows is seen."""
+    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
+    start = b"\xff" * 300 + bytes(8) + b"x" * 12
+    log = start + b"\xff" * 300 + record(b"good", 5)
+    reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+    (row,) = table(decode_pieces(reader, [start, log[len(start) :]]))
+    assert row["message_id"] == 5
+    assert [(d.start, d.end) for d in reader.damage] == [(BASE, BASE + len(log) - 24)]
+    empty = record(b"", 6)
+    log = b"\xff" * 300 + empty + empty + record(b"good", 5) + empty
+    for cut in (300, 320, 340, 364):
+        reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+        found = table(decode_pieces(reader, [log[:cut], log[cut:]]))
+        assert [row["message_id"] for row in found] == [6, 6, 5, 6]
+
+
 def test_a_payload_over_the_limit_is_damage() -> None:
     """The limit is the caller's; nobody waits for a gigabyte that never comes."""
     log = record(b"x" * 100)
@@ -288,9 +307,14 @@ def test_a_run_at_both_limits_fits_the_columns() -> None:
     assert VALUE_BYTES_MAX + 20 + VALUE_BYTES_MAX < 2**31
 
 
-def test_equal_and_unequal_sizes_are_read_alike() -> None:
-    """The way for equal sizes hands over when the run is none."""
-    sizes = [50] * 3 + [51] + [50] * 3
+@pytest.mark.parametrize(
+    "sizes", [[50] * 3 + [51] + [50] * 3, [50] * 40 + [0, 20], [0, 0, 1], [500, 1, 1]]
+)
+def test_equal_and_unequal_sizes_make_one_batch(sizes: list[int]) -> None:
+    """The way for equal sizes hands over where they end."""
     log = b"".join(record(bytes([n]) * size, n + 1) for n, size in enumerate(sizes))
-    found = table(decoder(log).decode(log))
-    assert [len(row["value"]) for row in found] == sizes  # type: ignore[arg-type]
+    (batch,) = decoder(log).decode(log)
+    assert [len(value) for value in batch.column("value").to_pylist()] == sizes
+    assert [value[:1] for value in batch.column("value").to_pylist()] == [
+        bytes([n]) if size else b"" for n, size in enumerate(sizes)
+    ]

@@ -1,0 +1,93 @@
+"""The one policy for data that should be read and is gone.
+
+Three things make data go: retention moves the log start past what a query stands at, a
+log ends before where it did (it was made anew, or a disk lost its tail), or a partition
+is not there any more. Driver and tasks ask the same question, `settle`, so that they
+never disagree; nothing is ever left out without a `LostRange` that names it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from metaq.model import Offset, TopicPartition
+from metaq.spark.errors import BackwardRangeError, DataLossError, LostRange
+from metaq.spark.plan import LogSpan
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What of a wanted span can be read, and what cannot."""
+
+    span: LogSpan
+    """What to read: within the wanted span or empty, and within the log."""
+    lost: tuple[LostRange, ...] = ()
+    """What to report."""
+
+
+def settle(
+    partition: TopicPartition,
+    wanted: LogSpan,
+    log: LogSpan | None,
+    *,
+    fail_on_data_loss: bool,
+    count: Callable[[Offset, Offset], int | None] | None = None,
+) -> Settled:
+    """Decide how to go on when a log may not hold what is wanted of it.
+
+    A log that ends before what was read already is gone on with at its end: what of
+    it was put after the loss cannot be told from what was read before.
+
+    Args:
+        partition: whose log.
+        wanted: what is to be read; empty where a query only stands at an offset.
+        log: from log start to log end; None where the partition is gone.
+        fail_on_data_loss: raise instead of going on without what is lost.
+        count: tells how many messages lay between two offsets, None if not known.
+
+    Raises:
+        DataLossError: something is lost and `fail_on_data_loss` is set.
+        BackwardRangeError: `wanted` ends before it starts.
+    """
+    if wanted.start > wanted.end:
+        raise BackwardRangeError(
+            f"{partition}: cannot read from {wanted.start} to {wanted.end}"
+        )
+    if log is None:
+        here = LogSpan(wanted.start, wanted.start)
+        gone = LostRange(partition, wanted.start, None, "the partition is gone")
+        settled = Settled(here, (gone,))
+    else:
+        settled = _fit(partition, wanted, log, count or _nobody_knows)
+    if settled.lost and fail_on_data_loss:
+        raise DataLossError(settled.lost)
+    return settled
+
+
+def _fit(
+    partition: TopicPartition,
+    wanted: LogSpan,
+    log: LogSpan,
+    count: Callable[[Offset, Offset], int | None],
+) -> Settled:
+    lost: list[LostRange] = []
+
+    def lose(start: Offset, end: Offset, reason: str) -> None:
+        lost.append(LostRange(partition, start, end, reason, count(start, end)))
+
+    if wanted.start < log.start:
+        # A query that only stands there has lost everything up to the log start.
+        is_standing = wanted.start == wanted.end
+        end = log.start if is_standing else min(wanted.end, log.start)
+        lose(wanted.start, end, f"the log starts at {log.start}")
+    if wanted.end > log.end:
+        reason = f"the log ends at {log.end}"
+        if wanted.start > log.end:
+            reason += f", before {wanted.start} where reading stood"
+        lose(log.end, wanted.end, reason)
+    start = min(max(wanted.start, log.start), log.end)
+    end = max(min(wanted.end, log.end), start)
+    return Settled(LogSpan(start, end), tuple(lost))
+
+
+def _nobody_knows(_start: Offset, _end: Offset) -> int | None:
+    return None

@@ -1,0 +1,242 @@
+"""The offsets of a stream as JSON, and the other texts that name partitions. Pure.
+
+A stream's offset says for every partition which byte is read next:
+
+    {"/version": 1, "logs": {"0-0": 4096, "0-1": 0}}
+
+Worked example: partition 0 of topic `logs` on broker 0 holds three records of 100, 200
+and 300 bytes. A query that has read the first two stands at 300: the first byte of the
+third record, which is also the end of the second. When everything is read it stands at
+600, where the next record will begin; a batch from 300 to 600 has one record.
+
+Keys are sorted, so equal offsets have equal texts: Spark compares texts. `/version` can
+be no topic, for no topic has a slash in its name. The parser is strict, because a
+checkpoint that is read wrongly loses or doubles data; whatever is odd is quoted. What a
+query stores can be pasted into `startingOffsets`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeAlias, TypeVar
+
+from metaq.model import MAX_OFFSET, BrokerId, Millis, Offset, TopicPartition
+from metaq.spark.errors import OffsetTextError
+
+Offsets: TypeAlias = Mapping[TopicPartition, Offset]
+"""Per partition, the next byte to read."""
+
+VERSION: Final = 1
+"""Of the JSON form; another one is refused."""
+VERSION_KEY: Final = "/version"
+"""Where the version stands: beside the topics, and no topic's name."""
+
+EARLIEST: Final = Offset(-2)
+"""In a wanted offset: the log start, whatever it will be."""
+LATEST: Final = Offset(-1)
+"""In a wanted offset: the log end, whatever it will be."""
+
+QUOTED_CHARS_MAX: Final = 80
+"""A message quotes that much of a text that it refuses."""
+
+_PARTITION: Final = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
+_Number = TypeVar("_Number", bound=int)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChanges:
+    """How the partitions of two offsets differ; each tuple is sorted."""
+
+    added: tuple[TopicPartition, ...]
+    """Partitions that only the newer one names."""
+    gone: tuple[TopicPartition, ...]
+    """Partitions that only the older one names."""
+    backward: tuple[TopicPartition, ...]
+    """Partitions whose newer offset is below the older one."""
+
+
+def partition_key(partition: TopicPartition) -> str:
+    """Return how a partition is named below its topic: `<broker>-<partition>`."""
+    return f"{partition.broker_id}-{partition.partition}"
+
+
+def offsets_to_json(offsets: Offsets) -> dict[str, object]:
+    """Return offsets as the sorted dictionary that Spark writes down.
+
+    The same offsets always give the same text through `json.dumps`.
+    """
+    topics: dict[str, dict[str, int]] = {}
+    for partition, offset in sorted(offsets.items()):
+        topics.setdefault(partition.topic, {})[partition_key(partition)] = int(offset)
+    return {VERSION_KEY: VERSION, **topics}
+
+
+def offsets_from_json(value: object) -> dict[TopicPartition, Offset]:
+    """Read back what `offsets_to_json` gave.
+
+    Args:
+        value: what Spark hands over: a dictionary from a checkpoint.
+
+    Raises:
+        OffsetTextError: anything but such a dictionary; the message says where.
+    """
+    if not isinstance(value, dict) or VERSION_KEY not in value:
+        _refuse("offset", f"expected an object with {VERSION_KEY!r}", value)
+    return _read_numbers("offset", value, _as_offset)
+
+
+def format_offsets(offsets: Offsets) -> str:
+    """Return offsets as text; equal offsets give equal texts."""
+    return json.dumps(offsets_to_json(offsets))
+
+
+def parse_offsets(text: str) -> dict[TopicPartition, Offset]:
+    """Read back what `format_offsets` gave.
+
+    Raises:
+        OffsetTextError: the text is something else; the message says what.
+    """
+    return offsets_from_json(_parse_json("offset", text))
+
+
+def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
+    """Read offsets that a user wrote: without version, and with names for the edges.
+
+    Args:
+        text: JSON as above; `EARLIEST` (-2) and `LATEST` (-1) stand for the log start
+            and the log end.
+        option: whose value it is, for messages.
+
+    Raises:
+        OffsetTextError: the text is something else; the message says what.
+    """
+    return _read_numbers(option, _parse_json(option, text), _as_wanted)
+
+
+def parse_times(text: str, *, option: str) -> dict[TopicPartition, Millis]:
+    """Read a time per partition, milliseconds since 1970, in the form of offsets.
+
+    Args:
+        text: `{"logs": {"0-0": 1700000000000}}`.
+        option: whose value it is, for messages.
+
+    Raises:
+        OffsetTextError: the text is something else; the message says what.
+    """
+    return _read_numbers(option, _parse_json(option, text), _as_millis)
+
+
+def parse_assigned(text: str, *, option: str) -> frozenset[TopicPartition]:
+    """Read the partitions that a user picked; one or more.
+
+    Args:
+        text: `{"logs": ["0-0", "0-1"]}`.
+        option: whose value it is, for messages.
+
+    Raises:
+        OffsetTextError: the text is something else, or names nothing or the same
+            partition twice.
+    """
+    value = _parse_json(option, text)
+    if not isinstance(value, dict):
+        _refuse(option, "expected an object of topics", value)
+    found: set[TopicPartition] = set()
+    for topic, names in value.items():
+        if not isinstance(names, list) or not names:
+            _refuse(option, f"topic {topic!r}: expected a list of partitions", names)
+        for name in names:
+            partition = _read_partition(option, topic, name)
+            if partition in found:
+                _refuse(option, f"topic {topic!r}: the same partition twice", name)
+            found.add(partition)
+    if not found:
+        _refuse(option, "expected one partition or more", value)
+    return frozenset(found)
+
+
+def merge_offsets(first: Offsets, second: Offsets) -> dict[TopicPartition, Offset]:
+    """Return the partitions of both, each with the larger of its offsets."""
+    merged = dict(first)
+    for partition, offset in second.items():
+        merged[partition] = max(offset, merged.get(partition, offset))
+    return merged
+
+
+def compare_offsets(older: Offsets, newer: Offsets) -> OffsetChanges:
+    """Say which partitions came, went, or moved back from `older` to `newer`."""
+    return OffsetChanges(
+        added=tuple(sorted(newer.keys() - older.keys())),
+        gone=tuple(sorted(older.keys() - newer.keys())),
+        backward=tuple(
+            sorted(p for p in older.keys() & newer.keys() if newer[p] < older[p])
+        ),
+    )
+
+
+def _parse_json(option: str, text: str) -> object:
+    try:
+        return json.loads(text, object_pairs_hook=_without_doubles)
+    except (ValueError, RecursionError) as error:
+        quoted = text[:QUOTED_CHARS_MAX]
+        raise OffsetTextError(f"{option}: no JSON: {error}: {quoted!r}") from error
+
+
+def _without_doubles(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        double = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{double!r} occurs twice")
+    return found
+
+
+def _read_numbers(
+    option: str, value: object, convert: Callable[[int], _Number | None]
+) -> dict[TopicPartition, _Number]:
+    """Read topic → partition → number; `convert` gives None for a number it refuses."""
+    if not isinstance(value, dict):
+        _refuse(option, "expected an object of topics", value)
+    topics = dict(value)
+    version = topics.pop(VERSION_KEY, VERSION)
+    if type(version) is not int or version != VERSION:
+        _refuse(option, f"expected version {VERSION}", version)
+    found: dict[TopicPartition, _Number] = {}
+    for topic, numbers in topics.items():
+        if not isinstance(numbers, dict) or not numbers:
+            _refuse(
+                option, f"topic {topic!r}: expected an object of partitions", numbers
+            )
+        for name, number in numbers.items():
+            partition = _read_partition(option, topic, name)
+            # A bool is an int to Python, and 1.0 is equal to 1.
+            known = convert(number) if type(number) is int else None
+            if known is None:
+                _refuse(option, f"{partition}: not a number in range", number)
+            found[partition] = known
+    return found
+
+
+def _read_partition(option: str, topic: object, name: object) -> TopicPartition:
+    if not isinstance(topic, str) or not topic or "/" in topic:
+        _refuse(option, "expected the name of a topic", topic)
+    match = _PARTITION.fullmatch(name) if isinstance(name, str) else None
+    if match is None:
+        _refuse(option, f"topic {topic!r}: expected '<broker>-<partition>'", name)
+    return TopicPartition(topic, BrokerId(int(match[1])), int(match[2]))
+
+
+def _as_offset(number: int) -> Offset | None:
+    return Offset(number) if 0 <= number <= MAX_OFFSET else None
+
+
+def _as_wanted(number: int) -> Offset | None:
+    return Offset(number) if EARLIEST <= number <= MAX_OFFSET else None
+
+
+def _as_millis(number: int) -> Millis | None:
+    return Millis(number) if 0 <= number <= MAX_OFFSET else None
+
+
+def _refuse(option: str, problem: str, value: object) -> NoReturn:
+    raise OffsetTextError(f"{option}: {problem}, got {repr(value)[:QUOTED_CHARS_MAX]}")

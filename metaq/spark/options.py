@@ -1,0 +1,404 @@
+"""What a user asked of a source or sink: frozen values, contradictions refused.
+
+`option_table.py` reads the texts; here they are fitted together. A contradiction ends
+in one sentence that names both sides, before anything is connected or read.
+"""
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from metaq.model import Millis, Offset, TopicPartition
+from metaq.spark.errors import OptionError
+from metaq.spark.offsets import EARLIEST, LATEST
+from metaq.spark.option_table import Use, read_options
+from metaq.spark.plan import BatchLimits
+from metaq.spark.rows import OnCorrupt
+
+_MS_PER_S: Final = 1000
+_NOT_NULL: Final = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
+
+
+class Edge(enum.Enum):
+    """Where reading starts or ends when no offset is named; the value is the text."""
+
+    EARLIEST = "earliest"
+    """The log start."""
+    LATEST = "latest"
+    """The log end."""
+    GROUP = "group"
+    """Where a consumer group has committed; the log start where it has not."""
+
+
+class ValueFormat(enum.Enum):
+    """What the column `value` holds; the value is the option's text."""
+
+    BINARY = "binary"
+    """The bytes."""
+    STRING = "string"
+    """Text, which has to be UTF-8."""
+    JSON = "json"
+    """The fields of an object."""
+
+
+class BadRows(enum.Enum):
+    """What becomes of values that are not of the format; the value is the text."""
+
+    FAIL = "fail"
+    """The query fails and names the first."""
+    COLUMN = "column"
+    """They stay as rows, with their bytes and the reason in columns of their own."""
+    TOPIC = "topic"
+    """They leave the rows and are put to the dead-letter topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading starts or ends in any partition, before any log is asked."""
+
+    edge: Edge
+    """For partitions that the other fields leave open."""
+    offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    """Offsets per partition."""
+    time_ms: Millis | None = None
+    """One time for all partitions; wins over everything else."""
+    times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
+    """Times per partition; win over offsets."""
+
+    def of(self, partition: TopicPartition) -> "Edge | Offset | AtTime":
+        """Return what holds for one partition: the strongest of the fields."""
+        time_ms = self.time_ms
+        if time_ms is None:
+            time_ms = self.times_ms.get(partition)
+        if time_ms is not None:
+            return AtTime(time_ms)
+        offset = self.offsets.get(partition)
+        if offset == EARLIEST:
+            return Edge.EARLIEST
+        if offset == LATEST:
+            return Edge.LATEST
+        return self.edge if offset is None else offset
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first message of that time or later."""
+
+    time_ms: Millis
+    """Milliseconds since 1970."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOptions:
+    """How the brokers are found, and how long they are waited for."""
+
+    zookeeper: str | None
+    """Connect string; None where brokers are named."""
+    zk_root: str
+    """Root of the cluster's nodes."""
+    brokers: tuple[str, ...]
+    """`host:port` each; empty where ZooKeeper is asked."""
+    request_timeout_s: float
+    """Bound on one answer."""
+    retry_timeout_s: float
+    """Bound on trying again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueOptions:
+    """How values become the column `value`."""
+
+    format: ValueFormat
+    """What the column holds."""
+    ddl: str | None
+    """Fields of JSON values; None for the other formats."""
+    bad_rows: BadRows
+    """What becomes of values that are not of the format."""
+    dead_letter_topic: str | None
+    """Where bad values are put; None unless `bad_rows` is TOPIC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a batch or streaming read was told. Goes to executors in pickled form."""
+
+    wire: WireOptions
+    """Where the brokers are."""
+    topics: tuple[str, ...]
+    """Names of `subscribe`; empty where another way was chosen."""
+    topic_pattern: str | None
+    """The pattern of `subscribePattern`; whole names match."""
+    assigned: frozenset[TopicPartition]
+    """The partitions of `assign`."""
+    starting: Bound
+    """Where reading starts."""
+    ending: Bound
+    """Where a batch ends; the log end for streams."""
+    is_late_start_error: bool
+    """A start by time fails where no message is that young; else it is the log end."""
+    pin_name: str | None
+    """Under which name the start of a stream is kept; None: it is not."""
+    start_group: str | None
+    """The group that `Edge.GROUP` means."""
+    progress_group: str | None
+    """The group that progress is committed to; None: none."""
+    fail_on_data_loss: bool
+    """Raise when bytes are gone."""
+    limits: BatchLimits
+    """How much one micro-batch takes."""
+    ranges_min: int | None
+    """Hint for the number of tasks."""
+    records_max: int | None
+    """Messages of one task."""
+    values: ValueOptions
+    """How values become a column."""
+    on_corrupt: OnCorrupt
+    """What becomes of damaged records."""
+    is_filter_pushdown: bool
+    """Filters are asked for and heeded."""
+
+    @classmethod
+    def from_map(
+        cls, options: Mapping[str, str], *, is_stream: bool
+    ) -> "SourceOptions":
+        """Read the options of a read.
+
+        Args:
+            options: name → text; case does not matter.
+            is_stream: whether it is a streaming read.
+
+        Raises:
+            OptionError: an option is unknown, wrong, or contradicts another.
+            OffsetTextError: JSON is wrong.
+        """
+        found = _Found(options, Use.STREAM if is_stream else Use.BATCH)
+        found.exactly_one("subscribe", "subscribePattern", "assign")
+        wire = _wire_options(found)
+        assigned = found.assigned()
+        starting = _starting(found, is_stream=is_stream)
+        ending = _ending(found)
+        _check_assigned("startingOffsets", starting, assigned)
+        _check_assigned("endingOffsets", ending, assigned)
+        progress_group = found.text("progressGroup")
+        start_group = found.text("group") or progress_group
+        if starting.edge is Edge.GROUP and start_group is None:
+            raise OptionError("startingOffsets=group needs group or progressGroup")
+        strategy = found.text("startingOffsetsByTimestampStrategy")
+        return cls(
+            wire=wire,
+            topics=found.names("subscribe"),
+            topic_pattern=found.text("subscribePattern"),
+            assigned=assigned,
+            starting=starting,
+            ending=ending,
+            is_late_start_error=strategy == "error",
+            pin_name=found.text("pinStart") or progress_group,
+            start_group=start_group,
+            progress_group=progress_group,
+            fail_on_data_loss=found.flag("failOnDataLoss"),
+            limits=_limits(found),
+            ranges_min=found.number("minPartitions"),
+            records_max=found.number("maxRecordsPerPartition"),
+            values=_value_options(found),
+            on_corrupt=OnCorrupt(found.text("onCorrupt")),
+            is_filter_pushdown=found.flag("filterPushdown"),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """What a write was told. Goes to executors in pickled form."""
+
+    wire: WireOptions
+    """Where the brokers are."""
+    topic: str | None
+    """Topic of all rows; None: the rows name theirs."""
+    batch_bytes: int
+    """Bytes of one batch on the wire."""
+
+    @classmethod
+    def from_map(cls, options: Mapping[str, str]) -> "SinkOptions":
+        """Read the options of a write.
+
+        Args:
+            options: name → text; case does not matter; Spark's own are left alone.
+
+        Raises:
+            OptionError: an option is unknown, wrong, or contradicts another.
+        """
+        found = _Found(options, Use.SINK)
+        if found.text("delivery") == "exactly-once":
+            raise OptionError(
+                "delivery=exactly-once needs transactions, which brokers do not offer"
+                " yet: use delivery=at-least-once"
+            )
+        return cls(
+            wire=_wire_options(found),
+            topic=found.text("topic"),
+            batch_bytes=found.number("batchBytes") or 0,
+        )
+
+
+def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
+    """Read what the options of `use` say of the column `value`.
+
+    Raises:
+        OptionError: an option is unknown, wrong, or contradicts another.
+    """
+    return _value_options(_Found(options, use))
+
+
+class _Found:
+    """Values by name, each with the type that its kind in the table promises."""
+
+    def __init__(self, options: Mapping[str, str], use: Use) -> None:
+        self._values = read_options(options, use)
+        given = {name.lower() for name in options}
+        self.given = frozenset(n for n in self._values if n.lower() in given)
+
+    def exactly_one(self, *names: str) -> None:
+        """Refuse none and several of these options."""
+        chosen = [name for name in names if name in self.given]
+        if len(chosen) != 1:
+            got = " and ".join(chosen) or "none of them"
+            raise OptionError(f"expected exactly one of {', '.join(names)}, got {got}")
+
+    def needs(self, name: str, other: str) -> None:
+        """Refuse an option that means nothing without another."""
+        if name in self.given and self._values[other] is None:
+            raise OptionError(f"{name} has no effect without {other}")
+
+    def text(self, name: str) -> str | None:
+        """Return a text, or a choice; None also for an option of another use."""
+        value = self._values.get(name)
+        assert value is None or isinstance(value, str), name
+        return value
+
+    def number(self, name: str) -> int | None:
+        value = self._values.get(name)
+        assert value is None or isinstance(value, int), name
+        return value
+
+    def seconds(self, name: str) -> float:
+        """Return a duration, or milliseconds, as seconds."""
+        value = self._values.get(name, 0.0)
+        assert isinstance(value, int | float), name
+        return value if isinstance(value, float) else value / _MS_PER_S
+
+    def flag(self, name: str) -> bool:
+        value = self._values[name]
+        assert isinstance(value, bool), name
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self._values[name]
+        assert value is None or isinstance(value, tuple), name
+        return value or ()
+
+    def assigned(self) -> frozenset[TopicPartition]:
+        value = self._values["assign"]
+        assert value is None or isinstance(value, frozenset), "assign"
+        return value or frozenset()
+
+    def bound(self, side: str, edge: Edge) -> Bound:
+        """Return `startingX` or `endingX`; without any, the edge."""
+        offsets = self._values.get(f"{side}Offsets")
+        times = self._values.get(f"{side}OffsetsByTimestamp")
+        time_ms = self.number(f"{side}Timestamp")
+        assert times is None or isinstance(times, dict), side
+        return Bound(
+            edge=Edge(offsets) if isinstance(offsets, str) else edge,
+            offsets=offsets if isinstance(offsets, dict) else {},
+            time_ms=None if time_ms is None else Millis(time_ms),
+            times_ms=times or {},
+        )
+
+
+def _wire_options(found: _Found) -> WireOptions:
+    found.exactly_one("zookeeper", "brokers")
+    found.needs("zkRoot", "zookeeper")
+    for name in ("group", "progressGroup", "pinStart"):
+        if name in found.given and found.text("zookeeper") is None:
+            raise OptionError(f"{name} is kept in ZooKeeper: it needs zookeeper")
+    return WireOptions(
+        zookeeper=found.text("zookeeper"),
+        zk_root=found.text("zkRoot") or "/",
+        brokers=found.names("brokers"),
+        request_timeout_s=found.seconds("requestTimeoutMs"),
+        retry_timeout_s=found.seconds("retryTimeoutMs"),
+    )
+
+
+def _starting(found: _Found, *, is_stream: bool) -> Bound:
+    has_offsets = "startingOffsets" in found.given
+    is_earliest = has_offsets or not is_stream
+    bound = found.bound("starting", Edge.EARLIEST if is_earliest else Edge.LATEST)
+    if not is_stream:
+        latest = [p for p, offset in bound.offsets.items() if offset == LATEST]
+        if bound.edge is Edge.LATEST:
+            raise OptionError("startingOffsets=latest: a batch would read nothing")
+        if latest:
+            raise OptionError(
+                f"startingOffsets: {min(latest)} starts at the latest (-1): a batch"
+                " would read nothing of it"
+            )
+    return bound
+
+
+def _ending(found: _Found) -> Bound:
+    bound = found.bound("ending", Edge.LATEST)
+    if early := [p for p, offset in bound.offsets.items() if offset == EARLIEST]:
+        raise OptionError(
+            f"endingOffsets: {min(early)} ends at the earliest (-2): a batch would"
+            " read nothing of it"
+        )
+    return bound
+
+
+def _check_assigned(
+    name: str, bound: Bound, assigned: frozenset[TopicPartition]
+) -> None:
+    """Refuse bounds of partitions that are not among those picked."""
+    named = bound.offsets.keys() | bound.times_ms.keys()
+    if assigned and (strangers := named - assigned):
+        raise OptionError(f"{name} names {min(strangers)}, which assign does not")
+
+
+def _limits(found: _Found) -> BatchLimits:
+    least = found.number("minOffsetsPerTrigger")
+    most = found.number("maxOffsetsPerTrigger")
+    if least is not None and most is not None and least > most:
+        raise OptionError(
+            f"minOffsetsPerTrigger {least} is larger than maxOffsetsPerTrigger {most}"
+        )
+    found.needs("maxTriggerDelay", "minOffsetsPerTrigger")
+    return BatchLimits(
+        messages_max=most,
+        bytes_max=found.number("maxBytesPerTrigger"),
+        messages_min=least,
+        delay_s_max=found.seconds("maxTriggerDelay"),
+    )
+
+
+def _value_options(found: _Found) -> ValueOptions:
+    value_format = ValueFormat(found.text("valueFormat"))
+    bad_rows = BadRows(found.text("badRows"))
+    ddl, dead_letter_topic = found.text("valueSchema"), found.text("deadLetterTopic")
+    if (value_format is ValueFormat.JSON) != (ddl is not None):
+        raise OptionError("valueFormat=json and valueSchema need each other")
+    if ddl is not None and _NOT_NULL.search(ddl):
+        raise OptionError("valueSchema: NOT NULL is more than JSON can promise")
+    if value_format is ValueFormat.BINARY and bad_rows is not BadRows.FAIL:
+        raise OptionError(
+            f"badRows={bad_rows.value} has no effect: valueFormat=binary takes all"
+        )
+    if (bad_rows is BadRows.TOPIC) != (dead_letter_topic is not None):
+        raise OptionError("badRows=topic and deadLetterTopic need each other")
+    return ValueOptions(
+        format=value_format,
+        ddl=ddl,
+        bad_rows=bad_rows,
+        dead_letter_topic=dead_letter_topic,
+    )

@@ -1,0 +1,305 @@
+"""What a batch reads, and how its tasks share the work. Pure.
+
+    backlog, limits  --plan_batch_end-->  end offsets  --plan_reads-->  read ranges
+
+Offsets are bytes, so a number in the middle of a log need not be where a record begins.
+Nothing here ever makes up an offset: every end and every cut is one that `SpanFacts`
+named, or the end of a span that was given. A batch therefore never ends inside a
+record, and the ranges of a plan cover its spans exactly, without overlap.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Protocol
+
+from metaq.model import Millis, Offset, SizeBytes, TopicPartition
+from metaq.spark.errors import BackwardRangeError
+
+PROBES: Final = 15
+"""Boundaries asked for at once while one is searched: four counts tell which of the 16
+gaps it is in."""
+PIECES_PER_RANGE: Final = 4
+"""How much finer than the result boundaries are asked for; the ranges then come within
+a quarter of the asked size."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """A stretch of one partition's log, from one record boundary to another."""
+
+    start: Offset
+    """The first byte."""
+    end: Offset
+    """The byte behind the last one."""
+
+    @property
+    def size_bytes(self) -> SizeBytes:
+        """Return how many bytes it has; negative where it ends before it starts."""
+        return SizeBytes(self.end - self.start)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """What one Spark task reads of one partition; goes to executors in pickled form."""
+
+    partition: TopicPartition
+    """Whose log."""
+    start: Offset
+    """The first record."""
+    end: Offset
+    """The boundary behind the last record."""
+
+
+class SpanFacts(Protocol):
+    """What planning needs to know of logs; all answers are about [start, end)."""
+
+    def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
+        """Return how many records begin there.
+
+        An estimate will do where a broker cannot tell; limits are then met about.
+        """
+        ...
+
+    def boundaries(
+        self, partition: TopicPartition, start: Offset, end: Offset, count: int
+    ) -> Sequence[Offset]:
+        """Return about `count` (1 or more) places where records begin.
+
+        Returns:
+            Offsets strictly between `start` and `end`, ascending, spread evenly over
+            the bytes. Empty only where no such place is known.
+        """
+        ...
+
+    def offset_for_time(
+        self, partition: TopicPartition, moment: Millis
+    ) -> Offset | None:
+        """Return where to begin to see what was put at `moment` or later.
+
+        Returns:
+            A record boundary; None where nothing is that young.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLimits:
+    """How much one micro-batch may and must take; None is no limit."""
+
+    messages_max: int | None = None
+    """At most that many messages, but one of each partition; 1 or more."""
+    bytes_max: int | None = None
+    """At most that many bytes, but one message of each partition; 1 or more."""
+    messages_min: int | None = None
+    """Wait until so many are there, 1 or more."""
+    delay_s_max: float = 0.0
+    """Wait no longer than that for `messages_min`."""
+
+
+def plan_batch_end(
+    backlog: Mapping[TopicPartition, LogSpan],
+    limits: BatchLimits,
+    facts: SpanFacts,
+    *,
+    waited_s: float,
+) -> dict[TopicPartition, Offset]:
+    """Return where a micro-batch ends in each partition.
+
+    A limit is shared in proportion to the backlog, as Kafka's source does; every
+    partition that has a backlog takes one record at least, so that none starves.
+
+    Args:
+        backlog: per partition, from the next byte to read to the log end.
+        limits: what the batch may and must take.
+        facts: asked only where a limit makes it necessary.
+        waited_s: how long the oldest of the backlog has waited.
+
+    Returns:
+        One record boundary for each partition of `backlog`. All of them are the
+        starts when the batch is to wait for more.
+
+    Raises:
+        BackwardRangeError: a span ends before it starts.
+    """
+    _check_forward(backlog)
+    ends = {partition: span.end for partition, span in backlog.items()}
+    filled = {p: span for p, span in backlog.items() if span.size_bytes}
+    if limits.messages_min is not None or limits.messages_max is not None:
+        counts = {p: facts.count(p, s.start, s.end) for p, s in filled.items()}
+        too_few = sum(counts.values()) < (limits.messages_min or 0)
+        if too_few and waited_s < limits.delay_s_max:
+            return {partition: span.start for partition, span in backlog.items()}
+        for partition, share in _shares(counts, limits.messages_max).items():
+            ends[partition] = _end_by_count(facts, partition, filled[partition], share)
+    sizes = {partition: int(span.size_bytes) for partition, span in filled.items()}
+    for partition, share in _shares(sizes, limits.bytes_max).items():
+        span = LogSpan(filled[partition].start, ends[partition])
+        ends[partition] = _end_by_bytes(facts, partition, span, share)
+    return ends
+
+
+def plan_reads(
+    spans: Mapping[TopicPartition, LogSpan],
+    facts: SpanFacts,
+    *,
+    ranges_min: int | None = None,
+    records_max: int | None = None,
+) -> tuple[ReadRange, ...]:
+    """Cut spans into the ranges that tasks read.
+
+    Args:
+        spans: what is to be read of each partition; empty ones give no range.
+        facts: asked only where a span has to be cut.
+        ranges_min: a hint: cut large spans so that there are about so many ranges,
+            1 or more; None leaves every span whole.
+        records_max: records of one range, 1 or more; exceeded only where a log names
+            no boundary. None is no limit.
+
+    Returns:
+        Ranges that cover the spans exactly, the largest first: a task that starts
+        late should be a short one.
+
+    Raises:
+        BackwardRangeError: a span ends before it starts.
+    """
+    _check_forward(spans)
+    ranges = [
+        ReadRange(partition, span.start, span.end)
+        for partition, span in spans.items()
+        if span.size_bytes
+    ]
+    if records_max is not None:
+        ranges = [
+            piece
+            for whole in ranges
+            for piece in _cut_by_count(facts, whole, records_max)
+        ]
+    if ranges_min is not None and len(ranges) < ranges_min:
+        total = sum(whole.end - whole.start for whole in ranges)
+        ranges = [
+            piece
+            for whole in ranges
+            for piece in _cut_evenly(
+                facts, whole, round((whole.end - whole.start) * ranges_min / total)
+            )
+        ]
+    return tuple(sorted(ranges, key=lambda r: (r.start - r.end, r.partition, r.start)))
+
+
+def _check_forward(spans: Mapping[TopicPartition, LogSpan]) -> None:
+    for partition, span in sorted(spans.items()):
+        if span.start > span.end:
+            raise BackwardRangeError(
+                f"{partition}: the next byte to read is {span.start}, but the log ends"
+                f" at {span.end}: the log went back, or the offset is of another one"
+            )
+
+
+def _shares(
+    sizes: Mapping[TopicPartition, int], limit: int | None
+) -> dict[TopicPartition, int]:
+    """Share a limit in proportion to `sizes`, 1 or more each; nothing if it holds."""
+    total = sum(sizes.values())
+    if limit is None or total <= limit:
+        return {}
+    return {p: max(1, limit * size // total) for p, size in sizes.items()}
+
+
+def _end_by_count(
+    facts: SpanFacts, partition: TopicPartition, span: LogSpan, messages_max: int
+) -> Offset:
+    def fits(offset: Offset) -> bool:
+        return facts.count(partition, span.start, offset) <= messages_max
+
+    return _furthest_boundary(facts, partition, span, fits)
+
+
+def _end_by_bytes(
+    facts: SpanFacts, partition: TopicPartition, span: LogSpan, bytes_max: int
+) -> Offset:
+    def fits(offset: Offset) -> bool:
+        return offset - span.start <= bytes_max
+
+    return _furthest_boundary(facts, partition, span, fits)
+
+
+def _furthest_boundary(
+    facts: SpanFacts,
+    partition: TopicPartition,
+    span: LogSpan,
+    fits: Callable[[Offset], bool],
+) -> Offset:
+    """Return the last boundary that fits; the first one behind the start if none does.
+
+    Args:
+        facts: names the boundaries.
+        partition: whose they are.
+        span: not empty; its end is the answer where it fits.
+        fits: true up to some offset, false behind it.
+    """
+    if fits(span.end):
+        return span.end
+    low, high = span.start, span.end
+    # Each round keeps one gap between boundaries, so the search ends: at a gap
+    # between two records, or where the log names no boundary.
+    while inner := facts.boundaries(partition, low, high, PROBES):
+        known = _checked(partition, LogSpan(low, high), inner)
+        behind = bisect_left(known, True, key=lambda offset: not fits(offset))
+        low, high = [low, *known][behind], [*known, high][behind]
+    return low if low > span.start else high
+
+
+def _cut_by_count(
+    facts: SpanFacts, whole: ReadRange, records_max: int
+) -> list[ReadRange]:
+    """Cut a range so that no piece has more than `records_max` records."""
+    partition, last_count = whole.partition, records_max
+    pieces: list[ReadRange] = []
+    waiting = [LogSpan(whole.start, whole.end)]
+    while waiting:
+        span = waiting.pop()
+        count = facts.count(partition, span.start, span.end)
+        inner: Sequence[Offset] = ()
+        if count > records_max:
+            wanted = PIECES_PER_RANGE * -(-count // records_max) - 1
+            inner = facts.boundaries(partition, span.start, span.end, wanted)
+        if inner:
+            edges = [span.start, *_checked(partition, span, inner), span.end]
+            waiting += [LogSpan(a, b) for a, b in pairwise(edges)][::-1]
+        elif last_count + count <= records_max:
+            last_count += count
+            pieces[-1] = ReadRange(partition, pieces[-1].start, span.end)
+        else:
+            last_count = count
+            pieces.append(ReadRange(partition, span.start, span.end))
+    return pieces
+
+
+def _cut_evenly(facts: SpanFacts, whole: ReadRange, count: int) -> list[ReadRange]:
+    """Cut a range into `count` pieces or fewer, of about the same size in bytes."""
+    if count <= 1:
+        return [whole]
+    partition, size = whole.partition, whole.end - whole.start
+    span = LogSpan(whole.start, whole.end)
+    wanted = PIECES_PER_RANGE * count - 1
+    inner = facts.boundaries(partition, whole.start, whole.end, wanted)
+    known = [whole.start, *_checked(partition, span, inner), whole.end]
+    edges = {whole.start, whole.end}
+    for number in range(1, count):
+        target = whole.start + size * number // count
+        place = bisect_left(known, target)
+        edges.add(min(known[place - 1 : place + 1], key=lambda at: abs(at - target)))
+    return [ReadRange(partition, a, b) for a, b in pairwise(sorted(edges))]
+
+
+def _checked(
+    partition: TopicPartition, span: LogSpan, inner: Sequence[Offset]
+) -> Sequence[Offset]:
+    """Catch boundaries that would make a plan overlap or run for ever."""
+    edges = [span.start, *inner, span.end]
+    assert all(a < b for a, b in pairwise(edges)), (
+        f"{partition}: boundaries are not ascending: {edges}"
+    )
+    return inner

@@ -1,0 +1,247 @@
+"""Any log and any limits: plans cover, never overlap, progress, and fall on records."""
+
+import pickle
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.model import BrokerId, Millis, Offset, TopicPartition
+from metaq.spark.errors import BackwardRangeError
+from metaq.spark.plan import (
+    BatchLimits,
+    LogSpan,
+    ReadRange,
+    plan_batch_end,
+    plan_reads,
+)
+
+Logs = dict[TopicPartition, list[int]]
+
+
+class Book:
+    """The facts of logs that are known record by record; some name few boundaries."""
+
+    def __init__(self, logs: Logs, every: int = 1) -> None:
+        self.starts = logs
+        self.every = every
+        self.questions = 0
+
+    def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
+        self.questions += 1
+        starts = self.starts[partition]
+        return max(0, bisect_left(starts, end) - bisect_left(starts, start))
+
+    def boundaries(
+        self, partition: TopicPartition, start: Offset, end: Offset, count: int
+    ) -> Sequence[Offset]:
+        self.questions += 1
+        assert count >= 1
+        starts = self.starts[partition][:: self.every]
+        inside = starts[bisect_right(starts, start) : bisect_left(starts, end)]
+        targets = (
+            start + (end - start) * n // (count + 1) for n in range(1, count + 1)
+        )
+        places = (min(bisect_left(inside, at), len(inside) - 1) for at in targets)
+        return [Offset(inside[at]) for at in sorted(set(places)) if inside]
+
+    def offset_for_time(
+        self, partition: TopicPartition, moment: Millis
+    ) -> Offset | None:
+        raise AssertionError("planning asks no times")
+
+
+def partition(number: int) -> TopicPartition:
+    return TopicPartition("logs", BrokerId(0), number)
+
+
+def book(*sizes: Sequence[int], every: int = 1) -> tuple[Book, dict]:
+    """Return facts and full spans of logs whose records have these sizes."""
+    logs = {
+        partition(n): list(accumulate(log, initial=100)) for n, log in enumerate(sizes)
+    }
+    spans = {p: LogSpan(Offset(100), Offset(at[-1])) for p, at in logs.items()}
+    return Book(logs, every), spans
+
+
+SIZES = st.lists(st.integers(20, 300), max_size=40)
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Book, dict[TopicPartition, LogSpan]]:
+    """Logs of any record sizes, read from any boundary to any later one."""
+    facts, spans = book(
+        *draw(st.lists(SIZES, min_size=1, max_size=5)), every=draw(st.integers(1, 5))
+    )
+    for name, starts in facts.starts.items():
+        low, high = sorted(draw(st.tuples(*[st.sampled_from(starts)] * 2)))
+        spans[name] = LogSpan(Offset(low), Offset(high))
+    return facts, spans
+
+
+LIMITS = st.none() | st.integers(1, 60)
+
+
+@given(worlds(), LIMITS, st.none() | st.integers(1, 5000))
+def test_any_batch_progresses_and_ends_between_records(
+    world: tuple[Book, dict[TopicPartition, LogSpan]],
+    messages_max: int | None,
+    bytes_max: int | None,
+) -> None:
+    """Each partition with a backlog takes one record at least; limits are kept."""
+    facts, backlog = world
+    limits = BatchLimits(messages_max=messages_max, bytes_max=bytes_max)
+    ends = plan_batch_end(backlog, limits, facts, waited_s=0)
+    assert ends.keys() == backlog.keys()
+    for name, span in backlog.items():
+        assert span.start <= ends[name] <= span.end
+        assert (ends[name] > span.start) == (span.end > span.start)
+        assert ends[name] in facts.starts[name]
+    filled = {p: span for p, span in backlog.items() if span.size_bytes}
+    if facts.every == 1:
+        taken = {p: facts.count(p, s.start, ends[p]) for p, s in filled.items()}
+        if messages_max is not None:
+            assert sum(taken.values()) <= max(messages_max, 0) + len(filled)
+        for p, span in filled.items():
+            if bytes_max is not None and taken[p] > 1:
+                assert ends[p] - span.start <= bytes_max
+
+
+@given(worlds(), LIMITS, LIMITS)
+def test_any_plan_covers_exactly_and_falls_on_records(
+    world: tuple[Book, dict[TopicPartition, LogSpan]],
+    ranges_min: int | None,
+    records_max: int | None,
+) -> None:
+    """No byte twice, none left out, no empty range, no cut inside a record."""
+    facts, spans = world
+    ranges = plan_reads(spans, facts, ranges_min=ranges_min, records_max=records_max)
+    sizes = [r.end - r.start for r in ranges]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(size > 0 for size in sizes)
+    for name, span in spans.items():
+        own = sorted((r.start, r.end) for r in ranges if r.partition == name)
+        if span.size_bytes:
+            assert (own[0][0], own[-1][1]) == (span.start, span.end)
+            assert all(a[1] == b[0] for a, b in pairwise(own))
+        else:
+            assert own == []
+    for r in ranges:
+        assert {int(r.start), int(r.end)} <= set(facts.starts[r.partition])
+        if records_max is not None and facts.every == 1:
+            assert facts.count(r.partition, r.start, r.end) <= records_max
+
+
+def test_without_limits_a_batch_takes_all_and_asks_nothing() -> None:
+    """Facts may cost a request; nobody pays for what does not matter."""
+    facts, backlog = book([100] * 10, [50] * 4)
+    ends = plan_batch_end(backlog, BatchLimits(), facts, waited_s=0)
+    assert ends == {p: span.end for p, span in backlog.items()}
+    roomy = BatchLimits(bytes_max=10_000)
+    assert plan_batch_end(backlog, roomy, facts, waited_s=0) == ends
+    assert [r.partition for r in plan_reads(backlog, facts)] == list(backlog)
+    assert facts.questions == 0
+
+
+def test_a_limit_is_shared_in_proportion_to_the_backlog() -> None:
+    """As Kafka's source does; a small partition gets one at least."""
+    facts, backlog = book([100] * 900, [100] * 99, [100])
+    ends = plan_batch_end(backlog, BatchLimits(messages_max=100), facts, waited_s=0)
+    taken = [facts.count(p, s.start, ends[p]) for p, s in backlog.items()]
+    assert taken == [90, 9, 1]
+    ends = plan_batch_end(backlog, BatchLimits(bytes_max=10_000), facts, waited_s=0)
+    assert [ends[p] - s.start for p, s in backlog.items()] == [9000, 900, 100]
+
+
+def test_both_limits_hold_together() -> None:
+    """Whichever is reached first."""
+    facts, backlog = book([1000] * 10 + [20] * 90)
+    for messages_max, bytes_max, count in (
+        (50, 3000, 3),
+        (2, 3000, 2),
+        (50, 10**6, 50),
+    ):
+        limits = BatchLimits(messages_max=messages_max, bytes_max=bytes_max)
+        ends = plan_batch_end(backlog, limits, facts, waited_s=0)
+        assert facts.count(partition(0), Offset(100), ends[partition(0)]) == count
+
+
+def test_a_record_over_the_limit_is_taken_alone() -> None:
+    """Progress comes before the limit: otherwise the query would stand for ever."""
+    facts, backlog = book([5000, 20, 20])
+    ends = plan_batch_end(backlog, BatchLimits(bytes_max=10), facts, waited_s=0)
+    assert ends == {partition(0): 5100}
+
+
+def test_a_batch_waits_until_there_is_enough_or_time_is_up() -> None:
+    """minOffsetsPerTrigger with maxTriggerDelay."""
+    facts, backlog = book([100] * 9)
+    starts = {p: span.start for p, span in backlog.items()}
+    ends = {p: span.end for p, span in backlog.items()}
+    few = BatchLimits(messages_min=10, delay_s_max=900)
+    enough = BatchLimits(messages_min=9, delay_s_max=900)
+    assert plan_batch_end(backlog, few, facts, waited_s=899.9) == starts
+    assert plan_batch_end(backlog, few, facts, waited_s=900) == ends
+    assert plan_batch_end(backlog, enough, facts, waited_s=0) == ends
+
+
+def test_searching_a_long_log_takes_few_questions() -> None:
+    """A question may be a request: their number grows with the logarithm."""
+    facts, backlog = book([30] * 200_000)
+    plan_batch_end(backlog, BatchLimits(messages_max=777), facts, waited_s=0)
+    assert facts.questions <= 40
+    facts.questions = 0
+    ranges = plan_reads(backlog, facts, records_max=10_000)
+    assert facts.questions <= 250
+    assert len(ranges) <= 27
+
+
+def test_large_spans_are_cut_for_a_minimum_of_ranges() -> None:
+    """In proportion to their bytes; what is small already stays whole."""
+    facts, spans = book([100] * 80, [100] * 19, [100])
+    ranges = plan_reads(spans, facts, ranges_min=10)
+    sizes = [r.end - r.start for r in ranges]
+    assert sizes == [1000] * 9 + [900, 100]
+    assert len(plan_reads(spans, facts, ranges_min=3)) == 3
+
+
+def test_boundaries_need_not_be_as_many_as_asked_for() -> None:
+    """The cuts nearest to the wanted ones are taken, each once."""
+    facts, spans = book([100] * 100, every=30)
+    ranges = plan_reads(spans, facts, ranges_min=50)
+    assert sorted(r.start for r in ranges) == [100, 3100, 6100, 9100]
+    facts, spans = book([100] * 1000)
+    assert len(plan_reads(spans, facts, ranges_min=4)) == 4
+
+
+def test_a_span_that_goes_back_is_refused_with_both_numbers() -> None:
+    """Spark would take it for empty and lose what lies between, without a word."""
+    facts, _spans = book([100])
+    back = {partition(0): LogSpan(Offset(25), Offset(20))}
+    pattern = r"logs/0-0: the next byte to read is 25, but the log ends at 20"
+    with pytest.raises(BackwardRangeError, match=pattern):
+        plan_batch_end(back, BatchLimits(), facts, waited_s=0)
+    with pytest.raises(BackwardRangeError, match=pattern):
+        plan_reads(back, facts)
+
+
+def test_boundaries_that_are_not_ascending_are_a_bug() -> None:
+    """Believed, they would give overlapping ranges or an endless search."""
+
+    class Liar(Book):
+        def boundaries(self, *_args: object) -> Sequence[Offset]:
+            return [Offset(150), Offset(150)]
+
+    facts = Liar({partition(0): [100, 150, 200]})
+    spans = {partition(0): LogSpan(Offset(100), Offset(200))}
+    with pytest.raises(AssertionError, match="not ascending"):
+        plan_reads(spans, facts, records_max=1)
+
+
+def test_a_read_range_travels_to_executors() -> None:
+    """In pickled form, equal on arrival."""
+    one = ReadRange(partition(3), Offset(1), Offset(2))
+    assert pickle.loads(pickle.dumps(one)) == one
