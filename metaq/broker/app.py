@@ -221,6 +221,8 @@ class Broker(Service):
             realtime=Realtime(self._clock),
             waiters=Waiters(self._loop),
             load=Load(limits.in_flight_bytes_max),
+            fs=self._fs,
+            upkeep=self._upkeep,
             address="",
             port=0,
             started_s=started_s,

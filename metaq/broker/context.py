@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from metaq.broker.realtime import Realtime
@@ -9,6 +10,7 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock
 from metaq.config import BrokerConfig
+from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram
 
@@ -100,6 +102,10 @@ class BrokerContext:
     """Realtime statistics."""
     waiters: Waiters
     """Gets that wait for data."""
+    fs: FileSystem
+    """The disk, for what `upkeep` does."""
+    upkeep: Executor
+    """Threads for what may take long; not owned."""
     address: str
     """Advertised address, `meta://host:port`; part of error texts."""
     load: Load

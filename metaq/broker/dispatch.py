@@ -41,9 +41,6 @@ Answerable = (
 )  # fmt: skip
 """What a server is asked; a quit is the session's business."""
 
-INTERNAL_ERROR = "Internal error, see the broker's log."
-"""Answer to a command that found a bug; the log has the traceback."""
-
 
 def dispatch(
     command: Answerable, answerer: GetAnswerer, context: BrokerContext
@@ -60,7 +57,7 @@ def dispatch(
     except Exception:
         context.counters.error_count += 1
         log.exception("command failed command=%s", type(command).__name__)
-        text = INTERNAL_ERROR.encode()
+        text = texts.INTERNAL_ERROR.encode()
         return encode_result(Status.SERVER_ERROR, text, command.opaque)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
 
@@ -76,7 +73,7 @@ def _handle(
         case Mput():
             handle_mput(command, answerer, context)
         case OffsetQuery():
-            return handle_offset(command, context)
+            return handle_offset(command, answerer, context)
         case Version():
             return handle_version(context)
         case Stats():

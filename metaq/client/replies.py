@@ -3,14 +3,19 @@
 Source: client spec 2.3, broker spec 1.4 to 1.6 and 1.12.
 """
 
+import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import pairwise
+from typing import Final, TypeAlias
 
 from metaq.client.errors import UnexpectedReplyError
 from metaq.errors import WireError
 from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.status import Status
+
+_NUMBER: Final = re.compile("[0-9]{1,19}")
+"""Counts and offsets of 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +127,41 @@ def parse_offset(reply: Result) -> Offset:
         raise UnexpectedReplyError(
             f"expected an offset, got {reply.text[:80]!r}"
         ) from error
+
+
+def parse_count(reply: Reply) -> int:
+    """Return the number of records that a question was answered with.
+
+    Raises:
+        WireError: the broker refused.
+        UnexpectedReplyError: a 200 that is no number of 0 or more.
+    """
+    result = require_ok(reply)
+    counts = _numbers(result)
+    if len(counts) != 1:
+        raise _unreadable(result, "a count")
+    return counts[0]
+
+
+def parse_boundaries(reply: Reply) -> tuple[Offset, ...]:
+    """Return the offsets that divide a range, growing, at least one.
+
+    Raises:
+        WireError: the broker refused.
+        UnexpectedReplyError: a 200 that is no list of growing offsets.
+    """
+    result = require_ok(reply)
+    offsets = _numbers(result)
+    if not offsets or any(one >= two for one, two in pairwise(offsets)):
+        raise _unreadable(result, "growing offsets")
+    return tuple(map(Offset, offsets))
+
+
+def _numbers(result: Result) -> list[int]:
+    """Return the numbers that a body consists of; [] when there is anything else."""
+    found = [_NUMBER.fullmatch(word) for word in result.text.split(" ")]
+    return [int(one[0]) for one in found if one] if all(found) else []
+
+
+def _unreadable(result: Result, wanted: str) -> UnexpectedReplyError:
+    return UnexpectedReplyError(f"expected {wanted}, got {result.text[:80]!r}")

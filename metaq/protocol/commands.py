@@ -100,6 +100,35 @@ class Get:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeQuestion:
+    """Ask where to begin to see all that is as new as a time (our extension)."""
+
+    time_ms: int
+    """Wall clock, milliseconds since 1970, 0 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountQuestion:
+    """Ask how many records lie between two offsets (our extension)."""
+
+    end: int
+    """Offset behind the last record, i64, 0 or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class SplitQuestion:
+    """Ask where a range can be divided into equal parts (our extension)."""
+
+    end: int
+    """Offset behind the range, i64, 0 or more."""
+    count_max: int
+    """Most offsets wanted, the two ends among them, 0 or more."""
+
+
+Question: TypeAlias = TimeQuestion | CountQuestion | SplitQuestion
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetQuery:
     """Ask for the nearest offset at which reading can start."""
 
@@ -113,6 +142,10 @@ class OffsetQuery:
     """The offset in question, i64."""
     opaque: int
     """Pairs the reply with this command."""
+    question: Question | None = None
+    """What else is asked about the log from `offset` on, in the place of the nearest
+    offset; None for nothing (our extension: the extra tokens `time=`, `count=` and
+    `boundaries=`)."""
 
 
 @dataclass(frozen=True, slots=True)

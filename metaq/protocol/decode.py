@@ -21,21 +21,25 @@ from metaq.protocol.commands import (
     NO_SEQUENCE,
     OPAQUE_MISSING,
     Command,
+    CountQuestion,
     Get,
     Mput,
     OffsetQuery,
     Put,
+    Question,
     Quit,
     Reply,
     Result,
+    SplitQuestion,
     Stats,
     Sync,
+    TimeQuestion,
     TransactionCommand,
     TransactionType,
     Value,
     Version,
 )
-from metaq.protocol.java import I32_MAX, parse_i32, parse_i64
+from metaq.protocol.java import I32_MAX, I64_MAX, parse_i32, parse_i64
 from metaq.protocol.transaction_ids import parse_key
 
 Tokens: TypeAlias = list[bytes]
@@ -45,6 +49,8 @@ PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
 
 _NO_PRODUCER: Final = b"-"
 _WAIT: Final = b"wait="
+_DIGITS_MAX: Final = 19
+"""Digits of the largest 64-bit number."""
 _TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
 
 
@@ -224,7 +230,31 @@ def _decode_offset(tokens: Tokens) -> OffsetQuery:
         partition=parse_i32(tokens[3], "partition"),
         offset=parse_i64(tokens[4], "offset"),
         opaque=parse_i32(tokens[5], "opaque"),
+        question=_question(tokens[6:]),
     )
+
+
+def _question(extra: Tokens) -> Question | None:
+    """Return the first question that makes sense; other extra tokens are ignored."""
+    for token in extra:
+        word, _equals, value = token.partition(b"=")
+        numbers = value.split(b",")
+        if not all(map(bytes.isdigit, numbers)):
+            continue
+        match word, list(map(_capped, numbers)):
+            case b"time", [time_ms]:
+                return TimeQuestion(time_ms)
+            case b"count", [end]:
+                return CountQuestion(end)
+            case b"boundaries", [end, count_max]:
+                return SplitQuestion(end, min(count_max, I32_MAX))
+    return None
+
+
+def _capped(digits: bytes) -> int:
+    """Return a number, or the largest one of 64 bits where it is larger."""
+    # Nineteen digits are enough to reach the cap, and keep int() cheap.
+    return I64_MAX if len(digits) > _DIGITS_MAX else min(int(digits), I64_MAX)
 
 
 def _decode_v(tokens: Tokens) -> Command | Frame:

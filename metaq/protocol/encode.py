@@ -12,15 +12,19 @@ from metaq.errors import LocalProtocolError, RemoteProtocolError
 from metaq.protocol.commands import (
     NO_SEQUENCE,
     Command,
+    CountQuestion,
     Get,
     Mput,
     OffsetQuery,
     Put,
+    Question,
     Quit,
     Reply,
     Result,
+    SplitQuestion,
     Stats,
     Sync,
+    TimeQuestion,
     TransactionCommand,
     Value,
     Version,
@@ -52,7 +56,10 @@ def encode(event: Command | Reply) -> bytes:
             return _line(tokens)
         case OffsetQuery():
             tokens = ["offset", event.topic, event.group, _i32(event.partition)]
-            return _line([*tokens, _i64(event.offset), _i32(event.opaque)])
+            tokens += [_i64(event.offset), _i32(event.opaque)]
+            if event.question is not None:
+                tokens.append(_question(event.question))
+            return _line(tokens)
         case Version():
             return _line(["version", _i32(event.opaque)])
         case Stats():
@@ -112,6 +119,19 @@ def encode_put_replies(partition: int, replies: Sequence[int]) -> bytes:
     return encode_put_replies(partition, replies[:middle]) + encode_put_replies(
         partition, replies[middle:]
     )
+
+
+def _question(question: Question) -> str:
+    match question:
+        case TimeQuestion():
+            return f"time={_in_range(question.time_ms, 0, I64_MAX)}"
+        case CountQuestion():
+            return f"count={_in_range(question.end, 0, I64_MAX)}"
+        case SplitQuestion():
+            end = _in_range(question.end, 0, I64_MAX)
+            return f"boundaries={end},{_in_range(question.count_max, 0, I32_MAX)}"
+        case _:  # pragma: no cover
+            assert_never(question)
 
 
 def _encode_put(put: Put) -> bytes:

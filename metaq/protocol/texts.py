@@ -21,6 +21,13 @@ SHUTTING_DOWN: Final = "线程池繁忙"
 """A command that arrived after the broker began to stop (503)."""
 
 
+INTERNAL_ERROR: Final = "Internal error, see the broker's log."
+"""Our answer to a command that found a bug (500); the log has the traceback."""
+
+LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
+"""Our answer to a question about segments that retention removed meanwhile (500)."""
+
+
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
     """Return the text of a refused put (403 or 500), and of a get that broke (500).
 
@@ -86,3 +93,8 @@ def put_reply(message_id: int, partition: int, offset: int) -> str:
 def too_large(word: str, length: int, limit: int) -> str:
     """Return our text for a payload over its cap (500); MetaQ has no cap."""
     return f"{word}: payload of {length} bytes exceeds the limit of {limit} bytes"
+
+
+def no_record_starts(partition: str, offset: int) -> str:
+    """Return our text for a range that ends inside a record (500)."""
+    return f"no record of partition {partition} starts at offset {offset}"

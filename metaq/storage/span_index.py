@@ -48,7 +48,6 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -141,32 +140,6 @@ class SpanIndex:
         if offset < self.base_offset or place == len(self.spans):
             return None
         return self.spans[place]
-
-    def count_within(self, start: Offset, end: Offset) -> int:
-        """Return the records of the spans that lie whole within [start, end)."""
-        return sum(
-            span.record_count
-            for span in self.spans
-            if start <= span.base_offset and span.end_offset <= end
-        )
-
-    def offset_for_time(self, time_ms: Millis) -> Offset | None:
-        """Return where to begin to see all that was appended at `time_ms` or later.
-
-        It may see a little that is older: a span has one time for all its records. The
-        times need not be in order, because clocks jump; the answer is the first span
-        that has a time of `time_ms` or later, and that is right for any order.
-
-        Returns:
-            A record boundary; None when every covered byte is older.
-        """
-        newest = list(accumulate((s.append_time_ms for s in self.spans), max))
-        place = bisect_right(newest, time_ms - 1)
-        return self.spans[place].base_offset if place < len(newest) else None
-
-    def boundaries(self, start: Offset, end: Offset) -> tuple[Offset, ...]:
-        """Return the span starts within [start, end): places to split a read."""
-        return tuple(s.base_offset for s in self.spans if start <= s.base_offset < end)
 
 
 @dataclass(frozen=True, slots=True)

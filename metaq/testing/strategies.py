@@ -5,15 +5,19 @@ from hypothesis import strategies as st
 from metaq.model import MessageId
 from metaq.protocol.commands import (
     Command,
+    CountQuestion,
     Get,
     Mput,
     OffsetQuery,
     Put,
+    Question,
     Quit,
     Reply,
     Result,
+    SplitQuestion,
     Stats,
     Sync,
+    TimeQuestion,
     TransactionCommand,
     TransactionType,
     Value,
@@ -91,13 +95,23 @@ def transaction_commands() -> st.SearchStrategy[TransactionCommand]:
     )
 
 
+def questions() -> st.SearchStrategy[Question]:
+    """What an offset query may ask besides."""
+    numbers = st.integers(0, I64_MAX)
+    return st.one_of(
+        st.builds(TimeQuestion, numbers),
+        st.builds(CountQuestion, numbers),
+        st.builds(SplitQuestion, numbers, COUNTS),
+    )
+
+
 def commands() -> st.SearchStrategy[Command]:
     """Every command but quit, which ends a talk."""
     return st.one_of(
         puts(),
         mputs(),
         st.builds(Get, NAMES, NAMES, I32, I64, I32, I32, COUNTS),
-        st.builds(OffsetQuery, NAMES, NAMES, I32, I64, I32),
+        st.builds(OffsetQuery, NAMES, NAMES, I32, I64, I32, st.none() | questions()),
         st.builds(Version, I32),
         st.builds(Stats, NAMES | st.just(""), I32),
         transaction_commands(),

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
     Command,
+    CountQuestion,
     Get,
     Mput,
     OffsetQuery,
@@ -14,8 +15,10 @@ from metaq.protocol.commands import (
     Quit,
     Reply,
     Result,
+    SplitQuestion,
     Stats,
     Sync,
+    TimeQuestion,
     TransactionCommand,
     TransactionType,
     Value,
@@ -75,6 +78,18 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
         OffsetQuery("test", "boyan-test", 1, 1000, -1),
         b"offset test boyan-test 1 1000 -1\r\n",
     ),
+    (
+        OffsetQuery("t", "g", 1, 1000, -1, TimeQuestion(5)),
+        b"offset t g 1 1000 -1 time=5\r\n",
+    ),
+    (
+        OffsetQuery("t", "g", 1, 1000, -1, CountQuestion(2**63 - 1)),
+        b"offset t g 1 1000 -1 count=9223372036854775807\r\n",
+    ),
+    (
+        OffsetQuery("t", "g", 1, 1000, -1, SplitQuestion(2000, 2**31 - 1)),
+        b"offset t g 1 1000 -1 boundaries=2000,2147483647\r\n",
+    ),
     (Version(999), b"version 999\r\n"),
     (Stats("", -1000), b"stats  -1000\r\n"),
     (Stats("topics", -1000), b"stats topics -1000\r\n"),
@@ -131,6 +146,18 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
         b"get t g 0 0 25 18 wait=%s\r\n" % (b"9" * 60),
     ),
     (OffsetQuery("t", "g", 0, 0, 1), b"offset t g 0 0 1 x y\r\n"),
+    (
+        OffsetQuery("t", "g", 0, 0, 1),
+        b"offset t g 0 0 1 time= count=-1 count=1,2 boundaries=5 count=+1 time\r\n",
+    ),
+    (
+        OffsetQuery("t", "g", 0, 0, 1, CountQuestion(7)),
+        b"offset t g 0 0 1 time=x count=07 time=5\r\n",
+    ),
+    (
+        OffsetQuery("t", "g", 0, 0, 1, SplitQuestion(2**63 - 1, 2**31 - 1)),
+        b"offset t g 0 0 1 boundaries=%s,%s\r\n" % (b"9" * 19, b"9" * 60),
+    ),
     (Version(OPAQUE_MISSING), b"version\r\n"),
     (Version(OPAQUE_MISSING), b"v\r\n"),
     (Version(3), b"vxyz 3 4 5\r\n"),

@@ -25,7 +25,7 @@ SPICE = [
     b" ", b"  ", b"\r\n", b"\r", b"\n", b"\0", b"-", b"+", b"-1", b"0", b"9" * 30,
     b"2147483647", b"2147483648", b"-2147483648", b"9223372036854775808", b"\xff",
     b"\xe4\xb8", b"put", b"mput", b"value", b"result", b"quit", b"TX:", b"XID:1:2:3:4",
-    b"null", b"wait=", b"x" * 130,
+    b"null", b"wait=", b"count=", b"x" * 130,
 ]  # fmt: skip
 
 

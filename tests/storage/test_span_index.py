@@ -255,7 +255,7 @@ def test_a_missing_or_monstrous_file_is_no_index(monkeypatch) -> None:
 
 
 def test_questions_are_answered_from_the_entries() -> None:
-    """Counts, spans by offset, boundaries and the newest time."""
+    """Counts, spans by offset and the newest time."""
     first, second = EXAMPLE.spans
     assert EXAMPLE.record_count == 3
     assert EXAMPLE.newest_append_ms == 11
@@ -263,26 +263,7 @@ def test_questions_are_answered_from_the_entries() -> None:
     assert [EXAMPLE.span_at(Offset(o)) for o in (4095, 4096, 4100, 4101, 4104)] == [
         None, first, first, second, None,
     ]  # fmt: skip
-    assert EXAMPLE.count_within(Offset(4096), Offset(4104)) == 3
-    assert EXAMPLE.count_within(Offset(4097), Offset(4104)) == 1
-    assert EXAMPLE.count_within(Offset(4096), Offset(4103)) == 2
-    assert EXAMPLE.boundaries(Offset(0), Offset(4101)) == (4096,)
-    assert EXAMPLE.boundaries(Offset(4097), Offset(9999)) == (4101,)
     assert spans_path(DIRECTORY / "4096.meta", BASE) == DIRECTORY / SPANS
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 50), max_size=12), st.integers(-1, 51))
-def test_nothing_appended_later_lies_before_the_offset_of_a_time(times, wanted) -> None:
-    """Also when the clock jumped back between two spans; and the answer is exact."""
-    spans = tuple(
-        Span(Offset(BASE + number), SizeBytes(1), 1, Millis(time), 0)
-        for number, time in enumerate(times)
-    )
-    index = SpanIndex(BASE, NO_ID, spans)
-    found = index.offset_for_time(Millis(wanted))
-    later = [span.base_offset for span in spans if span.append_time_ms >= wanted]
-    assert found == (later[0] if later else None)
 
 
 def test_the_seal_has_the_bytes_of_the_drawing() -> None:

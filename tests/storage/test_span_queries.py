@@ -1,12 +1,23 @@
 """Counts, times and boundaries of a whole log, with and without indexes."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaq.model import Millis, Offset, SizeBytes
+from metaq.model import MessageId, Millis, Offset, SizeBytes
+from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.record.layout import encode_record
+from metaq.storage import span_queries
 from metaq.storage.segment import Segment, segment_file_name
-from metaq.storage.span_queries import boundaries, count_records, offset_for_time
+from metaq.storage.span_index import Span, SpanIndex, write_index
+from metaq.storage.span_queries import (
+    count_records,
+    is_boundary,
+    offset_for_time,
+    split_range,
+)
 from metaq.testing.fs import FaultyFileSystem
 from tests.storage.logs import (
     DIRECTORY,
@@ -20,6 +31,7 @@ SIZES = [0, 10, 60, 5, 90, 1, 30, 30, 70, 0, 10, 10]
 RECORDS = [record(number, size) for number, size in enumerate(SIZES)]
 STARTS = [sum(map(len, RECORDS[:number])) for number in range(len(RECORDS))]
 END = sum(map(len, RECORDS))
+LONGEST = max(map(len, RECORDS))
 
 
 def log(indexed: tuple[bool, ...]) -> tuple[FaultyFileSystem, list[Segment]]:
@@ -57,22 +69,48 @@ def test_records_between_two_offsets_are_counted_exactly(a_log, start, end) -> N
     assert disk.open_paths() == []
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.sampled_from(LOGS), st.integers(-5, END + 5), st.integers(-5, END + 5))
-def test_boundaries_are_starts_of_records(a_log, start, end) -> None:
-    """In order, within the range, at least one per segment that begins in it."""
+@pytest.mark.parametrize("offset", range(END + 2))
+def test_a_boundary_is_the_start_of_a_record_or_the_log_end(offset) -> None:
+    """Whatever the indexes cover."""
+    for disk, segments in LOGS:
+        found = is_boundary(disk, segments, Offset(offset))
+        assert found == (offset in {*STARTS, END})
+        assert disk.open_paths() == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sampled_from(LOGS),
+    st.sampled_from(STARTS),
+    st.sampled_from([*STARTS, END]),
+    st.integers(2, 20),
+    st.booleans(),
+)
+def test_a_range_is_split_at_starts_of_records(a_log, start, end, count, is_long):
+    """Growing, from end to end, and no more than were wanted."""
     disk, segments = a_log
-    found = boundaries(disk, segments, Offset(start), Offset(end))
+    end = max(start, end)
+    bound = -1 if is_long else span_queries.SPLIT_WALK_BYTES_MAX
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", bound)
+        found = split_range(disk, segments, Offset(start), Offset(end), count)
     assert list(found) == sorted(set(found))
-    assert set(found) <= set(STARTS)
-    inside = {s.base_offset for s in segments if start <= s.base_offset < end}
-    assert inside <= set(found)
+    assert set(found) <= {*STARTS, END}
+    assert (found[0], found[-1]) == (start, end)
+    assert len(found) <= count
+    if not is_long:
+        parts = [b - a for a, b in pairwise(found)]
+        assert max(parts, default=0) <= (end - start) / (count - 1) + LONGEST
+    assert disk.open_paths() == []
 
 
-def test_a_log_with_indexes_is_split_at_its_spans() -> None:
-    """Finer than segments."""
+def test_a_long_range_is_split_at_its_spans(monkeypatch) -> None:
+    """Finer than segments, without a look at the records."""
+    monkeypatch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", 0)
     disk, segments = LOGS[0]
-    assert len(boundaries(disk, segments, Offset(0), Offset(END))) > 5
+    found = split_range(disk, segments, Offset(0), Offset(END), 6)
+    assert len(found) > 4
+    assert max(b - a for a, b in pairwise(found)) <= END / 5 + 2 * LONGEST
 
 
 @pytest.mark.parametrize(
@@ -92,6 +130,38 @@ def test_without_an_index_a_segment_is_as_new_as_its_file() -> None:
     assert offset_for_time(disk, segments, Millis(200)) == STARTS[0]
     assert offset_for_time(disk, segments, Millis(201)) == STARTS[4]
     assert offset_for_time(disk, segments, Millis(401)) == END
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), max_size=6),
+    st.integers(0, 41),
+    st.integers(0, 6),
+)
+def test_the_time_in_the_ids_is_finer_than_that_of_a_span(commits, wanted, skipped):
+    """Also when the clock jumps; never behind the right record, from any start on."""
+    spans, data, records = [], b"", []
+    for times in commits:
+        base = len(data)
+        for time in times:
+            # A record is not newer than its commit, whatever the clock said before.
+            records.append((len(data), min(time, times[-1])))
+            data += encode_record(b"x", id=MessageId(time << MS_SHIFT))
+        newest = Millis(EPOCH_MS + times[-1])
+        size = SizeBytes(len(data) - base)
+        spans.append(Span(Offset(base), size, len(times), newest, 0))
+    end = len(data)
+    disk = disk_with_directory()
+    name = segment_file_name(Offset(0))
+    put_file(disk, name, data)
+    segment = Segment(DIRECTORY / name, Offset(0), SizeBytes(end))
+    write_index(disk, segment.path, SpanIndex(Offset(0), spans=tuple(spans)))
+    start = [*(at for at, _time in records), end][min(skipped, len(records))]
+    found = offset_for_time(
+        disk, [segment], Millis(EPOCH_MS + wanted), start=Offset(start)
+    )
+    new = [at for at, time in records if time >= wanted and at >= start]
+    assert found == (new[0] if new else end)
 
 
 def test_a_broken_chain_ends_the_count() -> None:

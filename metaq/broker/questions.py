@@ -1,0 +1,147 @@
+"""Questions about a log that are answered from its files, on a thread that may wait.
+
+An `offset` may carry one in the place of its own (docs/protocol.md, *Questions*). The
+answer needs span indexes, and records where a question cuts a span, so it is found by
+the upkeep threads and sent when it is there; other commands overtake it. The work sees
+the log as it was when the question came: immutable segments and two offsets.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, assert_never
+
+from metaq.broker.acks import Answerer
+from metaq.broker.context import BrokerContext
+from metaq.errors import DiskError, ServerError, StorageError, WireError
+from metaq.fs import FileSystem
+from metaq.model import Millis, Offset
+from metaq.protocol import texts
+from metaq.protocol.commands import (
+    CountQuestion,
+    OffsetQuery,
+    Question,
+    SplitQuestion,
+    TimeQuestion,
+)
+from metaq.protocol.encode import encode_result
+from metaq.protocol.status import Status
+from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.segment import Segment
+from metaq.storage.span_queries import (
+    count_records,
+    is_boundary,
+    offset_for_time,
+    split_range,
+)
+
+BOUNDARIES_MAX: Final = 10_000
+"""Most offsets in one answer."""
+
+ANSWER_BYTES_MAX: Final = 256 << 10
+"""What a question counts for in the in-flight bounds: more than its longest answer."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, and the log as it was when it came."""
+
+    name: str
+    segments: tuple[Segment, ...]
+    start: Offset
+    end: Offset
+    question: Question
+
+
+def begin_answer(
+    command: OffsetQuery,
+    question: Question,
+    partition: PartitionLog,
+    answerer: Answerer,
+    context: BrokerContext,
+) -> None:
+    """Have a question answered by another thread; `answerer` sends the answer later.
+
+    Raises:
+        ServerError: the log cannot be read there; the text is the answer.
+    """
+    asked = _ask(command, question, partition)
+    work = partial(_answer, context.fs, asked)
+    future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
+    answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
+
+    def send(done: asyncio.Future[str]) -> None:
+        answerer.answer(
+            _reply(done, command.opaque, context), count=1, size_bytes=ANSWER_BYTES_MAX
+        )
+
+    future.add_done_callback(send)
+
+
+def _ask(command: OffsetQuery, question: Question, partition: PartitionLog) -> _Asked:
+    """Write down the log as it is now, and the range that is asked about."""
+    if partition.state in {LogState.OFFLINE, LogState.CLOSED}:
+        state = partition.state.value
+        raise ServerError(f"partition {partition.log_id} is {state}")
+    log_start, log_end = partition.log_start_offset, partition.high_watermark
+    start = Offset(max(log_start, min(command.offset, log_end)))
+    end = log_end
+    if not isinstance(question, TimeQuestion):
+        end = Offset(max(start, min(question.end, log_end)))
+    for damage in partition.damage:
+        good = damage.next_good_offset
+        if damage.offset < end and (good is None or start < good):
+            raise ServerError(f"partition {partition.log_id}: {damage}")
+    segments = (*partition.segments.sealed, partition.readable_active())
+    return _Asked(str(partition.log_id), segments, start, end, question)
+
+
+def _answer(fs: FileSystem, asked: _Asked) -> str:
+    """Return the body of the answer; blocks.
+
+    Raises:
+        ServerError: an end of the range is not where a record starts.
+        StorageError: the disk refused a read.
+    """
+    segments, start, end = asked.segments, asked.start, asked.end
+    match asked.question:
+        case TimeQuestion(time_ms):
+            found = offset_for_time(fs, segments, Millis(time_ms), start=start)
+            return str(found)
+        case CountQuestion():
+            _require_boundaries(fs, asked)
+            return str(count_records(fs, segments, start, end))
+        case SplitQuestion(count_max=count_max):
+            _require_boundaries(fs, asked)
+            count_max = max(2, min(count_max, BOUNDARIES_MAX))
+            offsets = split_range(fs, segments, start, end, count_max)
+            return " ".join(map(str, offsets))
+        case _:  # pragma: no cover
+            assert_never(asked.question)
+
+
+def _require_boundaries(fs: FileSystem, asked: _Asked) -> None:
+    for offset in (asked.start, asked.end):
+        if not is_boundary(fs, asked.segments, offset):
+            raise ServerError(texts.no_record_starts(asked.name, offset))
+
+
+def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> bytes:
+    """Return the bytes that answer a question, whatever became of the work."""
+    error = done.exception()
+    match error:
+        case None:
+            return encode_result(Status.OK, done.result().encode(), opaque)
+        case DiskError(errno_name="ENOENT"):
+            # Retention was faster than the question.
+            text = texts.LOG_START_MOVED
+        case WireError() | StorageError():
+            text = str(error)
+        case _:
+            context.counters.error_count += 1
+            log.error("question failed", exc_info=error)
+            text = texts.INTERNAL_ERROR
+    return encode_result(Status.SERVER_ERROR, text.encode(), opaque)

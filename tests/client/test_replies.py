@@ -1,0 +1,51 @@
+"""What a client makes of the replies to questions about a log."""
+
+import pytest
+
+from metaq.client.errors import UnexpectedReplyError
+from metaq.client.replies import parse_boundaries, parse_count
+from metaq.errors import ServerError
+from metaq.protocol.commands import Result, Value
+
+
+def ok(body: str) -> Result:
+    return Result(200, body.encode(), 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "count"), [("0", 0), ("15", 15), ("9" * 19, 10**19 - 1)]
+)
+def test_a_count_is_one_number(body: str, count: int) -> None:
+    """Zero is one, too."""
+    assert parse_count(ok(body)) == count
+
+
+@pytest.mark.parametrize("body", ["", " ", "-1", "1 2", "x", "٣", "1\n", "9" * 20])
+def test_what_is_no_count_is_not_believed(body: str) -> None:
+    """The error shows what came."""
+    with pytest.raises(UnexpectedReplyError, match="expected a count, got"):
+        parse_count(ok(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "offsets"), [("7", (7,)), ("0 125 250", (0, 125, 250))]
+)
+def test_boundaries_are_growing_offsets(body: str, offsets: tuple[int, ...]) -> None:
+    """An empty range has one."""
+    assert parse_boundaries(ok(body)) == offsets
+
+
+@pytest.mark.parametrize("body", ["", "1 1", "2 1", "1  2", "1 x", "-1 2", "1 2 "])
+def test_what_does_not_grow_is_not_believed(body: str) -> None:
+    """A plan that is made of it would read twice or never."""
+    with pytest.raises(UnexpectedReplyError, match="expected growing offsets, got"):
+        parse_boundaries(ok(body))
+
+
+@pytest.mark.parametrize("parse", [parse_count, parse_boundaries])
+def test_a_refusal_is_the_error_of_its_status(parse) -> None:
+    """The text is the broker's; a value is no answer."""
+    with pytest.raises(ServerError, match="no record"):
+        parse(Result(500, b"no record starts there", 1))
+    with pytest.raises(UnexpectedReplyError):
+        parse(Value(b"1", 1))
