@@ -366,6 +366,11 @@ class Accumulator:
             )
             lane.count_max = min(options.batch_count_max, count_max)
 
+    def lane(self, partition: TopicPartition) -> Lane:
+        """Return a partition's lane, made if there is none."""
+        with self._lock:
+            return self._lane(partition)
+
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
         with self._lock:
@@ -477,11 +482,7 @@ class Accumulator:
         return self._lane_of(partition), getattr(selector, "may_move", False)
 
     def _lane_of(self, partition: TopicPartition) -> Lane:
-        lane = self._lanes.get(partition)
-        if lane is None:
-            with self._lock:
-                lane = self._lane(partition)
-        return lane
+        return self._lanes.get(partition) or self.lane(partition)
 
     def _lane(self, partition: TopicPartition) -> Lane:
         lane = self._lanes.get(partition)

@@ -199,14 +199,22 @@ class Batch:
             Offset(receipt.offset + self.size_of(first, at)),
         )
 
-    def size_of(self, first: int, end: int) -> int:
-        """Return the record bytes of its messages from `first` up to `end`."""
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return the record bytes up to each message, beginning with 0.
+
+        Of a batch that nobody appends to any more.
+        """
         ends = self._ends
         if ends is None:
             # Two threads may do this at once: both come to the same.
             sizes = map(HEADER_BYTES.__add__, map(len, self.payloads))
             ends = self._ends = list(accumulate(sizes, initial=0))
-        return ends[end] - ends[first]
+        return ends
+
+    def size_of(self, first: int, end: int) -> int:
+        """Return the record bytes of its messages from `first` up to `end`."""
+        return self.ends[end] - self.ends[first]
 
     def encode(self, first: int, end: int) -> bytes:
         """Return its messages from `first` up to `end` as records with the id 0."""
