@@ -1,5 +1,7 @@
 """What can go wrong between a client and a broker, beyond `metaq.errors`."""
 
+from collections.abc import Sequence
+
 from metaq.errors import ClientError, RequestTimeoutError
 
 
@@ -26,7 +28,7 @@ class NoWallTimeError(ClientError):
 
 
 class NotSentError(ClientError):
-    """The connection broke before any byte of the request left: nothing was done."""
+    """No byte of the request left, in time or at all: nothing was done."""
 
     retriable = True
     refresh_metadata = True
@@ -38,3 +40,35 @@ class CannotAnswerError(ClientError):
 
 class StuckError(ClientError):
     """No progress although there is data and somebody free to take it."""
+
+
+class OutcomeUnknownError(RequestTimeoutError):
+    """It was sent, and no answer came before the deadline: stored, or not."""
+
+    retriable = False
+
+
+class MessageTooLargeError(ClientError):
+    """No broker, or no buffer, takes a message of this size."""
+
+
+class BufferFullError(ClientError):
+    """As much is appended and not answered as the options allow."""
+
+    retriable = True
+
+    def __init__(self, message: str, *, size_bytes: int, message_count: int) -> None:
+        super().__init__(message)
+        self.size_bytes = size_bytes
+        """Room that was asked for, record headers included."""
+        self.message_count = message_count
+        """Messages that it was asked for."""
+
+
+class PartlySentError(ClientError):
+    """Some messages of a `send_many` are stored, others are not or nobody knows."""
+
+    def __init__(self, message: str, outcomes: Sequence[object]) -> None:
+        super().__init__(message)
+        self.outcomes = outcomes
+        """One for each message, in their order: its `SendResult`, or its error."""

@@ -1,6 +1,6 @@
 """What a broker can do, told in the body of its `version` reply.
 
-    metaq/<version>;mput;spans;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
+    metaq/<version>;mput;dedup;spans;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
 
 MetaQ clients ignore the body. A MetaQ broker's body (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client that reads it knows that it may use nothing of ours. Unknown names
@@ -34,6 +34,8 @@ class Capabilities:
     """Largest payload of an mput; None when not announced."""
     batch_records_max: int | None = None
     """Most records in an mput; None when not announced."""
+    dedup: bool = False
+    """The broker recognises a batch that its producer sends again."""
     spans: bool = False
     """The broker answers the questions that an `offset` may carry."""
 
@@ -43,6 +45,8 @@ def encode_version_body(capabilities: Capabilities) -> str:
     parts = [_PREFIX + capabilities.version]
     if capabilities.has_mput:
         parts.append("mput")
+    if capabilities.dedup:
+        parts.append("dedup")
     if capabilities.spans:
         parts.append("spans")
     if capabilities.wait_ms_max:
@@ -71,6 +75,7 @@ def decode_version_body(body: str) -> Capabilities:
         payload_bytes_max=_number(told.get("payload", "")),
         batch_bytes_max=size if is_whole else None,
         batch_records_max=records if is_whole else None,
+        dedup="dedup" in told,
         spans="spans" in told,
     )
 

@@ -1,0 +1,583 @@
+"""Where messages wait to be sent: bounded batches per partition, for any thread.
+
+Theory of operation. `append` is the one thing that happens per message: it chooses a
+lane (a partition's batches), adds the payload to the lane's open batch under one plain
+lock, and returns. The event loop is told once, when a lane that it knew to be empty is
+not any more; from then on the delivery asks (`take`) whenever it can send, so batches
+grow by themselves while others are in flight. Nothing here waits or does I/O, but for
+`wait_room`, which blocks its caller.
+
+A batch holds messages of one time-out only, so that its deadline is that of its first
+message, and no clock is read for the others. The delivery seals a batch that waits
+(`seal_older`), so that later messages do not share an old deadline.
+
+    Invariant: `buffered_count` and `buffered_bytes` are those of all batches that are
+    not resolved, and never above the bounds; a message larger than that is refused.
+    Invariant: a lane with messages to take is in `_ready`, or `is_awake` says that
+    the delivery knows it.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, NoReturn, cast
+
+from metaq.client.batches import Batch, Home, Lane, Outcome, SendFuture
+from metaq.client.errors import BufferFullError, MessageTooLargeError
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import (
+    KeyHash,
+    OutgoingMessage,
+    Selector,
+    parse_partition,
+)
+from metaq.client.runs import Appending, Run, frozen, sort_runs
+from metaq.clock import Clock
+from metaq.errors import ClosedError, NoBrokerError
+from metaq.model import TopicPartition
+from metaq.protocol.version import Capabilities
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
+
+BATCH_AGE_SHARE: Final = 0.1
+"""A batch that cannot be sent takes messages for this share of its time-out, so no
+message fails earlier than that before its own deadline."""
+
+BATCH_AGE_MAX_S: Final = 1.0
+"""The same, for long time-outs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """A topic's partitions, as they are known now."""
+
+    available: tuple[TopicPartition, ...]
+    known: tuple[TopicPartition, ...]
+    lanes: tuple[Lane, ...]  # of `available`, or of `known` when that is empty
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStatistics:
+    """A snapshot of what is buffered."""
+
+    appended_count: int
+    """Messages taken from senders so far."""
+    buffered_count: int
+    """Of these, messages without an outcome."""
+    buffered_bytes: int
+    """Their bytes, record headers included."""
+    full_count: int
+    """How often a message or a list found no room."""
+
+
+class Accumulator:
+    """Takes messages from any thread, gives batches to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        options: ProducerOptions,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        on_ready: Callable[[], None],
+        selector: Selector | None = None,
+    ) -> None:
+        """Start empty; called on the loop's thread.
+
+        Args:
+            options: bounds.
+            clock: for deadlines.
+            loop: where `on_ready` and everything of the batches is called back.
+            on_ready: `take_ready` has something.
+            selector: chooses partitions; None goes by the key of messages that have
+                one, and round robin with the others.
+        """
+        self._options = options
+        self._clock = clock
+        self._loop = loop
+        self._on_ready = on_ready
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._room_waiters = 0
+        self._room_callbacks: list[Callable[[], None]] = []
+        self._home = Home(self._lock, loop, threading.get_ident())
+        self._topics: dict[str, _Topic] = {}
+        self._lanes: dict[TopicPartition, Lane] = {}
+        self._ready: list[Lane] = []
+        self._unanswered: dict[Batch, None] = {}
+        self._turn = count(1)  # as RoundRobin, and shared by all topics like there
+        self._selector = selector
+        self._by_key = KeyHash()
+        self._timeout_s = options.timeout_s
+        self._free_bytes = options.buffer_bytes_max
+        self._free_count = options.buffer_count_max
+        self._resolved_count = 0
+        self._full_count = 0
+        self._is_closed = False
+
+    # -- for senders, from any thread -------------------------------------------------
+
+    def knows(self, topic: str) -> bool:
+        """Tell whether the topic's partitions are known, so that `append` takes it."""
+        return topic in self._topics
+
+    def append(
+        self,
+        topic: str,
+        data: BytesLike,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout_s: float | None = None,
+    ) -> SendFuture:
+        """Add one message; never waits.
+
+        Args:
+            topic: one that is known.
+            data: application bytes; what may change is copied.
+            attribute: application attribute, or None.
+            key: chooses the partition, or None.
+            partition: `<broker>-<partition>`, chooses it above all else.
+            timeout_s: bound on its sending; None is the producer's.
+
+        Returns:
+            Its future; messages of one thread lie in their partition in this order.
+
+        Raises:
+            BufferFullError: no room now; see `wait_room`.
+            MessageTooLargeError: never any room, or its broker does not take it.
+            NoBrokerError: the topic is not known, or the selector found no partition.
+            LocalProtocolError: attribute or partition cannot be written.
+            ClosedError: the producer is closed.
+            TypeError: data is not bytes-like.
+        """
+        flag = 0
+        if type(data) is not bytes or attribute is not None:
+            data, flag = encode_payload(frozen(data), attribute)
+        known = self._topics.get(topic)
+        if known is None:
+            raise _unknown(topic)
+        may_move = key is None and partition is None and self._selector is None
+        if may_move:
+            lanes = known.lanes
+            lane = lanes[next(self._turn) % len(lanes)]
+        else:
+            message = OutgoingMessage(data, attribute, key, partition)
+            lane, may_move = self._select(topic, known, message)
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        size_bytes = len(data) + HEADER_BYTES
+        with self._lock:
+            if size_bytes > self._free_bytes or not self._free_count or self._is_closed:
+                self._refuse(size_bytes, 1)
+            batch = lane.open
+            if (
+                batch is None
+                or batch.size_bytes + size_bytes > lane.bytes_max
+                or len(batch.payloads) >= lane.count_max
+                or batch.timeout_s != timeout_s
+            ):
+                batch = self._begin(lane, size_bytes, timeout_s)
+            payloads = batch.payloads
+            future = SendFuture(batch, len(payloads))
+            payloads.append(data)
+            batch.size_bytes += size_bytes
+            if flag or batch.flags is not None:
+                _add_flag(batch, flag)
+            if not may_move:
+                batch.may_move = False
+            self._free_bytes -= size_bytes
+            self._free_count -= 1
+            if not lane.is_awake:
+                self._wake(lane)
+        return future
+
+    def append_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout_s: float | None = None,
+    ) -> "Appending":
+        """Prepare to add a list; `Appending.step` adds it, as far as there is room.
+
+        Without keys and with the default selector, contiguous pieces of up to a
+        batch's size go to one partition after the other; else each message goes where
+        the selector sends it, in order within its partition.
+
+        Args:
+            topic: one that is known.
+            messages: bytes-like, or `OutgoingMessage` for those that need more.
+            timeout_s: as in `append`.
+
+        Raises:
+            As `append`, but for what depends on room.
+        """
+        known = self._topics.get(topic)
+        if known is None:
+            raise _unknown(topic)
+        listed = list(messages)
+        order: list[int] | None = None
+        if not listed:
+            runs: list[Run] = []
+        elif self._selector is None and set(map(type, listed)) == {bytes}:
+            payloads = cast("list[bytes]", listed)
+            runs = [Run(None, payloads, [], may_move=True)]
+        else:
+            runs, order = sort_runs(
+                listed, lambda message: self._select_run(topic, known, message)
+            )
+        for run in runs:
+            self._check_size(known, run)
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        return Appending(self, topic, runs, order, timeout_s)
+
+    def add_piece(
+        self, topic: str, run: Run, timeout_s: float
+    ) -> tuple[Batch, int, int]:
+        """Add the next piece of a run, to the open batch if the whole piece fits.
+
+        Returns:
+            The batch, where in it the piece begins, and how many messages it has.
+
+        Raises:
+            BufferFullError: no room now.
+            ClosedError: the producer is closed.
+        """
+        lane = run.lane
+        if lane is None:
+            lanes = self._topics[topic].lanes
+            lane = lanes[next(self._turn) % len(lanes)]
+        options = self._options
+        piece = run.piece(
+            min(lane.bytes_max, options.buffer_bytes_max),
+            min(lane.count_max, options.buffer_count_max),
+        )
+        size_bytes, message_count = piece.size_bytes, len(piece.payloads)
+        with self._lock:
+            if self._is_closed or not self._has_room(size_bytes, message_count):
+                self._refuse(size_bytes, message_count)
+            batch = lane.open
+            if (
+                batch is None
+                or batch.size_bytes + size_bytes > lane.bytes_max
+                or len(batch.payloads) + message_count > lane.count_max
+                or batch.timeout_s != timeout_s
+            ):
+                batch = self._begin(lane, 0, timeout_s)
+            first = len(batch.payloads)
+            if piece.flags is not None or batch.flags is not None:
+                flags = batch.flags or [0] * first
+                batch.flags = flags + list(piece.flags or [0] * message_count)
+            batch.payloads += piece.payloads
+            batch.size_bytes += size_bytes
+            batch.may_move = batch.may_move and run.may_move
+            self._free_bytes -= size_bytes
+            self._free_count -= message_count
+            if not lane.is_awake:
+                self._wake(lane)
+        return batch, first, message_count
+
+    def wait_room(
+        self, timeout_s: float | None, *, size_bytes: int = 1, message_count: int = 1
+    ) -> bool:
+        """Block until there is room; False when there is none before the time is over.
+
+        Room may be taken by somebody else before the caller comes to use it.
+
+        Args:
+            timeout_s: None waits for ever.
+            size_bytes: record bytes, header included.
+            message_count: messages.
+
+        Raises:
+            RuntimeError: called on the loop's thread, which would wait for itself.
+        """
+        if self._home.is_here():
+            raise RuntimeError("the event loop cannot wait for itself; use await")
+
+        def has_room() -> bool:
+            return self._has_room(size_bytes, message_count)
+
+        with self._room:
+            self._room_waiters += 1
+            try:
+                return self._room.wait_for(has_room, timeout_s)
+            finally:
+                self._room_waiters -= 1
+
+    def statistics(self) -> BufferStatistics:
+        """Return a snapshot."""
+        with self._lock:
+            buffered_count = self._options.buffer_count_max - self._free_count
+            return BufferStatistics(
+                appended_count=self._resolved_count + buffered_count,
+                buffered_count=buffered_count,
+                buffered_bytes=self._options.buffer_bytes_max - self._free_bytes,
+                full_count=self._full_count,
+            )
+
+    # -- for the delivery, on the loop's thread ---------------------------------------
+
+    def on_room(self, callback: Callable[[], None]) -> None:
+        """Call back once, when a batch has been resolved or everything is closed."""
+        with self._lock:
+            if self._is_closed:
+                self._loop.call_soon(callback)
+            else:
+                self._room_callbacks.append(callback)
+
+    def set_partitions(
+        self, topic: str, available: Sequence[TopicPartition]
+    ) -> list[Lane]:
+        """Say which partitions of a topic take messages now.
+
+        Returns:
+            The lanes of those that do not any more, with or without messages.
+        """
+        with self._lock:
+            before = self._topics.get(topic)
+            known = set(available).union(before.known if before else ())
+            partitions = tuple(sorted(available))
+            if not known or (before and before.available == partitions):
+                return []
+            everything = tuple(sorted(known))
+            lanes = tuple(self._lane(p) for p in partitions or everything)
+            self._topics[topic] = _Topic(partitions, everything, lanes)
+            gone = set(before.available if before else ()) - set(partitions)
+            return [self._lanes[p] for p in sorted(gone)]
+
+    def set_limits(self, lane: Lane, capabilities: Capabilities) -> None:
+        """Keep a lane's batches to what its broker announced."""
+        options = self._options
+        payload_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
+        batch_max = capabilities.batch_bytes_max or options.batch_bytes_max
+        count_max = capabilities.batch_records_max or options.batch_count_max
+        with self._lock:
+            lane.payload_bytes_max = payload_max
+            # A message over the payload limit is over this one too: see `_begin`.
+            lane.bytes_max = min(
+                options.batch_bytes_max, batch_max, payload_max + HEADER_BYTES
+            )
+            lane.count_max = min(options.batch_count_max, count_max)
+
+    def lane(self, partition: TopicPartition) -> Lane:
+        """Return a partition's lane, made if there is none."""
+        with self._lock:
+            return self._lane(partition)
+
+    def take_ready(self) -> list[Lane]:
+        """Return the lanes that got messages since they were found empty."""
+        with self._lock:
+            ready, self._ready = self._ready, []
+            return ready
+
+    def take(self, lane: Lane, now_s: float) -> Batch | float | None:
+        """Take the lane's next batch, seal its open one for that.
+
+        Returns:
+            The batch; or the monotonic time until which the open one lingers, unless
+            `on_ready` tells of it earlier because it is full; or None: there is
+            nothing, and `on_ready` will tell when there is.
+        """
+        with self._lock:
+            if lane.sealed:
+                return lane.sealed.popleft()
+            batch = lane.open
+            if batch is None:
+                lane.is_awake = False
+                return None
+            linger_s = batch.created_s + self._options.linger_s
+            if linger_s > now_s:
+                return linger_s
+            lane.open = None
+            return batch
+
+    def take_late(self, lane: Lane, now_s: float) -> list[Batch]:
+        """Take what cannot be sent in time any more, and seal what has grown old."""
+        with self._lock:
+            batch = lane.open
+            if batch is not None:
+                age_s = min(BATCH_AGE_MAX_S, batch.timeout_s * BATCH_AGE_SHARE)
+                if now_s - batch.created_s >= age_s:
+                    lane.sealed.append(batch)
+                    lane.open = None
+            late = [batch for batch in lane.sealed if batch.deadline_s <= now_s]
+            if late:
+                left = (b for b in lane.sealed if b.deadline_s > now_s)
+                lane.sealed = deque(left)
+            return late
+
+    def take_movable(self, lane: Lane) -> list[Batch]:
+        """Take what may go to another partition."""
+        with self._lock:
+            if lane.open is not None:
+                lane.sealed.append(lane.open)
+                lane.open = None
+            movable = [batch for batch in lane.sealed if batch.may_move]
+            lane.sealed = deque(b for b in lane.sealed if not b.may_move)
+            return movable
+
+    def put(self, lane: Lane, batch: Batch) -> None:
+        """Put a batch that nobody appends to at the end of a lane."""
+        with self._lock:
+            lane.sealed.append(batch)
+            if not lane.is_awake:
+                self._wake(lane)
+
+    def resolve(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+        """Say what became of a batch, and make its room free."""
+        with self._lock:
+            self._unanswered.pop(batch)
+            self._free_bytes += batch.size_bytes
+            self._free_count += len(batch.payloads)
+            self._resolved_count += len(batch.payloads)
+            callbacks = self._take_room_callbacks()
+        batch.resolve(outcomes)
+        for callback in callbacks:
+            callback()
+
+    def unanswered(self) -> list[Batch]:
+        """Return every batch without an outcome, after sealing what is open.
+
+        What is appended from now on is in none of them.
+        """
+        with self._lock:
+            for lane in self._lanes.values():
+                if lane.open is not None:
+                    lane.sealed.append(lane.open)
+                    lane.open = None
+            return list(self._unanswered)
+
+    def close(self) -> None:
+        """Refuse messages from now on; what is here stays."""
+        with self._lock:
+            self._is_closed = True
+            callbacks = self._take_room_callbacks()
+        for callback in callbacks:
+            callback()
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _select(
+        self, topic: str, known: _Topic, message: OutgoingMessage
+    ) -> tuple[Lane, bool]:
+        """Return a message's lane, and whether it may move from there."""
+        if message.partition is not None:
+            return self._lane_of(parse_partition(topic, message.partition)), False
+        selector = self._selector
+        if selector is None:
+            if message.key is None:
+                return known.lanes[next(self._turn) % len(known.lanes)], True
+            selector = self._by_key
+        choice = known.available or known.known
+        if getattr(selector, "sees_absent", False):
+            choice = known.known
+        partition = selector(topic, choice, message)
+        return self._lane_of(partition), getattr(selector, "may_move", False)
+
+    def _lane_of(self, partition: TopicPartition) -> Lane:
+        return self._lanes.get(partition) or self.lane(partition)
+
+    def _lane(self, partition: TopicPartition) -> Lane:
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = self._lanes[partition] = Lane(partition, self._options)
+        return lane
+
+    def _select_run(
+        self, topic: str, known: _Topic, message: OutgoingMessage
+    ) -> tuple[Lane | None, bool]:
+        """As `_select`; None for what may be cut anywhere."""
+        is_keyed = message.key is not None or message.partition is not None
+        if self._selector is None and not is_keyed:
+            return None, True
+        return self._select(topic, known, message)
+
+    def _check_size(self, known: _Topic, run: Run) -> None:
+        size_bytes = run.largest_bytes
+        for lane in known.lanes if run.lane is None else (run.lane,):
+            if size_bytes - HEADER_BYTES > lane.payload_bytes_max:
+                raise _too_large(lane, size_bytes - HEADER_BYTES)
+        if size_bytes > self._options.buffer_bytes_max:
+            self._refuse(size_bytes, 1)
+
+    def _begin(self, lane: Lane, size_bytes: int, timeout_s: float) -> Batch:
+        """Seal a lane's open batch, begin another one; under the lock."""
+        if size_bytes - HEADER_BYTES > lane.payload_bytes_max:
+            raise _too_large(lane, size_bytes - HEADER_BYTES)
+        if lane.open is not None:
+            lane.sealed.append(lane.open)
+            if self._options.linger_s:
+                self._wake(lane)
+        batch = Batch(
+            self._home,
+            created_s=self._clock.monotonic_s(),
+            timeout_s=timeout_s,
+            may_move=True,
+        )
+        self._unanswered[batch] = None
+        lane.open = batch
+        return batch
+
+    def _wake(self, lane: Lane) -> None:
+        """Tell the delivery about a lane; under the lock."""
+        lane.is_awake = True
+        self._ready.append(lane)
+        if len(self._ready) > 1:
+            return  # it was told, and did not come yet
+        if self._home.is_here():
+            self._loop.call_soon(self._on_ready)
+        else:
+            self._loop.call_soon_threadsafe(self._on_ready)
+
+    def _has_room(self, size_bytes: int, message_count: int) -> bool:
+        return self._is_closed or (
+            size_bytes <= self._free_bytes and message_count <= self._free_count
+        )
+
+    def _refuse(self, size_bytes: int, message_count: int) -> NoReturn:
+        if self._is_closed:
+            raise ClosedError("the producer is closed")
+        bytes_max = self._options.buffer_bytes_max
+        if size_bytes > bytes_max:
+            raise MessageTooLargeError(
+                f"message: the buffer takes at most {bytes_max} bytes,"
+                f" got {size_bytes} with its header"
+            )
+        self._full_count += 1
+        raise BufferFullError(
+            f"buffer: {size_bytes} bytes in {message_count} messages do not fit into"
+            f" {self._free_bytes} bytes and {self._free_count} messages",
+            size_bytes=size_bytes,
+            message_count=message_count,
+        )
+
+    def _take_room_callbacks(self) -> list[Callable[[], None]]:
+        if self._room_waiters:
+            self._room.notify_all()
+        callbacks, self._room_callbacks = self._room_callbacks, []
+        return callbacks
+
+
+def _add_flag(batch: Batch, flag: int) -> None:
+    """Note the flag of a batch's newest message; under the lock."""
+    if batch.flags is None:
+        batch.flags = [0] * (len(batch.payloads) - 1)
+    batch.flags.append(flag)
+
+
+def _too_large(lane: Lane, size_bytes: int) -> MessageTooLargeError:
+    return MessageTooLargeError(
+        f"message: {lane.partition} takes at most {lane.payload_bytes_max} bytes,"
+        f" got {size_bytes}"
+    )
+
+
+def _unknown(topic: str) -> NoBrokerError:
+    return NoBrokerError(f"topic {topic} is not known yet")

@@ -1,0 +1,139 @@
+"""What travels in one command, and what to do when it fails. Pure.
+
+A batch is cut into parts as its broker wants them: one `mput`, several where the broker
+announced less than a batch holds, or a put for each message where the broker knows no
+`mput`. A part is sent, and perhaps sent again, until it has an outcome.
+
+A failure leaves one of two doubts. *Certainly not stored*: it never left, or the broker
+refused it; then it may go elsewhere. *Unknown*: it was sent, and the connection broke
+before the answer. Such a part is doubtful for ever: it goes to the same partition
+again, under the same sequence, where a broker that announced `dedup` recognises it.
+
+Source: docs/protocol.md "mput"; client spec 7.3, 7.6, 16.5.
+"""
+
+import enum
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.errors import ConnectionLostError, NotSentError, OutcomeUnknownError
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    MetaqError,
+    NoBrokerError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from metaq.model import TopicPartition
+from metaq.protocol.version import Capabilities
+
+NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
+"""Errors after which the broker certainly knows nothing of a command."""
+
+REFUSALS: Final = (ForbiddenError, UnavailableError)
+"""Answers of a broker that did not store a command, and may store it later."""
+
+
+class Verdict(enum.Enum):
+    """What happens to a part after a failure."""
+
+    AGAIN = "again"
+    """It goes to the same partition once more."""
+    MOVE = "move"
+    """It goes to another partition, or here again when there is none."""
+    FAIL = "fail"
+    """Its senders get the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbours of a batch that travel in one command."""
+
+    first: int
+    """Its first message in the batch."""
+    end: int
+    """Behind its last one."""
+    is_mput: bool
+    """True for an `mput`; False for the put of one message."""
+
+
+def on_failure(
+    error: MetaqError,
+    *,
+    may_move: bool,
+    is_doubtful: bool,
+    has_dedup: bool,
+    retry_unknown: bool,
+) -> tuple[Verdict, bool]:
+    """Decide about a part that failed before its deadline.
+
+    Args:
+        error: what the attempt came to.
+        may_move: its messages may go to another partition.
+        is_doubtful: an earlier attempt may have stored it.
+        has_dedup: the broker recognises what it has stored already.
+        retry_unknown: send again what may be stored, also to other brokers.
+
+    Returns:
+        What to do, and whether it is doubtful from now on.
+    """
+    if isinstance(error, ConnectionLostError):
+        again = has_dedup or retry_unknown
+        return (Verdict.AGAIN if again else Verdict.FAIL), True
+    if isinstance(error, NEVER_LEFT + REFUSALS):
+        moves = may_move and not is_doubtful
+        return (Verdict.MOVE if moves else Verdict.AGAIN), is_doubtful
+    # Its deadline was that of the messages: there is no time for another attempt.
+    is_unknown = isinstance(error, RequestTimeoutError)
+    return Verdict.FAIL, is_doubtful or is_unknown
+
+
+def final_error(
+    error: MetaqError, partition: TopicPartition, *, is_doubtful: bool
+) -> MetaqError:
+    """Return what the senders of a part get.
+
+    Args:
+        error: the last thing that went wrong.
+        partition: where it went.
+        is_doubtful: an attempt may have stored it.
+    """
+    if not is_doubtful or isinstance(error, OutcomeUnknownError):
+        return error
+    final = OutcomeUnknownError(f"{partition}: outcome unknown: {error}")
+    final.__cause__ = error
+    return final
+
+
+def plan_spans(
+    ends: Sequence[int], first: int, end: int, capabilities: Capabilities
+) -> list[Span]:
+    """Cut messages `first` up to `end` of a batch into what their broker takes.
+
+    Args:
+        ends: record bytes of the batch up to each message, beginning with 0.
+        first: the first message.
+        end: behind the last one; above `first`.
+        capabilities: of the broker.
+
+    Returns:
+        Spans, one behind the other. A record above the broker's batch limit is a put.
+    """
+    if not capabilities.has_mput:
+        return [Span(at, at + 1, is_mput=False) for at in range(first, end)]
+    bytes_max = capabilities.batch_bytes_max
+    count_max = capabilities.batch_records_max or end - first
+    spans = []
+    while first < end:
+        stop = min(end, first + count_max)
+        fits = True
+        if bytes_max is not None:
+            limit = ends[first] + bytes_max
+            stop = max(first + 1, bisect_right(ends, limit, first, stop + 1) - 1)
+            fits = ends[stop] <= limit
+        spans.append(Span(first, stop, is_mput=fits))
+        first = stop
+    return spans

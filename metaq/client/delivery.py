@@ -1,0 +1,611 @@
+"""The way of batches to their brokers: in flight, again, elsewhere, or failed in time.
+
+Theory of operation. Everything here runs on the event loop and nothing waits: each
+event (messages, a reply, a connection, a snapshot, a tick) changes the state of some
+outlets and lets them `_fill`. An outlet is one partition's way out. It takes the next
+batch when a place in flight is free, so batches grow while others are under way.
+
+Order. Parts leave in the order of their messages. When one comes back, the outlet sends
+nothing more until everything in flight has an answer; then what came back leaves
+first, in its old order. A refused part can only be overtaken by those that were in
+flight with it; behind a lost connection nothing is overtaken, for everything in
+flight comes back.
+
+Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
+with what kept it from being sent, or as unknown. No other code needs to care, and a
+connection that forgets a request cannot keep a sender waiting.
+
+    Invariant: a part is in `waiting`, `returned` or `in_flight` of one outlet, or has
+    its outcome.
+    Invariant: a batch is resolved when its last part has its outcome.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from metaq.client.accumulator import Accumulator
+from metaq.client.attempts import Span, Verdict, final_error, on_failure, plan_spans
+from metaq.client.batches import Batch, Lane, Outcome, SendResult
+from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
+from metaq.client.options import ProducerOptions
+from metaq.client.outlets import Connection, Outlet, Part, Pool, Work
+from metaq.client.replies import parse_receipt
+from metaq.clock import Clock
+from metaq.errors import ClosedError, LocalProtocolError, MetaqError, NoBrokerError
+from metaq.model import BrokerId, TopicPartition
+from metaq.protocol.commands import Command, Mput, Put, Reply
+from metaq.protocol.encode import encode
+from metaq.protocol.version import Capabilities
+from metaq.record.checksum import checksum
+from metaq.record.layout import HEADER_BYTES
+from metaq.retry import Backoff
+from metaq.stats import Histogram, HistogramSnapshot
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.znodes import BrokerAddress
+
+_log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.05
+"""How often deadlines are looked at, and so how exact they are."""
+
+ANSWER_GRACE_S: Final = 0.2
+"""How long after its deadline a part in flight is given up although its connection
+has said nothing; the connection's own timer comes first."""
+
+PATIENCE_S: Final = 0.5
+"""How long messages that may move wait for a connection before they do."""
+
+PUTS_IN_FLIGHT_MAX: Final = 2000
+"""Single puts of one partition sent and not answered, to a broker without `mput`."""
+
+BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+"""Buckets of the sizes of what is sent, in messages."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStatistics:
+    """A snapshot of the delivery's counters."""
+
+    acknowledged_count: int
+    """Messages that are stored."""
+    acknowledged_bytes: int
+    """Their payload bytes."""
+    failed: Mapping[str, int]
+    """Messages that failed, by the name of the error."""
+    retried_count: int
+    """Commands sent again."""
+    moved_count: int
+    """Batches and parts of batches that went to another partition."""
+    in_flight_count: int
+    """Commands sent and not answered."""
+    batch_counts: HistogramSnapshot
+    """Messages per command."""
+    latency_s: HistogramSnapshot
+    """Seconds from the first message of a batch to the answer, per message."""
+
+
+class Delivery:
+    """Brings batches to brokers. Owner: one producer; used on its loop.
+
+    Lifecycle: made, used, closed once with `close`, which leaves no batch unresolved.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        options: ProducerOptions,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        producer_id: str,
+        request_refresh: Callable[[], None],
+    ) -> None:
+        """Prepare; `start` says where the batches come from.
+
+        Args:
+            pool: connections to brokers.
+            options: bounds and times.
+            clock: judges deadlines.
+            loop: the loop everything here runs on.
+            producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
+            request_refresh: told when what is known of the cluster seems wrong.
+        """
+        self._pool = pool
+        self._options = options
+        self._clock = clock
+        self._loop = loop
+        self._producer_id = producer_id
+        self._request_refresh = request_refresh
+        self._backoff = Backoff(
+            first_s=options.retry_first_s, max_s=options.retry_max_s
+        )
+        self._accumulator: Accumulator
+        self._snapshot = ClusterSnapshot()
+        self._outlets: dict[Lane, Outlet] = {}
+        self._crowded: dict[Connection, dict[Outlet, None]] = {}
+        self._openers: dict[BrokerAddress, asyncio.Task[None]] = {}
+        self._unreachable: dict[BrokerAddress, NoBrokerError] = {}
+        self._tick: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._moves = 0
+        self._acknowledged_count = 0
+        self._acknowledged_bytes = 0
+        self._failed: Counter[str] = Counter()
+        self._retried_count = 0
+        self._moved_count = 0
+        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
+        self._latency_s = Histogram()
+
+    def start(self, accumulator: Accumulator) -> None:
+        """Say where batches come from, once."""
+        self._accumulator = accumulator
+
+    # -- events -----------------------------------------------------------------------
+
+    def on_ready(self) -> None:
+        """Take note of lanes that have messages."""
+        if self._is_closed:
+            return
+        for lane in self._accumulator.take_ready():
+            self._fill(self._outlet(lane))
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def on_snapshot(
+        self, snapshot: ClusterSnapshot, topics: Mapping[str, None]
+    ) -> None:
+        """Go by what is known of the cluster now.
+
+        Args:
+            snapshot: the news.
+            topics: those that messages are sent to.
+        """
+        self._snapshot = snapshot
+        for topic in topics:
+            available = snapshot.put_partitions(topic)
+            for lane in self._accumulator.set_partitions(topic, available):
+                outlet = self._outlets.get(lane)
+                if outlet is not None:
+                    self._move(outlet)
+        for outlet in list(self._outlets.values()):
+            self._fill(outlet)
+
+    def fill(self) -> None:
+        """Send whatever can be sent, also what was lingering and is sealed now."""
+        for outlet in list(self._outlets.values()):
+            self._fill(outlet)
+
+    def statistics(self) -> DeliveryStatistics:
+        """Return a snapshot of the counters."""
+        return DeliveryStatistics(
+            acknowledged_count=self._acknowledged_count,
+            acknowledged_bytes=self._acknowledged_bytes,
+            failed=dict(self._failed),
+            retried_count=self._retried_count,
+            moved_count=self._moved_count,
+            in_flight_count=sum(len(o.in_flight) for o in self._outlets.values()),
+            batch_counts=self._batch_counts.snapshot(),
+            latency_s=self._latency_s.snapshot(),
+        )
+
+    async def close(self, reason: str) -> None:
+        """Fail what has no outcome yet, and stop.
+
+        What was sent fails with `OutcomeUnknownError`, the rest with `ClosedError`.
+        """
+        self._is_closed = True
+        if self._tick is not None:
+            self._tick.cancel()
+        openers = list(self._openers.values())
+        for task in openers:
+            task.cancel()
+        await asyncio.gather(*openers, return_exceptions=True)
+        error = ClosedError(reason)
+        self._accumulator.unanswered()  # seals what is open
+        for lane in self._accumulator.take_ready():
+            self._outlet(lane)
+        for outlet in self._outlets.values():
+            while isinstance(batch := self._take(outlet), Batch):
+                outlet.waiting.append(self._part_of(outlet, batch))
+            for part in outlet.in_flight:
+                part.is_doubtful = True
+            parts = [*outlet.in_flight, *outlet.returned, *outlet.waiting]
+            outlet.in_flight.clear()
+            outlet.returned.clear()
+            outlet.waiting.clear()
+            for part in parts:
+                self._fail(outlet, part, error)
+
+    def _outlet(self, lane: Lane) -> Outlet:
+        outlet = self._outlets.get(lane)
+        if outlet is None:
+            outlet = self._outlets[lane] = Outlet(lane)
+        return outlet
+
+    # -- sending ----------------------------------------------------------------------
+
+    def _fill(self, outlet: Outlet) -> None:
+        """Send what can be sent now."""
+        now_s = self._clock.monotonic_s()
+        if self._is_closed or now_s < outlet.resume_s:
+            return
+        if outlet.returned:
+            if outlet.in_flight:
+                return
+            outlet.take_back()
+        connection = self._connection(outlet)
+        if connection is None:
+            return
+        while not outlet.returned and self._has_place(outlet):
+            if not outlet.waiting:
+                batch = self._take(outlet)
+                if batch is None:
+                    return
+                outlet.waiting.append(self._part_of(outlet, batch))
+            if not connection.has_room:
+                self._crowded.setdefault(connection, {})[outlet] = None
+                return
+            if self._fit(outlet, connection.capabilities):
+                self._send(outlet, outlet.waiting.popleft(), connection)
+
+    def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
+        if outlet.alarm is not None:
+            outlet.alarm.cancel()
+        outlet.alarm = self._loop.call_later(delay_s, self._fill, outlet)
+
+    def _connection(self, outlet: Outlet) -> Connection | None:
+        """Return the connection to send on; None when the outlet has to wait for it."""
+        address = self._address(outlet.partition.broker_id)
+        if address is None:
+            outlet.trouble = NoBrokerError(
+                f"{outlet.partition}: broker {outlet.partition.broker_id} is not there"
+            )
+            self._request_refresh()
+            self._move(outlet)
+            return None
+        connection = self._pool.ready(address)
+        if connection is None:
+            outlet.trouble = self._unreachable.get(address)
+            if outlet.trouble is not None:
+                self._move(outlet)
+            self._open(address)
+            return None
+        if connection is not outlet.connection:
+            # The order: nothing overtakes what is in flight on the old one.
+            if outlet.in_flight:
+                return None
+            outlet.connection = connection
+            self._unreachable.pop(address, None)
+            self._accumulator.set_limits(outlet.lane, connection.capabilities)
+        return connection
+
+    def _address(self, broker_id: BrokerId) -> BrokerAddress | None:
+        copies = self._snapshot.brokers.get(broker_id)
+        return None if copies is None else copies.leader
+
+    def _has_place(self, outlet: Outlet) -> bool:
+        limit = self._options.in_flight_batches_max
+        connection = outlet.connection
+        if (
+            limit > 1
+            and connection is not None
+            and not connection.capabilities.has_mput
+        ):
+            limit = PUTS_IN_FLIGHT_MAX
+        return len(outlet.in_flight) < limit
+
+    def _take(self, outlet: Outlet) -> Batch | None:
+        now_s = self._clock.monotonic_s()
+        batch = self._accumulator.take(outlet.lane, now_s)
+        if isinstance(batch, float):
+            self._fill_later(outlet, batch - now_s)
+            return None
+        return batch
+
+    def _part_of(self, outlet: Outlet, batch: Batch) -> Part:
+        """Return the one part of a batch that was just taken."""
+        whole = Span(0, len(batch.payloads), is_mput=True)
+        return Part(Work(batch), whole, outlet.next_place())
+
+    def _fit(self, outlet: Outlet, capabilities: Capabilities) -> bool:
+        """Cut the next part as the broker wants it; False when it never takes it."""
+        part = outlet.waiting[0]
+        batch, span = part.work.batch, part.span
+        if part.is_doubtful and span.is_mput and capabilities.has_mput:
+            return True  # it is recognised by its size
+        spans = plan_spans(batch.ends, span.first, span.end, capabilities)
+        if spans != [span]:
+            outlet.waiting.popleft()
+            part.work.left += len(spans) - 1
+            parts = []
+            for each in spans:
+                cut = Part(part.work, each, part.place)
+                cut.is_doubtful = part.is_doubtful
+                parts.append(cut)
+            outlet.waiting.extendleft(reversed(parts))
+        part = outlet.waiting[0]
+        limit = capabilities.payload_bytes_max
+        if limit is None or part.span.is_mput:
+            return True
+        size_bytes = len(batch.payloads[part.span.first])
+        if size_bytes <= limit:
+            return True
+        outlet.waiting.popleft()
+        error = MessageTooLargeError(
+            f"message: {outlet.partition} takes at most {limit} bytes, got {size_bytes}"
+        )
+        self._fail(outlet, part, error)
+        return False
+
+    def _send(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        opaque = connection.next_opaque()
+        part.attempt += 1
+        if part.attempt > 1:
+            self._retried_count += 1
+        try:
+            frame = encode(self._command(outlet, part, opaque))
+        except LocalProtocolError as error:
+            self._fail(outlet, part, error)
+            return
+        outlet.in_flight[part] = None
+        on_reply = partial(self._on_reply, outlet, part, part.attempt, connection)
+        deadline_s = part.work.batch.deadline_s
+        try:
+            connection.submit(frame, opaque, on_reply, deadline_s=deadline_s)
+        except ClosedError as error:
+            on_reply(error)
+            return
+        self._batch_counts.record(part.message_count)
+
+    def _command(self, outlet: Outlet, part: Part, opaque: int) -> Command:
+        batch, span = part.work.batch, part.span
+        topic, number = outlet.partition.topic, outlet.partition.partition
+        if not span.is_mput:
+            payload = batch.payloads[span.first]
+            flag = batch.flags[span.first] if batch.flags else 0
+            return Put(topic, number, payload, flag, checksum(payload), opaque)
+        if part.sequence is None:
+            part.sequence = outlet.sequence
+            outlet.sequence += part.message_count
+        records = batch.encode(span.first, span.end)
+        return Mput(
+            topic=topic,
+            partition=number,
+            count=part.message_count,
+            checksum=checksum(records),
+            opaque=opaque,
+            payload=records,
+            producer=self._producer_id,
+            sequence=part.sequence,
+        )
+
+    # -- answers ----------------------------------------------------------------------
+
+    def _on_reply(
+        self,
+        outlet: Outlet,
+        part: Part,
+        attempt: int,
+        connection: Connection,
+        reply: Reply | MetaqError,
+    ) -> None:
+        if part not in outlet.in_flight or part.attempt != attempt:
+            return  # given up meanwhile
+        del outlet.in_flight[part]
+        try:
+            if isinstance(reply, MetaqError):
+                raise reply
+            receipt = parse_receipt(reply)
+        except MetaqError as error:
+            self._on_failure(outlet, part, connection.capabilities, error)
+        else:
+            outlet.failures, outlet.trouble = 0, None
+            place = outlet.partition
+            if receipt.partition != place.partition:
+                place = TopicPartition(place.topic, place.broker_id, receipt.partition)
+            self._succeed(part, SendResult(receipt.id, place, receipt.offset))
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _fill_crowded(self, connection: Connection) -> None:
+        crowded = self._crowded.get(connection)
+        while crowded and connection.has_room:
+            outlet = next(iter(crowded))
+            del crowded[outlet]
+            self._fill(outlet)
+        if not crowded:
+            self._crowded.pop(connection, None)
+
+    def _on_failure(
+        self,
+        outlet: Outlet,
+        part: Part,
+        capabilities: Capabilities,
+        error: MetaqError,
+    ) -> None:
+        verdict, part.is_doubtful = on_failure(
+            error,
+            may_move=part.work.batch.may_move,
+            is_doubtful=part.is_doubtful,
+            has_dedup=capabilities.dedup and part.span.is_mput,
+            retry_unknown=self._options.retry_unknown,
+        )
+        if error.refresh_metadata:
+            self._request_refresh()
+        now_s = self._clock.monotonic_s()
+        if verdict is Verdict.FAIL or now_s >= part.work.batch.deadline_s:
+            self._fail(outlet, part, error)
+            return
+        if not part.is_doubtful:
+            # The broker does not know it, and may have stored what came behind it.
+            part.sequence = None
+        outlet.trouble = error
+        if verdict is Verdict.MOVE:
+            target = self._target(outlet)
+            if target is not None:
+                self._hand_over(part, target)
+                return
+        outlet.returned.append(part)
+        if now_s >= outlet.resume_s:
+            outlet.failures += 1
+            pause_s = self._backoff.delay_s(outlet.failures)
+            outlet.resume_s = now_s + pause_s
+            self._fill_later(outlet, pause_s)
+
+    def _succeed(self, part: Part, receipt: SendResult) -> None:
+        batch, span = part.work.batch, part.span
+        count = part.message_count
+        self._acknowledged_count += count
+        size_bytes = batch.size_of(span.first, span.end)
+        self._acknowledged_bytes += size_bytes - HEADER_BYTES * count
+        now_s = self._clock.monotonic_s()
+        self._latency_s.record(now_s - batch.created_s, count)
+        self._settle(part, Outcome(span.first, receipt, None))
+
+    def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
+        final = final_error(error, outlet.partition, is_doubtful=part.is_doubtful)
+        self._failed[type(final).__name__] += part.message_count
+        self._settle(part, Outcome(part.span.first, None, final))
+
+    def _settle(self, part: Part, outcome: Outcome) -> None:
+        work = part.work
+        work.outcomes.append(outcome)
+        work.left -= 1
+        if not work.left:
+            work.outcomes.sort(key=lambda outcome: outcome.first)
+            self._accumulator.resolve(work.batch, work.outcomes)
+
+    # -- connections and other partitions ---------------------------------------------
+
+    def _open(self, address: BrokerAddress) -> None:
+        if address not in self._openers:
+            work = self._run_opener(address)
+            task = self._loop.create_task(work, name=f"producer-open-{address}")
+            self._openers[address] = task
+
+    async def _run_opener(self, address: BrokerAddress) -> None:
+        """Wait for a connection as long as somebody has messages for it."""
+        try:
+            while self._is_wanted(address):
+                deadline_s = self._clock.monotonic_s() + PATIENCE_S
+                try:
+                    await self._pool.get(address, deadline_s=deadline_s)
+                except NoBrokerError as error:
+                    self._on_unreachable(address, error)
+                else:
+                    self._unreachable.pop(address, None)
+                    return
+        except ClosedError as error:
+            _log.debug("connections are closed: broker=%s error=%s", address, error)
+        finally:
+            del self._openers[address]
+            if not self._is_closed:
+                self._loop.call_soon(self.fill)
+
+    def _is_wanted(self, address: BrokerAddress) -> bool:
+        """Tell whether there is anything to send to an address."""
+        return any(
+            (o.waiting or o.returned or o.lane.sealed or o.lane.open is not None)
+            and self._address(o.partition.broker_id) == address
+            for o in self._outlets.values()
+        )
+
+    def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
+        if address not in self._unreachable:
+            _log.warning("broker is unreachable: broker=%s error=%s", address, error)
+        self._unreachable[address] = error
+        self._request_refresh()
+        for outlet in list(self._outlets.values()):
+            if self._address(outlet.partition.broker_id) == address:
+                outlet.trouble = error
+                self._move(outlet)
+
+    def _move(self, outlet: Outlet) -> None:
+        """Give other partitions what may move, if there is one that takes it."""
+        if self._target(outlet) is None:
+            return
+        for batch in self._accumulator.take_movable(outlet.lane):
+            outlet.waiting.append(self._part_of(outlet, batch))
+        if not outlet.in_flight:
+            outlet.take_back()
+        staying: deque[Part] = deque()
+        for part in outlet.waiting:
+            target = self._target(outlet)
+            if part.is_doubtful or not part.work.batch.may_move or target is None:
+                staying.append(part)
+            else:
+                self._hand_over(part, target)
+        outlet.waiting = staying
+
+    def _target(self, outlet: Outlet) -> Outlet | None:
+        """Return another partition's outlet that can send now, each in turn."""
+        topic = outlet.partition.topic
+        partitions = [
+            partition
+            for partition in self._snapshot.put_partitions(topic)
+            if partition != outlet.partition and self._is_connected(partition)
+        ]
+        if not partitions:
+            return None
+        self._moves += 1
+        lane = self._accumulator.lane(partitions[self._moves % len(partitions)])
+        return self._outlet(lane)
+
+    def _is_connected(self, partition: TopicPartition) -> bool:
+        address = self._address(partition.broker_id)
+        return address is not None and self._pool.ready(address) is not None
+
+    def _hand_over(self, part: Part, target: Outlet) -> None:
+        self._moved_count += 1
+        part.sequence = None
+        part.place = target.next_place()
+        target.waiting.append(part)
+        self._loop.call_soon(self._fill, target)
+
+    # -- time -------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        """Fail what is late; give everybody the chance to send that was missed."""
+        self._tick = None
+        self._crowded.clear()  # everybody is filled below
+        now_s = self._clock.monotonic_s()
+        for outlet in list(self._outlets.values()):
+            for batch in self._accumulator.take_late(outlet.lane, now_s):
+                part = self._part_of(outlet, batch)
+                self._fail(outlet, part, self._lateness(outlet, batch))
+            self._fail_late(outlet, now_s)
+            self._fill(outlet)
+        if self._accumulator.statistics().buffered_count:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _fail_late(self, outlet: Outlet, now_s: float) -> None:
+        late = [p for p in outlet.waiting if p.work.batch.deadline_s <= now_s]
+        late += [p for p in outlet.returned if p.work.batch.deadline_s <= now_s]
+        if late:
+            gone = set(late)
+            outlet.waiting = deque(p for p in outlet.waiting if p not in gone)
+            outlet.returned = [p for p in outlet.returned if p not in gone]
+        for part in late:
+            self._fail(outlet, part, self._lateness(outlet, part.work.batch))
+        before_s = now_s - ANSWER_GRACE_S
+        lost = [p for p in outlet.in_flight if p.work.batch.deadline_s <= before_s]
+        for part in lost:
+            del outlet.in_flight[part]
+            error = OutcomeUnknownError(
+                f"{outlet.partition}: no answer within {part.work.batch.timeout_s:g} s;"
+                " outcome unknown"
+            )
+            self._fail(outlet, part, error)
+
+    def _lateness(self, outlet: Outlet, batch: Batch) -> MetaqError:
+        """Return the error of messages whose deadline passed before they left."""
+        if outlet.trouble is not None:
+            return outlet.trouble
+        return NotSentError(
+            f"{outlet.partition}: not sent within {batch.timeout_s:g} s"
+        )

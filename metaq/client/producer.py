@@ -1,0 +1,502 @@
+"""The producer: messages in, acknowledgements out, on one event loop.
+
+    async with client.producer() as producer:
+        result = await producer.send("test", b"hello", key="user-1")
+        future = await producer.send_nowait("test", b"more")
+        results = await producer.send_many("test", [b"a", b"b"])
+
+*Durability.* A message is acknowledged when its broker has it on disk. Until then it is
+in memory only: closing waits for it, a crash loses it.
+
+*Order.* Messages of one caller to one partition lie there in the order of the calls,
+as long as nothing is refused (see `ProducerOptions.in_flight_batches_max`), and as
+long as a MetaQ 1.4 broker keeps the order of puts, which it does not promise.
+
+*Outcomes.* Every message gets one by its deadline: its place in the log; or an error
+after which it is certainly not stored; or `OutcomeUnknownError`. Batches that may be
+stored are sent again under the same sequence, which brokers of this package recognise.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from metaq.client.accumulator import Accumulator
+from metaq.client.batches import SendFuture, SendResult
+from metaq.client.delivery import Delivery
+from metaq.client.errors import BufferFullError
+from metaq.client.options import ProducerOptions
+from metaq.client.outlets import Pool
+from metaq.client.partitioner import OutgoingMessage, Selector
+from metaq.client.runs import Appending, frozen
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    RequestTimeoutError,
+)
+from metaq.record.checksum import BytesLike
+from metaq.stats import HistogramSnapshot
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.session import Cancel
+
+_log = logging.getLogger(__name__)
+
+ONEWAY_WAITING_MAX: Final = 10_000
+"""One-way messages that wait until their topic is known; more are dropped."""
+
+
+class Metadata(Protocol):
+    """What the producer needs to know of the cluster."""
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """What is known now."""
+        ...
+
+    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+        """Return when the topic has partitions; NoBrokerError at the deadline."""
+        ...
+
+    def add_listener(self, callback: Callable[[ClusterSnapshot], None]) -> Cancel:
+        """Call back with each new snapshot."""
+        ...
+
+    def request_refresh(self) -> None:
+        """Look again soon."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    """A snapshot of a producer's counters."""
+
+    appended_count: int
+    """Messages taken from senders."""
+    acknowledged_count: int
+    """Messages that are stored."""
+    acknowledged_bytes: int
+    """Their payload bytes, attributes included."""
+    failed: Mapping[str, int]
+    """Messages that failed, by the name of the error."""
+    dropped: Mapping[str, int]
+    """One-way messages that were never appended, by the name of the error."""
+    buffered_count: int
+    """Messages without an outcome."""
+    buffered_bytes: int
+    """Their bytes, record headers included."""
+    full_count: int
+    """How often a message or a list found no room."""
+    in_flight_count: int
+    """Commands sent and not answered."""
+    retried_count: int
+    """Commands sent again."""
+    moved_count: int
+    """Batches, or parts of them, that went to another partition."""
+    batch_counts: HistogramSnapshot
+    """Messages per command."""
+    latency_s: HistogramSnapshot
+    """Seconds from the first message of a batch to the answer, once per message."""
+
+
+class AsyncProducer:
+    """Sends messages. Owner: the client that made it; `async with` closes it.
+
+    Lifecycle: made, `start`, any number of sends by any number of tasks, `close`.
+
+    Concurrency: coroutines and `send_oneway` on the loop it was made on. `accumulator`
+    and every `SendFuture` may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        metadata: Metadata,
+        options: ProducerOptions,
+        clock: Clock,
+        producer_id: str,
+        selector: Selector | None = None,
+        close_timeout_s: float = 10.0,
+    ) -> None:
+        """Prepare; call it on the loop that everything runs on.
+
+        Args:
+            pool: connections to brokers.
+            metadata: where the partitions are.
+            options: bounds and times.
+            clock: judges deadlines.
+            producer_id: 1..64 of [A-Za-z0-9._~-]; nobody else may ever have the same,
+                for brokers tell repeated batches by it.
+            selector: chooses partitions; None goes by the key of messages that have
+                one, and round robin with the others.
+            close_timeout_s: bound on `close`, when it is given none.
+        """
+        loop = asyncio.get_running_loop()
+        self._metadata = metadata
+        self._options = options
+        self._clock = clock
+        self._close_timeout_s = close_timeout_s
+        self._delivery = Delivery(
+            pool=pool,
+            options=options,
+            clock=clock,
+            loop=loop,
+            producer_id=producer_id,
+            request_refresh=metadata.request_refresh,
+        )
+        self.accumulator = Accumulator(
+            options=options,
+            clock=clock,
+            loop=loop,
+            on_ready=self._delivery.on_ready,
+            selector=selector,
+        )
+        """Takes messages from any thread, for topics that are prepared."""
+        self._delivery.start(self.accumulator)
+        self._topics: dict[str, None] = {}
+        self._waiting: dict[str, deque[OutgoingMessage]] = {}
+        self._waiting_count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._dropped: Counter[str] = Counter()
+        self._stop_listening = metadata.add_listener(self._on_snapshot)
+        self._is_closed = False
+
+    # -- sending ----------------------------------------------------------------------
+
+    async def prepare(self, topic: str, *, timeout: float | None = None) -> None:
+        """Wait until the partitions of a topic are known; the first send does it.
+
+        Raises:
+            LocalProtocolError: this can be no topic's name.
+            NoBrokerError: nobody serves the topic within the time.
+            ClosedError: the producer is closed.
+        """
+        self._check_open()
+        if topic in self._topics:
+            return
+        check_topic(topic)
+        timeout_s = self._options.timeout_s if timeout is None else timeout
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        snapshot = await self._metadata.topic(topic, deadline_s=deadline_s)
+        self._check_open()
+        self._topics[topic] = None
+        self._delivery.on_snapshot(snapshot, {topic: None})
+        if not self.accumulator.knows(topic):
+            del self._topics[topic]
+            raise NoBrokerError(f"topic {topic} has no partitions")
+
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Args:
+            topic: any name without space and line end.
+            data: application bytes; what may change is copied.
+            attribute: application attribute; "" is one, None is none.
+            key: the same key goes to the same partition; see `KeyHash`.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and nobody knows whether it is stored.
+            NoBrokerError, NotSentError: certainly not stored; nobody took it in time.
+            ForbiddenError, UnavailableError: certainly not stored; refused to the end.
+            ServerError: the broker could not store it; its text says why.
+            MessageTooLargeError: larger than broker or buffer take.
+            BufferFullError: no room within the time, or with `when_full="raise"`.
+            LocalProtocolError: topic, attribute or partition cannot be written.
+            ClosedError: the producer is closed.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (
+            await self.send_nowait(
+                topic,
+                data,
+                attribute=attribute,
+                key=key,
+                partition=partition,
+                timeout=timeout,
+            )
+        )
+
+    async def send_nowait(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendFuture:
+        """Put one message on its way; waits for room alone, and for a new topic.
+
+        Args:
+            As `send`.
+
+        Returns:
+            Its outcome, later. Messages of one task are sent in this order.
+
+        Raises:
+            As `send`, what can be known at once.
+
+        Cancellation: as long as this waits, nothing was appended.
+        """
+        append = self.accumulator.append
+        try:
+            return append(topic, data, attribute, key, partition, timeout)
+        except (BufferFullError, NoBrokerError):
+            deadline_s = self._deadline_s(timeout)
+        while True:
+            await self.prepare(topic, timeout=deadline_s - self._clock.monotonic_s())
+            try:
+                return append(topic, data, attribute, key, partition, timeout)
+            except BufferFullError as error:
+                await self._wait_room(error, deadline_s)
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[SendResult]:
+        """Send a list and wait until all of it is on the brokers' disks.
+
+        Without keys and with the default selector, contiguous pieces of up to a
+        batch's size go to one partition after the other; else each message goes where
+        key, partition or selector send it, in order within its partition.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+            timeout: seconds for each message, from when there was room for it.
+
+        Returns:
+            One result per message, in their order, each computed when asked for; ()
+            for no messages.
+
+        Raises:
+            PartlySentError: some are stored; `outcomes` tells of each.
+            As `send`: nothing is stored, or nobody knows of any.
+
+        Cancellation: what was appended is still sent.
+        """
+        await self.prepare(topic, timeout=timeout)
+        appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
+        while not appending.is_over:
+            if appending.step():
+                await asyncio.sleep(
+                    0
+                )  # a long list lets others, and its own pieces, go
+            else:
+                await self._wait_room_of(appending, self._deadline_s(timeout))
+        for batch in appending.batches:
+            await batch.wait_async()
+        results = appending.results()
+        results.raise_errors()
+        return results
+
+    def send_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+    ) -> None:
+        """Send one message, and do not care what becomes of it.
+
+        What cannot be appended is dropped, and counted by its reason; what fails later
+        is counted with the other failures. Retries are the same as for `send`.
+
+        Raises:
+            LocalProtocolError: topic or attribute cannot be written.
+            TypeError: data is not bytes-like.
+        """
+        try:
+            if topic in self._topics:
+                self.accumulator.append(topic, data, attribute, key)
+            else:
+                self._wait_for_topic(
+                    topic, OutgoingMessage(frozen(data), attribute, key)
+                )
+        except LocalProtocolError:
+            raise
+        except MetaqError as error:
+            self._dropped[type(error).__name__] += 1
+
+    # -- the end ----------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything appended before has an outcome, good or bad.
+
+        Args:
+            timeout: seconds; None waits as long as the messages' deadlines let it.
+
+        Raises:
+            RequestTimeoutError: some have none yet; they go on.
+        """
+        batches = self.accumulator.unanswered()
+        self._delivery.fill()
+        try:
+            async with asyncio.timeout(timeout):
+                for batch in batches:
+                    await batch.wait_async()
+        except TimeoutError as error:
+            left = sum(len(b.payloads) for b in batches if not b.is_done)
+            raise RequestTimeoutError(
+                f"{left} messages have no outcome after {timeout:g} s"
+            ) from error
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Refuse new messages, wait for what was appended, fail the rest.
+
+        Harmless twice.
+
+        Args:
+            timeout: seconds to wait for outcomes; None is the client's
+                `close_timeout_s`.
+
+        Never raises for messages: their own futures tell. What is unsent at the end
+        fails with `ClosedError`, what is in flight with `OutcomeUnknownError`.
+
+        Cancellation: everything without an outcome fails at once.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        self.accumulator.close()
+        try:
+            await self.flush(self._close_timeout_s if timeout is None else timeout)
+        except RequestTimeoutError as error:
+            _log.warning("producer closed early: error=%s", error)
+        finally:
+            self._stop_listening()
+            await self._delivery.close("the producer was closed")
+
+    async def __aenter__(self) -> Self:
+        """Return the producer."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it, waiting no longer than the client's `close_timeout_s`."""
+        await self.close()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return a snapshot of the counters."""
+        buffer, delivery = self.accumulator.statistics(), self._delivery.statistics()
+        return ProducerStatistics(
+            appended_count=buffer.appended_count,
+            acknowledged_count=delivery.acknowledged_count,
+            acknowledged_bytes=delivery.acknowledged_bytes,
+            failed=delivery.failed,
+            dropped=dict(self._dropped),
+            buffered_count=buffer.buffered_count,
+            buffered_bytes=buffer.buffered_bytes,
+            full_count=buffer.full_count,
+            in_flight_count=delivery.in_flight_count,
+            retried_count=delivery.retried_count,
+            moved_count=delivery.moved_count,
+            batch_counts=delivery.batch_counts,
+            latency_s=delivery.latency_s,
+        )
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the producer is closed")
+
+    def _deadline_s(self, timeout: float | None) -> float:
+        timeout_s = self._options.timeout_s if timeout is None else timeout
+        return self._clock.monotonic_s() + timeout_s
+
+    async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
+        """Wait until room was made; raise `full` when that is not wanted, or late."""
+        if self._options.when_full == "raise":
+            raise full
+        has_room = asyncio.Event()
+        self.accumulator.on_room(has_room.set)
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        try:
+            async with asyncio.timeout(left_s):
+                await has_room.wait()
+        except TimeoutError:
+            raise full from None
+
+    async def _wait_room_of(self, appending: Appending, deadline_s: float) -> None:
+        assert appending.lacking is not None
+        await self._wait_room(appending.lacking, deadline_s)
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        self._delivery.on_snapshot(snapshot, self._topics)
+
+    def _wait_for_topic(self, topic: str, message: OutgoingMessage) -> None:
+        """Keep a one-way message until its topic is known; bounded."""
+        check_topic(topic)
+        self._check_open()
+        if self._waiting_count >= ONEWAY_WAITING_MAX:
+            raise NoBrokerError(f"topic {topic} is not known yet")
+        waiting = self._waiting.get(topic)
+        if waiting is None:
+            waiting = self._waiting[topic] = deque()
+            task = asyncio.get_running_loop().create_task(
+                self._run_topic(topic), name=f"producer-topic-{topic}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._waiting_count += 1
+        waiting.append(message)
+
+    async def _run_topic(self, topic: str) -> None:
+        """Append the one-way messages of a topic when it is known, or drop them."""
+        try:
+            await self.prepare(topic)
+        except MetaqError as error:
+            self._dropped[type(error).__name__] += len(self._waiting[topic])
+            self._waiting[topic].clear()
+        finally:
+            waiting = self._waiting.pop(topic)
+            self._waiting_count -= len(waiting)
+            for message in waiting:
+                try:
+                    self.accumulator.append(topic, *message)
+                except MetaqError as error:
+                    self._dropped[type(error).__name__] += 1
+
+
+def check_topic(topic: str) -> None:
+    """Refuse what can be no topic's name (client spec 2.1).
+
+    Raises:
+        LocalProtocolError: it is empty, or has a space or line end.
+    """
+    if not topic or any(mark in topic for mark in " \r\n"):
+        raise LocalProtocolError(f"topic: {topic!r} cannot travel as a token")
