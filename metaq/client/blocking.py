@@ -11,10 +11,18 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
+from metaq.client.blocking_producer import Producer
 from metaq.client.consumer import AsyncConsumer, ConsumerStatistics
 from metaq.client.loop_thread import LoopThread
 from metaq.client.offset_store import OffsetStore
-from metaq.client.options import ClientKeywords, ConsumerKeywords
+from metaq.client.options import (
+    ClientKeywords,
+    ConsumerKeywords,
+    ProducerKeywords,
+    ProducerOptions,
+)
+from metaq.client.partitioner import Selector
+from metaq.client.producer import AsyncProducer
 from metaq.client.progress import Health, Lag
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.clock import Clock
@@ -78,6 +86,25 @@ class Client:
             raise ClosedError("the client is not started: use it as 'with'")
         self._thread.require_usable()
         return self._thread
+
+    def producer(
+        self,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> Producer:
+        """Return a producer for any thread; see `AsyncClient.producer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncProducer:
+            return self._twin.producer(selector=selector, **options)
+
+        return Producer(
+            thread.run(make()),
+            thread,
+            options=ProducerOptions(**options),
+            clock=self._twin.context.clock,
+        )
 
     def consumer(
         self,

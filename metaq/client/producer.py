@@ -250,14 +250,13 @@ class AsyncProducer:
     ) -> SendFuture:
         """Put one message on its way; waits for room alone, and for a new topic.
 
-        Args:
-            As `send`.
+        Arguments are those of `send`.
 
         Returns:
             Its outcome, later. Messages of one task are sent in this order.
 
         Raises:
-            As `send`, what can be known at once.
+            MetaqError: as `send`, what can be known at once.
 
         Cancellation: as long as this waits, nothing was appended.
         """

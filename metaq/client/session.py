@@ -7,6 +7,7 @@ they commit. Source: client spec 6.
 
 import asyncio
 import os
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self, Unpack
@@ -21,8 +22,12 @@ from metaq.client.options import (
     ClientOptions,
     ConsumerKeywords,
     ConsumerOptions,
+    ProducerKeywords,
+    ProducerOptions,
 )
+from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
+from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import TopicPartition
@@ -177,6 +182,32 @@ class AsyncClient:
         return self._context
 
     # -- what is made from it ---------------------------------------------------------
+
+    def producer(
+        self,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncProducer:
+        """Return a producer, ready to send; closed with the client at the latest.
+
+        Args:
+            selector: chooses partitions; None goes by the key of messages that have
+                one, and round robin with the others.
+            options: fields of `ProducerOptions`.
+        """
+        context = self.context
+        producer = AsyncProducer(
+            pool=context.pool,
+            metadata=context.metadata,
+            options=ProducerOptions(**options),
+            clock=context.clock,
+            producer_id=uuid.uuid4().hex,
+            selector=selector,
+            close_timeout_s=self.options.close_timeout_s,
+        )
+        self._children.append(producer)
+        return producer
 
     def consumer(
         self,

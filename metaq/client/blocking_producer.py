@@ -1,0 +1,174 @@
+"""The sync world's producer: any thread appends, the client's loop delivers.
+
+What happens per message happens in the caller's thread: it encodes the message and
+appends it to a batch under one lock. Only a topic's first message, `flush` and `close`
+cross over to the loop.
+"""
+
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from metaq.client.batches import SendFuture, SendResult
+from metaq.client.errors import BufferFullError
+from metaq.client.loop_thread import LoopThread
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.producer import AsyncProducer, ProducerStatistics
+from metaq.clock import Clock
+from metaq.errors import NoBrokerError
+from metaq.record.checksum import BytesLike
+
+
+class Producer:
+    """A producer for any number of threads; see `AsyncProducer`."""
+
+    def __init__(
+        self,
+        twin: AsyncProducer,
+        thread: LoopThread,
+        *,
+        options: ProducerOptions,
+        clock: Clock,
+    ) -> None:
+        """Wrap the async twin; `Client.producer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+        self._options = options
+        self._clock = clock
+
+    def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Arguments, result and errors are those of `AsyncProducer.send`.
+        """
+        future = self.send_nowait(
+            topic,
+            data,
+            attribute=attribute,
+            key=key,
+            partition=partition,
+            timeout=timeout,
+        )
+        # The outcome comes by the deadline, whatever happens; see `Delivery`.
+        return future.result()
+
+    def send_nowait(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendFuture:
+        """Put one message on its way; see `AsyncProducer.send_nowait`."""
+        # Flat on purpose: nothing but the append happens for all but a few messages.
+        if not self._thread.is_usable:
+            self._thread.require_usable()
+        append = self._twin.accumulator.append
+        try:
+            return append(topic, data, attribute, key, partition, timeout)
+        except (BufferFullError, NoBrokerError):
+            deadline_s = self._deadline_s(timeout)
+        while True:
+            left_s = deadline_s - self._clock.monotonic_s()
+            self._thread.run(self._twin.prepare(topic, timeout=left_s))
+            try:
+                return append(topic, data, attribute, key, partition, timeout)
+            except BufferFullError as error:
+                self._wait_room(error, deadline_s)
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[SendResult]:
+        """Send a list and wait until all of it is on the brokers' disks.
+
+        Arguments, results and errors are those of `AsyncProducer.send_many`.
+        """
+        self._thread.require_usable()
+        accumulator = self._twin.accumulator
+        if not accumulator.knows(topic):
+            self._thread.run(self._twin.prepare(topic, timeout=timeout))
+        appending = accumulator.append_many(topic, messages, timeout_s=timeout)
+        while not appending.is_over:
+            if not appending.step():
+                assert appending.lacking is not None
+                self._wait_room(appending.lacking, self._deadline_s(timeout))
+        for batch in appending.batches:
+            batch.wait(None)
+        results = appending.results()
+        results.raise_errors()
+        return results
+
+    def send_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+    ) -> None:
+        """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
+        self._thread.require_usable()
+        self._thread.loop.call_soon_threadsafe(
+            lambda: self._twin.send_oneway(topic, data, attribute=attribute, key=key)
+        )
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything appended before has an outcome, good or bad.
+
+        Raises:
+            RequestTimeoutError: some have none after `timeout` seconds; they go on.
+        """
+        self._thread.run(self._twin.flush(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what was appended, then refuse more; see `AsyncProducer.close`."""
+        if self._thread.is_usable:
+            self._thread.run(self._twin.close(timeout))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return a snapshot of the counters."""
+        return self._twin.statistics()
+
+    def _deadline_s(self, timeout: float | None) -> float:
+        timeout_s = self._options.timeout_s if timeout is None else timeout
+        return self._clock.monotonic_s() + timeout_s
+
+    def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
+        """Wait until there is room; raise `full` when that is not wanted, or late."""
+        if self._options.when_full == "raise":
+            raise full
+        has_room = self._twin.accumulator.wait_room(
+            max(0.0, deadline_s - self._clock.monotonic_s()),
+            size_bytes=full.size_bytes,
+            message_count=full.message_count,
+        )
+        if not has_room:
+            raise full
