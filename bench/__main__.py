@@ -7,8 +7,17 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.figures import FIGURES, Figure
+from bench import consuming, figures
+from bench.figures import Figure
 from bench.report import machine_card, print_table
+
+FIGURES = {
+    **figures.FIGURES,
+    "iterate": consuming.iterate,
+    "iterate-async": consuming.iterate_in_loop,
+    "delivery": consuming.delivery,
+    "consumer-memory": consuming.consumer_memory,
+}
 
 
 def main() -> None:

@@ -1,0 +1,36 @@
+"""Send messages at a steady rate, each with the moment it was sent.
+
+    python -m bench.paced PORT TOPIC RATE COUNT
+
+The clock is the machine's monotonic one, which all processes share.
+"""
+
+import sys
+import time
+
+from metaq.client import Client
+
+TICK_S = 0.001
+
+
+def main() -> None:
+    port, topic, rate, count = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:5])
+    with (
+        Client(brokers=[f"127.0.0.1:{port}"]) as client,
+        client.producer() as producer,
+    ):
+        producer.send(topic, b"%020d" % 0 + bytes(108))  # connected, topic known
+        begin = time.monotonic()
+        sent = 0
+        while sent < count:
+            due = min(int((time.monotonic() - begin) * rate) + 1, count)
+            while sent < due:
+                stamp = b"%020d" % time.monotonic_ns()
+                producer.send_nowait(topic, stamp + bytes(108))
+                sent += 1
+            time.sleep(TICK_S / 5)
+        producer.flush(timeout=30)
+
+
+if __name__ == "__main__":
+    main()
