@@ -58,9 +58,8 @@ def iterate_sync(port: int) -> float:
         Client(brokers=[f"127.0.0.1:{port}"]) as client,
         client.consumer(GROUP, [TOPIC]) as consumer,
     ):
-        begin, count = time.perf_counter(), 0
-        for _message in consumer:
-            count += 1
+        begin = time.perf_counter()
+        for count, _message in enumerate(consumer, 1):
             if count == COUNT:
                 break
         return time.perf_counter() - begin
