@@ -162,6 +162,7 @@ class BrokerConnection:
             on_end=lambda: self._lose("the broker closed it"),
             on_room=lambda: None,
             on_closed=self._end,
+            reads_rest=True,
         )
         self._wake_at(self._received_s + self._heartbeat_s)
 

@@ -130,6 +130,7 @@ class Channel:
         self._is_writing = False
         self._is_full = False
         self._has_ended = False
+        self._reads_rest = False
         self._warming: Future[None] | None = None
         self._linger: asyncio.TimerHandle | None = None
         self._reason = ""
@@ -152,6 +153,7 @@ class Channel:
         on_end: Callable[[], None],
         on_room: Callable[[], None],
         on_closed: Callable[[str], None],
+        reads_rest: bool = False,
     ) -> None:
         """Begin to read.
 
@@ -160,11 +162,15 @@ class Channel:
             on_end: the peer will send no more; it may still read.
             on_room: see the class.
             on_closed: the socket is closed, and why; called once.
+            reads_rest: when a send fails, hand out first what the peer had sent
+                before it closed. For clients: replies are true whatever became of the
+                connection, while commands of a peer that is gone may as well be lost.
         """
         self._on_data = on_data
         self._on_end = on_end
         self._on_room = on_room
         self._on_closed = on_closed
+        self._reads_rest = reads_rest
         self.resume_reading()
 
     @property
@@ -284,6 +290,16 @@ class Channel:
         self._received_bytes += len(data)
         self._on_data(data)
 
+    def _read_rest(self) -> None:
+        """Hand out what is there; bounded, as a broken connection brings no more."""
+        with contextlib.suppress(OSError):
+            while self._state is not ChannelState.CLOSED:
+                data = self._sock.recv(RECEIVE_BYTES)
+                if not data:
+                    return
+                self._received_bytes += len(data)
+                self._on_data(data)
+
     # -- writing ----------------------------------------------------------------------
 
     def _grow(self, size_bytes: int) -> None:
@@ -318,6 +334,8 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             self._watch_writable(wanted=True)
         except OSError as error:
+            if self._reads_rest:
+                self._read_rest()
             self._close(f"send failed: {error}")
             return
         else:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ from metaq.protocol.commands import Command, Reply, Result, Stats, Value, Versio
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.testing.clock import ManualClock
+from metaq.zk.znodes import BrokerAddress
 from tests.client.memory_broker import OURS
 from tests.client.scripted import ScriptedBroker, Talk, free_address, ok, until
 
@@ -236,6 +238,37 @@ def test_what_never_left_is_told_from_what_may_have_left() -> None:
         assert "enough" in str(asker.outcomes[1][1])
 
     run(scenario)
+
+
+def test_a_reply_that_came_before_the_end_counts() -> None:
+    """A send that fails first does not turn an answer into an unknown outcome."""
+
+    def serve_version(server: socket.socket) -> socket.socket:
+        peer, _address = server.accept()
+        peer.recv(100)
+        peer.sendall(encode(Result(200, b"1.4.6.2", 1)))
+        return peer
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = BrokerAddress("127.0.0.1", server.getsockname()[1])
+            serving = asyncio.to_thread(serve_version, server)
+            opening = BrokerConnection.open(
+                address, clock=CLOCK, deadline_s=soon(), options=OPTIONS
+            )
+            peer, connection = await asyncio.gather(serving, opening)
+        asker = Asker(connection)
+        asker.ask(1)
+        await until(lambda: not connection.queued_bytes)
+        # All in one turn: the answer, a reset for what was not read, and a send.
+        peer.sendall(encode(Result(200, b"", 2)))
+        peer.close()
+        asker.ask(2)
+        await until(lambda: len(asker.outcomes) == 2)
+        assert asker.outcomes[0] == (1, Result(200, b"", 2))
+        assert type(asker.outcomes[1][1]) is NotSentError
+
+    asyncio.run(main())
 
 
 def test_a_frame_that_left_in_part_counts_as_sent() -> None:

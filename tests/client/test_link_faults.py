@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from metaq.client.connection import BrokerConnection
-from metaq.client.errors import ConnectionLostError
+from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.metadata import AddressMetadata, ZooKeeperMetadata
 from metaq.client.options import ClientOptions
 from metaq.client.pool import ConnectionPool
@@ -16,7 +17,7 @@ from metaq.client.replies import parse_receipt
 from metaq.clock import SystemClock
 from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerId
-from metaq.protocol.commands import Mput, Put, Reply
+from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.encode import encode
 from metaq.record.checksum import checksum
 from metaq.testing.fake_broker import FakeBroker, FaultKind
@@ -264,3 +265,52 @@ def test_a_cut_and_a_refusing_network_end_in_a_new_connection() -> None:
         assert len(await put_all(again, 3)) == 3
 
     through_proxy(scenario)
+
+
+@pytest.mark.slow
+def test_what_is_said_of_each_put_is_true(rng: random.Random) -> None:
+    """Cuts at any moment: one outcome each, and the broker's log agrees with it."""
+    outcomes: dict[int, list[Reply | MetaqError]] = {}
+
+    def put_some(connection: BrokerConnection) -> None:
+        for _ in range(rng.randrange(1, 60)):
+            number = len(outcomes)
+            command = put(connection, b"%06d" % number)
+            outcomes[number] = []
+            connection.submit(
+                encode(command), command.opaque, outcomes[number].append,
+                deadline_s=soon(),
+            )  # fmt: skip
+
+    async def scenario(proxy: Proxy, broker: FakeBroker, pool: ConnectionPool) -> None:
+        broker.reorder = True
+        for _ in range(150):
+            connection = await pool.get(proxy.address, deadline_s=soon())
+            put_some(connection)
+            for _ in range(rng.randrange(4)):
+                await asyncio.sleep(0)
+            match rng.randrange(4):
+                case 0:
+                    connection.close("cut by the test")
+                case 1:
+                    proxy.cut()
+                case 2:
+                    broker.drop_connections()
+        await until(lambda: all(outcomes.values()))
+        stored = [int(payload) for payload in broker.payloads()]
+        assert len(set(stored)) == len(stored)
+        seen: set[type] = set()
+        for number, found in outcomes.items():
+            assert len(found) == 1
+            seen.add(type(found[0]))
+            match found[0]:
+                case Result(status=200):
+                    assert number in stored
+                case NotSentError():
+                    assert number not in stored
+                case outcome:
+                    assert isinstance(outcome, ConnectionLostError)
+        assert seen == {Result, NotSentError, ConnectionLostError}
+
+    quick = ClientOptions(reconnect_first_s=0.0005, reconnect_max_s=0.001)
+    through_proxy(scenario, quick)

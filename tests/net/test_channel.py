@@ -359,3 +359,47 @@ def test_silence_and_stalls_are_measured() -> None:
         assert rig.channel.idle_s(now_s()) == 0
 
     run(scenario)
+
+
+@pytest.mark.parametrize("reads_rest", [True, False])
+def test_what_the_peer_sent_before_it_closed_is_kept_for_who_wants_it(
+    reads_rest: bool,
+) -> None:
+    """A send that fails before the read of a turn does not cost the last replies."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.start(
+            on_data=rig.received.append,
+            on_end=lambda: rig.events.append("end"),
+            on_room=lambda: None,
+            on_closed=lambda reason: rig.events.append(f"closed: {reason}"),
+            reads_rest=reads_rest,
+        )
+        rig.peer.sendall(b"last words")
+        rig.peer.close()
+        rig.channel.send(b"too late")
+        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        assert rig.received == ([b"last words"] if reads_rest else [])
+        assert rig.events == ["closed: send failed: [Errno 32] Broken pipe"]
+
+    run(scenario)
+
+
+def test_the_owner_may_abort_while_it_gets_the_rest() -> None:
+    """The one close that there is happens then and there."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.start(
+            on_data=lambda _data: rig.channel.abort("enough"),
+            on_end=lambda: None,
+            on_room=lambda: None,
+            on_closed=rig.events.append,
+            reads_rest=True,
+        )
+        rig.peer.sendall(b"last words")
+        rig.peer.close()
+        rig.channel.send(b"too late")
+        await rig.until(lambda: rig.channel.state is ChannelState.CLOSED)
+        assert rig.events == ["enough"]
+
+    run(scenario)
