@@ -11,8 +11,11 @@ A batch holds messages of one time-out only, so that its deadline is that of its
 message, and no clock is read for the others. The delivery seals a batch that waits
 (`seal_older`), so that later messages do not share an old deadline.
 
-    Invariant: `buffered_count` and `buffered_bytes` are those of all batches that are
-    not resolved, and never above the bounds; a message larger than that is refused.
+Room is reserved by batches, some at a time, so that the bounds are looked at once for
+many messages; what a batch does not need it gives back when it is sealed.
+
+    Invariant: free room and the rooms reserved by batches that are not resolved are
+    together what the options allow.
     Invariant: a lane with messages to take is in `_ready`, or `is_awake` says that
     the delivery knows it.
 """
@@ -22,26 +25,30 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 from typing import Final, NoReturn, cast
 
 from metaq.client.batches import Batch, Home, Lane, Outcome, SendFuture
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
-from metaq.client.partitioner import (
-    KeyHash,
-    OutgoingMessage,
-    Selector,
-    parse_partition,
-)
+from metaq.client.partitioner import OutgoingMessage, Selector
+from metaq.client.routes import Routes, unknown_topic
 from metaq.client.runs import Appending, Run, frozen, sort_runs
 from metaq.clock import Clock
-from metaq.errors import ClosedError, NoBrokerError
-from metaq.model import TopicPartition
+from metaq.errors import ClosedError
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
+
+RESERVE_BYTES: Final = 32 * 1024
+"""Room that a batch reserves at a time, beyond the message that needs it."""
+
+RESERVE_COUNT: Final = 256
+"""The same in messages."""
+
+RESERVE_SHARE: Final = 16
+"""No more than this part of the room that is left, so that little stays unused."""
 
 BATCH_AGE_SHARE: Final = 0.1
 """A batch that cannot be sent takes messages for this share of its time-out, so no
@@ -49,15 +56,6 @@ message fails earlier than that before its own deadline."""
 
 BATCH_AGE_MAX_S: Final = 1.0
 """The same, for long time-outs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Topic:
-    """A topic's partitions, as they are known now."""
-
-    available: tuple[TopicPartition, ...]
-    known: tuple[TopicPartition, ...]
-    lanes: tuple[Lane, ...]  # of `available`, or of `known` when that is empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +99,16 @@ class Accumulator:
         self._loop = loop
         self._on_ready = on_ready
         self._lock = threading.Lock()
+        # A third of what `with` costs, twice a message.
+        self._acquire, self._release = self._lock.acquire, self._lock.release
         self._room = threading.Condition(self._lock)
         self._room_waiters = 0
         self._room_callbacks: list[Callable[[], None]] = []
         self._home = Home(self._lock, loop, threading.get_ident())
-        self._topics: dict[str, _Topic] = {}
-        self._lanes: dict[TopicPartition, Lane] = {}
         self._ready: list[Lane] = []
         self._unanswered: dict[Batch, None] = {}
-        self._turn = count(1)  # as RoundRobin, and shared by all topics like there
-        self._selector = selector
-        self._by_key = KeyHash()
+        self.routes = Routes(options, selector)
+        """Which lane a message goes to; written on the loop."""
         self._timeout_s = options.timeout_s
         self._free_bytes = options.buffer_bytes_max
         self._free_count = options.buffer_count_max
@@ -123,7 +120,7 @@ class Accumulator:
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic's partitions are known, so that `append` takes it."""
-        return topic in self._topics
+        return topic in self.routes.lanes
 
     def append(
         self,
@@ -158,42 +155,39 @@ class Accumulator:
         flag = 0
         if type(data) is not bytes or attribute is not None:
             data, flag = encode_payload(frozen(data), attribute)
-        known = self._topics.get(topic)
-        if known is None:
-            raise _unknown(topic)
-        may_move = key is None and partition is None and self._selector is None
-        if may_move:
-            lanes = known.lanes
-            lane = lanes[next(self._turn) % len(lanes)]
+        routes = self.routes
+        may_move = key is None and partition is None and routes.is_default
+        if may_move and topic in routes.lanes:
+            lanes = routes.lanes[topic]
+            lane = lanes[next(routes.turn) % len(lanes)]
         else:
             message = OutgoingMessage(data, attribute, key, partition)
-            lane, may_move = self._select(topic, known, message)
+            lane, may_move = routes.select(topic, message)
         if timeout_s is None:
             timeout_s = self._timeout_s
         size_bytes = len(data) + HEADER_BYTES
-        with self._lock:
-            if size_bytes > self._free_bytes or not self._free_count or self._is_closed:
-                self._refuse(size_bytes, 1)
+        self._acquire()
+        try:
             batch = lane.open
             if (
                 batch is None
-                or batch.size_bytes + size_bytes > lane.bytes_max
-                or len(batch.payloads) >= lane.count_max
+                or batch.bytes_left < size_bytes
+                or len(batch.payloads) >= batch.reserved_count
                 or batch.timeout_s != timeout_s
             ):
-                batch = self._begin(lane, size_bytes, timeout_s)
+                batch = self._reserve(lane, size_bytes, 1, size_bytes, timeout_s)
             payloads = batch.payloads
             future = SendFuture(batch, len(payloads))
+            if flag:
+                batch.flags[len(payloads)] = flag
             payloads.append(data)
-            batch.size_bytes += size_bytes
-            if flag or batch.flags is not None:
-                _add_flag(batch, flag)
+            batch.bytes_left -= size_bytes
             if not may_move:
                 batch.may_move = False
-            self._free_bytes -= size_bytes
-            self._free_count -= 1
             if not lane.is_awake:
                 self._wake(lane)
+        finally:
+            self._release()
         return future
 
     def append_many(
@@ -217,22 +211,19 @@ class Accumulator:
         Raises:
             As `append`, but for what depends on room.
         """
-        known = self._topics.get(topic)
-        if known is None:
-            raise _unknown(topic)
         listed = list(messages)
         order: list[int] | None = None
+        if topic not in self.routes.lanes:
+            raise unknown_topic(topic)
         if not listed:
             runs: list[Run] = []
-        elif self._selector is None and set(map(type, listed)) == {bytes}:
+        elif self.routes.is_default and set(map(type, listed)) == {bytes}:
             payloads = cast("list[bytes]", listed)
             runs = [Run(None, payloads, [], may_move=True)]
         else:
-            runs, order = sort_runs(
-                listed, lambda message: self._select_run(topic, known, message)
-            )
+            runs, order = sort_runs(listed, partial(self._select_run, topic))
         for run in runs:
-            self._check_size(known, run)
+            self._check_size(topic, run)
         if timeout_s is None:
             timeout_s = self._timeout_s
         return Appending(self, topic, runs, order, timeout_s)
@@ -249,36 +240,22 @@ class Accumulator:
             BufferFullError: no room now.
             ClosedError: the producer is closed.
         """
-        lane = run.lane
-        if lane is None:
-            lanes = self._topics[topic].lanes
-            lane = lanes[next(self._turn) % len(lanes)]
+        lane = run.lane or self.routes.next_lane(topic)
         options = self._options
         piece = run.piece(
             min(lane.bytes_max, options.buffer_bytes_max),
             min(lane.count_max, options.buffer_count_max),
         )
-        size_bytes, message_count = piece.size_bytes, len(piece.payloads)
+        message_count = len(piece.payloads)
         with self._lock:
-            if self._is_closed or not self._has_room(size_bytes, message_count):
-                self._refuse(size_bytes, message_count)
-            batch = lane.open
-            if (
-                batch is None
-                or batch.size_bytes + size_bytes > lane.bytes_max
-                or len(batch.payloads) + message_count > lane.count_max
-                or batch.timeout_s != timeout_s
-            ):
-                batch = self._begin(lane, 0, timeout_s)
+            batch = self._reserve(lane, piece.size_bytes, message_count, 0, timeout_s)
             first = len(batch.payloads)
-            if piece.flags is not None or batch.flags is not None:
-                flags = batch.flags or [0] * first
-                batch.flags = flags + list(piece.flags or [0] * message_count)
+            for at, flag in enumerate(piece.flags or (), first):
+                if flag:
+                    batch.flags[at] = flag
             batch.payloads += piece.payloads
-            batch.size_bytes += size_bytes
+            batch.bytes_left -= piece.size_bytes
             batch.may_move = batch.may_move and run.may_move
-            self._free_bytes -= size_bytes
-            self._free_count -= message_count
             if not lane.is_awake:
                 self._wake(lane)
         return batch, first, message_count
@@ -314,13 +291,21 @@ class Accumulator:
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""
         with self._lock:
-            buffered_count = self._options.buffer_count_max - self._free_count
-            return BufferStatistics(
-                appended_count=self._resolved_count + buffered_count,
-                buffered_count=buffered_count,
-                buffered_bytes=self._options.buffer_bytes_max - self._free_bytes,
-                full_count=self._full_count,
-            )
+            batches = list(self._unanswered)
+            resolved_count, full_count = self._resolved_count, self._full_count
+            buffered_count = sum(len(batch.payloads) for batch in batches)
+            buffered_bytes = sum(batch.size_bytes for batch in batches)
+        return BufferStatistics(
+            appended_count=resolved_count + buffered_count,
+            buffered_count=buffered_count,
+            buffered_bytes=buffered_bytes,
+            full_count=full_count,
+        )
+
+    @property
+    def has_unanswered(self) -> bool:
+        """Whether any message has no outcome yet."""
+        return bool(self._unanswered)
 
     # -- for the delivery, on the loop's thread ---------------------------------------
 
@@ -331,26 +316,6 @@ class Accumulator:
                 self._loop.call_soon(callback)
             else:
                 self._room_callbacks.append(callback)
-
-    def set_partitions(
-        self, topic: str, available: Sequence[TopicPartition]
-    ) -> list[Lane]:
-        """Say which partitions of a topic take messages now.
-
-        Returns:
-            The lanes of those that do not any more, with or without messages.
-        """
-        with self._lock:
-            before = self._topics.get(topic)
-            known = set(available).union(before.known if before else ())
-            partitions = tuple(sorted(available))
-            if not known or (before and before.available == partitions):
-                return []
-            everything = tuple(sorted(known))
-            lanes = tuple(self._lane(p) for p in partitions or everything)
-            self._topics[topic] = _Topic(partitions, everything, lanes)
-            gone = set(before.available if before else ()) - set(partitions)
-            return [self._lanes[p] for p in sorted(gone)]
 
     def set_limits(self, lane: Lane, capabilities: Capabilities) -> None:
         """Keep a lane's batches to what its broker announced."""
@@ -365,11 +330,6 @@ class Accumulator:
                 options.batch_bytes_max, batch_max, payload_max + HEADER_BYTES
             )
             lane.count_max = min(options.batch_count_max, count_max)
-
-    def lane(self, partition: TopicPartition) -> Lane:
-        """Return a partition's lane, made if there is none."""
-        with self._lock:
-            return self._lane(partition)
 
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
@@ -395,8 +355,8 @@ class Accumulator:
             linger_s = batch.created_s + self._options.linger_s
             if linger_s > now_s:
                 return linger_s
-            lane.open = None
-            return batch
+            self._seal(lane)
+            return lane.sealed.popleft()
 
     def take_late(self, lane: Lane, now_s: float) -> list[Batch]:
         """Take what cannot be sent in time any more, and seal what has grown old."""
@@ -405,8 +365,7 @@ class Accumulator:
             if batch is not None:
                 age_s = min(BATCH_AGE_MAX_S, batch.timeout_s * BATCH_AGE_SHARE)
                 if now_s - batch.created_s >= age_s:
-                    lane.sealed.append(batch)
-                    lane.open = None
+                    self._seal(lane)
             late = [batch for batch in lane.sealed if batch.deadline_s <= now_s]
             if late:
                 left = (b for b in lane.sealed if b.deadline_s > now_s)
@@ -416,9 +375,7 @@ class Accumulator:
     def take_movable(self, lane: Lane) -> list[Batch]:
         """Take what may go to another partition."""
         with self._lock:
-            if lane.open is not None:
-                lane.sealed.append(lane.open)
-                lane.open = None
+            self._seal(lane)
             movable = [batch for batch in lane.sealed if batch.may_move]
             lane.sealed = deque(b for b in lane.sealed if not b.may_move)
             return movable
@@ -434,7 +391,7 @@ class Accumulator:
         """Say what became of a batch, and make its room free."""
         with self._lock:
             self._unanswered.pop(batch)
-            self._free_bytes += batch.size_bytes
+            self._free_bytes += batch.reserved_bytes
             self._free_count += len(batch.payloads)
             self._resolved_count += len(batch.payloads)
             callbacks = self._take_room_callbacks()
@@ -448,71 +405,88 @@ class Accumulator:
         What is appended from now on is in none of them.
         """
         with self._lock:
-            for lane in self._lanes.values():
-                if lane.open is not None:
-                    lane.sealed.append(lane.open)
-                    lane.open = None
+            for lane in self.routes.everything():
+                self._seal(lane)
             return list(self._unanswered)
 
     def close(self) -> None:
         """Refuse messages from now on; what is here stays."""
         with self._lock:
             self._is_closed = True
+            for lane in self.routes.everything():
+                self._seal(lane)  # its room goes, so the next message asks for some
             callbacks = self._take_room_callbacks()
         for callback in callbacks:
             callback()
 
     # -- inside -----------------------------------------------------------------------
 
-    def _select(
-        self, topic: str, known: _Topic, message: OutgoingMessage
-    ) -> tuple[Lane, bool]:
-        """Return a message's lane, and whether it may move from there."""
-        if message.partition is not None:
-            return self._lane_of(parse_partition(topic, message.partition)), False
-        selector = self._selector
-        if selector is None:
-            if message.key is None:
-                return known.lanes[next(self._turn) % len(known.lanes)], True
-            selector = self._by_key
-        choice = known.available or known.known
-        if getattr(selector, "sees_absent", False):
-            choice = known.known
-        partition = selector(topic, choice, message)
-        return self._lane_of(partition), getattr(selector, "may_move", False)
-
-    def _lane_of(self, partition: TopicPartition) -> Lane:
-        return self._lanes.get(partition) or self.lane(partition)
-
-    def _lane(self, partition: TopicPartition) -> Lane:
-        lane = self._lanes.get(partition)
-        if lane is None:
-            lane = self._lanes[partition] = Lane(partition, self._options)
-        return lane
-
     def _select_run(
-        self, topic: str, known: _Topic, message: OutgoingMessage
+        self, topic: str, message: OutgoingMessage
     ) -> tuple[Lane | None, bool]:
-        """As `_select`; None for what may be cut anywhere."""
+        """Return a message's lane; None where all may go anywhere."""
         is_keyed = message.key is not None or message.partition is not None
-        if self._selector is None and not is_keyed:
+        if self.routes.is_default and not is_keyed:
             return None, True
-        return self._select(topic, known, message)
+        return self.routes.select(topic, message)
 
-    def _check_size(self, known: _Topic, run: Run) -> None:
+    def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
-        for lane in known.lanes if run.lane is None else (run.lane,):
-            if size_bytes - HEADER_BYTES > lane.payload_bytes_max:
-                raise _too_large(lane, size_bytes - HEADER_BYTES)
+        for lane in self.routes.lanes[topic] if run.lane is None else (run.lane,):
+            _check_payload(lane, size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
             self._refuse(size_bytes, 1)
 
-    def _begin(self, lane: Lane, size_bytes: int, timeout_s: float) -> Batch:
-        """Seal a lane's open batch, begin another one; under the lock."""
-        if size_bytes - HEADER_BYTES > lane.payload_bytes_max:
-            raise _too_large(lane, size_bytes - HEADER_BYTES)
+    def _reserve(
+        self,
+        lane: Lane,
+        size_bytes: int,
+        message_count: int,
+        largest_bytes: int,
+        timeout_s: float,
+    ) -> Batch:
+        """Return the lane's open batch, with room for messages; under the lock.
+
+        Some more room than that is reserved, so that not each message has to ask.
+        """
         if lane.open is not None:
-            lane.sealed.append(lane.open)
+            self._give_back(lane.open)
+        if self._is_closed or not self._has_room(size_bytes, message_count):
+            self._refuse(size_bytes, message_count)
+        _check_payload(lane, largest_bytes)
+        batch = lane.open
+        if (
+            batch is None
+            or batch.size_bytes + size_bytes > lane.bytes_max
+            or len(batch.payloads) + message_count > lane.count_max
+            or batch.timeout_s != timeout_s
+        ):
+            batch = self._begin(lane, timeout_s)
+        share_bytes = min(RESERVE_BYTES, self._free_bytes // RESERVE_SHARE)
+        spare_bytes = lane.bytes_max - batch.size_bytes
+        grant_bytes = max(size_bytes, min(share_bytes, spare_bytes))
+        share_count = min(RESERVE_COUNT, self._free_count // RESERVE_SHARE)
+        spare_count = lane.count_max - len(batch.payloads)
+        grant_count = max(message_count, min(share_count, spare_count))
+        batch.reserved_bytes += grant_bytes
+        batch.bytes_left = grant_bytes
+        batch.reserved_count += grant_count
+        self._free_bytes -= grant_bytes
+        self._free_count -= grant_count
+        return batch
+
+    def _give_back(self, batch: Batch) -> None:
+        """Free the room that a batch has reserved and not used; under the lock."""
+        self._free_bytes += batch.bytes_left
+        self._free_count += batch.reserved_count - len(batch.payloads)
+        batch.reserved_bytes -= batch.bytes_left
+        batch.reserved_count = len(batch.payloads)
+        batch.bytes_left = 0
+
+    def _begin(self, lane: Lane, timeout_s: float) -> Batch:
+        """Begin another open batch; under the lock."""
+        if lane.open is not None:
+            self._seal(lane)
             if self._options.linger_s:
                 self._wake(lane)
         batch = Batch(
@@ -524,6 +498,13 @@ class Accumulator:
         self._unanswered[batch] = None
         lane.open = batch
         return batch
+
+    def _seal(self, lane: Lane) -> None:
+        """Put the open batch, if there is one, behind the sealed; under the lock."""
+        if lane.open is not None:
+            self._give_back(lane.open)
+            lane.sealed.append(lane.open)
+            lane.open = None
 
     def _wake(self, lane: Lane) -> None:
         """Tell the delivery about a lane; under the lock."""
@@ -565,19 +546,10 @@ class Accumulator:
         return callbacks
 
 
-def _add_flag(batch: Batch, flag: int) -> None:
-    """Note the flag of a batch's newest message; under the lock."""
-    if batch.flags is None:
-        batch.flags = [0] * (len(batch.payloads) - 1)
-    batch.flags.append(flag)
-
-
-def _too_large(lane: Lane, size_bytes: int) -> MessageTooLargeError:
-    return MessageTooLargeError(
-        f"message: {lane.partition} takes at most {lane.payload_bytes_max} bytes,"
-        f" got {size_bytes}"
-    )
-
-
-def _unknown(topic: str) -> NoBrokerError:
-    return NoBrokerError(f"topic {topic} is not known yet")
+def _check_payload(lane: Lane, size_bytes: int) -> None:
+    payload_bytes = size_bytes - HEADER_BYTES
+    if payload_bytes > lane.payload_bytes_max:
+        raise MessageTooLargeError(
+            f"message: {lane.partition} takes at most {lane.payload_bytes_max} bytes,"
+            f" got {payload_bytes}"
+        )

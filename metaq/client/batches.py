@@ -84,8 +84,9 @@ class Batch:
     """
 
     __slots__ = (
-        "_callbacks", "_ends", "_home", "_outcomes", "created_s", "deadline_s",
-        "flags", "may_move", "payloads", "size_bytes", "timeout_s",
+        "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
+        "deadline_s", "flags", "may_move", "payloads", "reserved_bytes",
+        "reserved_count", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -108,8 +109,19 @@ class Batch:
         self.deadline_s = created_s + timeout_s
         self.may_move = may_move
         self.payloads: list[bytes] = []
-        self.flags: list[int] | None = None
-        self.size_bytes = 0
+        self.flags: dict[int, int] = {}
+        """Of the messages whose flag is not 0, by their place in the batch."""
+        self.reserved_bytes = 0
+        """Record bytes of the buffer that are this batch's."""
+        self.reserved_count = 0
+        """Messages, likewise."""
+        self.bytes_left = 0
+        """Reserved bytes that no message has taken yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the record bytes of its messages."""
+        return self.reserved_bytes - self.bytes_left
 
     @property
     def is_done(self) -> bool:
@@ -218,10 +230,11 @@ class Batch:
 
     def encode(self, first: int, end: int) -> bytes:
         """Return its messages from `first` up to `end` as records with the id 0."""
-        payloads, flags = self.payloads, self.flags
+        payloads, flags = self.payloads, None
+        if self.flags:
+            flags = [self.flags.get(at, 0) for at in range(first, end)]
         if end - first < len(payloads):
             payloads = payloads[first:end]
-            flags = flags and flags[first:end]
         return encode_records(payloads, flags)
 
 

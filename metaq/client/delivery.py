@@ -168,7 +168,7 @@ class Delivery:
         self._snapshot = snapshot
         for topic in topics:
             available = snapshot.put_partitions(topic)
-            for lane in self._accumulator.set_partitions(topic, available):
+            for lane in self._accumulator.routes.set_partitions(topic, available):
                 outlet = self._outlets.get(lane)
                 if outlet is not None:
                     self._move(outlet)
@@ -367,7 +367,7 @@ class Delivery:
         topic, number = outlet.partition.topic, outlet.partition.partition
         if not span.is_mput:
             payload = batch.payloads[span.first]
-            flag = batch.flags[span.first] if batch.flags else 0
+            flag = batch.flags.get(span.first, 0)
             return Put(topic, number, payload, flag, checksum(payload), opaque)
         if part.sequence is None:
             part.sequence = outlet.sequence
@@ -553,7 +553,7 @@ class Delivery:
         if not partitions:
             return None
         self._moves += 1
-        lane = self._accumulator.lane(partitions[self._moves % len(partitions)])
+        lane = self._accumulator.routes.lane(partitions[self._moves % len(partitions)])
         return self._outlet(lane)
 
     def _is_connected(self, partition: TopicPartition) -> bool:
@@ -580,7 +580,7 @@ class Delivery:
                 self._fail(outlet, part, self._lateness(outlet, batch))
             self._fail_late(outlet, now_s)
             self._fill(outlet)
-        if self._accumulator.statistics().buffered_count:
+        if self._accumulator.has_unanswered:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
     def _fail_late(self, outlet: Outlet, now_s: float) -> None:
