@@ -200,11 +200,11 @@ def _check_forward(spans: Mapping[TopicPartition, LogSpan]) -> None:
 def _shares(
     sizes: Mapping[TopicPartition, int], limit: int | None
 ) -> dict[TopicPartition, int]:
-    """Share a limit in proportion to `sizes`, 1 or more each; nothing if it holds."""
+    """Share a limit in proportion to `sizes`; nothing if it holds."""
     total = sum(sizes.values())
     if limit is None or total <= limit:
         return {}
-    return {p: max(1, limit * size // total) for p, size in sizes.items()}
+    return {p: limit * size // total for p, size in sizes.items()}
 
 
 def _end_by_count(

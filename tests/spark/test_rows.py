@@ -13,7 +13,7 @@ from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.record.flags import HAS_ATTRIBUTE, decode_payload, encode_payload
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER, encode_record
-from metaq.spark import rows
+from metaq.spark import rows, runs
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
 from metaq.spark.rows import (
@@ -94,6 +94,10 @@ def test_any_log_in_any_pieces_gives_its_rows(
     batches = list(decode_pieces(reader, [*pieces, b"behind the end"]))
     assert table(batches) == expected_rows(records)
     assert all(0 < batch.num_rows <= records_max for batch in batches)
+    sizes = iter(map(len, records))
+    for batch in batches:
+        *first, _last = [next(sizes) for _row in range(batch.num_rows)]
+        assert sum(first) < 64
     assert reader.is_done
     assert reader.damage == []
 
@@ -216,6 +220,20 @@ def test_a_torn_tail_ends_the_read_of_a_growing_file() -> None:
         assert reader.damage == []
 
 
+def test_a_long_torn_tail_is_left_where_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However far the search for a record behind it went."""
+    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
+    log = record(b"whole") + record(b"\xff" * 2000)[:1500]
+    for size in (50, 400, 2000):
+        reader = decoder(log, may_be_torn=True)
+        pieces = [log[at : at + size] for at in range(0, len(log), size)]
+        assert len(table(decode_pieces(reader, pieces))) == 1
+        assert reader.is_done
+        assert reader.next_offset == BASE + 25
+
+
 def test_a_wrong_length_before_good_records_is_no_torn_tail() -> None:
     """Records follow: the bytes are damaged, whatever the file is."""
     liar = bytearray(record(b"liar"))
@@ -254,6 +272,28 @@ def test_a_good_record_far_behind_damage_is_found(
             Damage(PARTITION, BASE, Offset(BASE + 3000), "length -1"),
             Damage(PARTITION, Offset(BASE + 3170), Offset(BASE + 5170), "length -1"),
         ]
+
+
+def test_a_search_goes_on_with_the_record_it_stopped_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left over may begin with a good record that was cut."""
+    monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
+    log = b"\xff" * 300 + record(b"good" * 20, 5)
+    reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
+    (row,) = table(decode_pieces(reader, [log[:364], log[364:]]))
+    assert row["message_id"] == 5
+
+
+def test_equal_sizes_are_told_by_every_length_field(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not by checksums alone, which can be forged to match."""
+    monkeypatch.setattr(runs, "crc32", lambda _data: 0)
+    sizes = [10, 40, 10]
+    log = b"".join(HEADER.pack(size, 0, 1, 0) + bytes(size) for size in sizes)
+    found = table(decoder(log).decode(log))
+    assert [len(row["value"]) for row in found] == sizes  # type: ignore[arg-type]
 
 
 def test_zeros_at_the_end_of_a_piece_are_no_good_record(
