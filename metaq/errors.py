@@ -163,6 +163,10 @@ class NoSpaceError(StorageError):
     retriable = True
 
 
+class SequenceError(MetaqError):
+    """A batch has numbers that its producer has used before, for something else."""
+
+
 class OffsetOutOfRangeError(StorageError):
     """The offset lies before the log start, or not below the high watermark."""
 

@@ -15,6 +15,7 @@ from metaq.errors import (
     LogOfflineError,
     MetaqError,
     NoSpaceError,
+    SequenceError,
     ServerError,
     StorageError,
     WireError,
@@ -37,6 +38,7 @@ the objects that carry both."""
 CAUSES: Final[dict[type[MetaqError], str]] = {
     ForbiddenError: "closed",
     ServerError: "invalid",
+    SequenceError: "sequence",
     NoSpaceError: "no_space",
     LogDirOfflineError: "offline",
     LogOfflineError: "damaged",

@@ -37,6 +37,8 @@ class Counters:
     """Connections closed because of a malformed frame."""
     error_count: int = 0
     """Commands that ended in an error nobody expected; each has a traceback."""
+    batch_repeated: int = 0
+    """Batches that were sent again, and answered without being stored again."""
     rejections: Counter[str] = field(default_factory=Counter)
     """Puts that were refused, one per message, by cause: a fixed set of words."""
 

@@ -107,6 +107,7 @@ class Control:
                 get_failed_count=counters.get_failed,
                 offset_count=counters.cmd_offset,
                 wait_count=counters.wait_count,
+                batch_repeated_count=counters.batch_repeated,
                 waiting_count=context.waiters.count,
                 malformed_count=counters.malformed_count,
                 error_count=counters.error_count,

@@ -266,6 +266,11 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         lambda s: s.commands.get_miss_count,
     ),
     _one(
+        "metaq_repeated_batches_total",
+        "Batches that a producer sent again; they were not stored again.",
+        lambda s: s.commands.batch_repeated_count,
+    ),
+    _one(
         "metaq_waits_total",
         "Gets that waited for data.",
         lambda s: s.commands.wait_count,
@@ -345,6 +350,16 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "metaq_log_refused_appends_total",
         "Appends that were refused or failed.",
         lambda log: log.refused_count,
+    ),
+    _log(
+        "metaq_log_producers",
+        "Producers whose repeated batches are recognised.",
+        lambda log: log.producer_count,
+    ),
+    _log(
+        "metaq_log_forgotten_producers_total",
+        "Producers that were forgotten because there are too many.",
+        lambda log: log.forgotten_count,
     ),
     _log(
         "metaq_log_syncs_total",

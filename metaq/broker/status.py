@@ -95,6 +95,16 @@ class LogFigures(Protocol):
         ...
 
     @property
+    def producer_count(self) -> int:
+        """Return the producers whose batches are remembered."""
+        ...
+
+    @property
+    def forgotten_count(self) -> int:
+        """Return the producers that were forgotten because there are too many."""
+        ...
+
+    @property
     def sync_count(self) -> int:
         """Return the number of syncs."""
         ...
@@ -216,6 +226,8 @@ class CommandStatus:
     """Offset queries."""
     wait_count: int = 0
     """Gets that waited for data."""
+    batch_repeated_count: int = 0
+    """Batches that were sent again and not stored again."""
     waiting_count: int = 0
     """Gets that wait now."""
     malformed_count: int = 0

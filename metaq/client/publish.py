@@ -7,9 +7,10 @@ flight on it, oldest first. Where the broker announced `mput`, the payloads of o
 When a connection breaks, or an answer does not come in time, nobody knows which of the
 requests in flight were stored. The lane connects again and sends all of them once
 more, in the same order; their messages are counted as *doubtful*, because they may be
-there twice. A batch carries the same producer and sequence both times, so that a
-broker can tell. After `TRIES_MAX` such rounds without one acknowledgement in between,
-or when the broker cannot be reached for the time of one request, the error is raised.
+there twice. A batch carries the same producer and sequence both times, so that a broker
+that announced `dedup` stores it once: it is not doubtful there. After `TRIES_MAX` such
+rounds without one acknowledgement in between, or when the broker cannot be reached for
+the time of one request, the error is raised.
 
 A refusal (closed partition, no space, unknown topic) ends the sending: nothing new goes
 out, the answers to what is in flight are waited for, each within its time, and then the
@@ -20,7 +21,7 @@ requests in flight, because brokers of this package store the puts of one connec
 order. A Java broker may not (broker spec 1.2).
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,9 @@ LANE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Bytes in flight to one broker before `send` waits."""
 LANE_COUNT_MAX: Final = 2000
 """Requests in flight to one broker before `send` waits."""
+BATCHES_IN_FLIGHT_MAX: Final = 5
+"""Batches in flight to one partition before `send` waits: a broker remembers so many of
+a producer, and refuses to be sent an older one again."""
 TRIES_MAX: Final = 3
 BACKOFF: Final = Backoff(first_s=0.1, max_s=1.0)
 
@@ -155,6 +159,7 @@ class Publisher:
         self._sleep = sleep
         self._lanes: dict[BrokerId, _Lane] = {}
         self._sequences: dict[TopicPartition, int] = {}
+        self._batches: Counter[TopicPartition] = Counter()
         self._acknowledged: dict[TopicPartition, int] = {}
         self._size_bytes = 0
         self._doubtful_count = 0
@@ -190,8 +195,9 @@ class Publisher:
         """
         lane = self._lane(partition.broker_id)
         for request in self._requests(partition, payloads, flag, lane):
-            while not (lane.has_room and lane.connection.has_room):
+            while not self._has_room(lane, partition):
                 self._step()
+            self._batches[partition] += request.is_batch
             lane.requests.append(request)
             lane.size_bytes += len(request.payload)
             self._submit(lane, request)
@@ -248,6 +254,10 @@ class Publisher:
             sequence += len(batch)
             self._sequences[partition] = sequence
 
+    def _has_room(self, lane: _Lane, partition: TopicPartition) -> bool:
+        has_few = self._batches[partition] < BATCHES_IN_FLIGHT_MAX
+        return has_few and lane.has_room and lane.connection.has_room
+
     def _submit(self, lane: _Lane, request: _Request) -> None:
         connection = lane.connection
         opaque = connection.next_opaque()
@@ -260,6 +270,7 @@ class Publisher:
 
     def _on_reply(self, lane: _Lane, request: _Request, reply: Reply) -> None:
         request.is_answered = True
+        self._batches[request.partition] -= request.is_batch
         lane.drop_answered()
         try:
             parse_receipt(reply)
@@ -356,8 +367,9 @@ class Publisher:
         requests = [r for r in lane.requests if not r.is_answered]
         lane.requests = deque(requests)
         lane.size_bytes = sum(len(r.payload) for r in requests)
+        has_dedup = lane.connection.capabilities.dedup
         for request in requests:
-            request.is_doubtful = True
+            request.is_doubtful |= not (request.is_batch and has_dedup)
         for request in requests:
             # Some may be answered while the rest waits for room.
             while not lane.connection.has_room:

@@ -184,6 +184,9 @@ LIMITS_KEYS: Final = (
         high=INT64_MAX),
     Key(name="freeBytesMin", field="free_bytes_min", unit="bytes", low=0,
         high=INT64_MAX),
+    # The producer file of a partition has up to 2 KiB for each.
+    Key(name="producerCountMax", field="producer_count_max", unit="producers",
+        high=16_384),
     Key(name="spanBytesMin", field="span_bytes_min", unit="bytes"),
     Key(name="scrubBytesPerS", field="scrub_bytes_per_s", unit="bytes/s", low=0),
     Key(name="shutdownTimeoutMs", field="shutdown_timeout_ms", unit="ms"),

@@ -68,6 +68,7 @@ WAITERS_MAX: Final = 10_000
 LOG_BYTES_MAX: Final = 0
 DATA_DIR_BYTES_MAX: Final = 0
 FREE_BYTES_MIN: Final = 64 * MIB
+PRODUCER_COUNT_MAX: Final = 1_024
 SPAN_BYTES_MIN: Final = 16 * KIB
 """Fine enough to find a time or a boundary, coarse enough to recover 1 GiB quickly."""
 SCRUB_BYTES_PER_S: Final = MIB
@@ -235,6 +236,8 @@ class LimitsConfig:
     """Size of one data directory above which sealed segments go; 0: no limit."""
     free_bytes_min: int = FREE_BYTES_MIN
     """Low-space watermark: with less free on the disk puts are refused; 0: off."""
+    producer_count_max: int = PRODUCER_COUNT_MAX
+    """Producers of one partition whose repeated batches are recognised."""
     span_bytes_min: int = SPAN_BYTES_MIN
     """A span of the side index covers at least this much."""
     scrub_bytes_per_s: int = SCRUB_BYTES_PER_S

@@ -43,6 +43,7 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.log_writer import LogWriter
+from metaq.storage.producers import Batch
 from metaq.storage.segment import Segment
 
 FREE_SPACE_REFRESH_S: Final = 1.0
@@ -107,6 +108,8 @@ class AppendRequest(NamedTuple):
     """Id of the last of them."""
     ticket: AppendTicket
     """Who is told; used on the loop's thread only."""
+    batch: Batch | None = None
+    """What is remembered of it, where a producer may send it again."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -243,6 +246,7 @@ class Appender:
                 b"".join(chain.from_iterable(request.chunks for request in group)),
                 record_count=sum(request.record_count for request in group),
                 last_id=group[-1].last_id,
+                batches=[request.batch for request in group if request.batch],
             )
         except NoSpaceError as error:
             writer.epoch += 1

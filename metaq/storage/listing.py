@@ -4,6 +4,7 @@
     <base offset, 20 digits>.spans        its span index
     <name>.meta.arc, <name>.meta.zip      archived; not ours any more
     <name>.meta.torn-<offset>             a torn tail kept aside by recovery
+    producers                             what producers may send again
     <any of these but the first>.tmp      half of one: a crash left it
 
 Recovery, the scrub and `metaq verify` read a directory through this module; nothing
@@ -22,7 +23,9 @@ from metaq.storage.span_index import SPANS_SUFFIX, read_index
 from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
 
 _OFFSET_MAX: Final = 2**63 - 1
-_LEFTOVER: Final = re.compile(r"[0-9]+\.(spans|meta\.zip|meta\.torn-[0-9]+)\.tmp")
+_LEFTOVER: Final = re.compile(
+    r"([0-9]+\.(spans|meta\.zip|meta\.torn-[0-9]+)|producers)\.tmp"
+)
 
 
 @dataclass(frozen=True, slots=True)

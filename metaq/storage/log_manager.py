@@ -9,7 +9,7 @@ thread. A log is created by the first put to it; directory and first segment are
 by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from metaq.storage.opening import (
     refuse_twins,
 )
 from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.producers import Batch, ProducerTable
 from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention_run import (
     DirectoryPicture,
@@ -465,8 +466,12 @@ class LogManager:
         writer: LogWriter,
         segments: Segments,
         found: RecoveredLog | None = None,
+        batches: Iterable[Batch] = (),
     ) -> PartitionLog:
         limits, system = self._config.limits, self._config.system
+        producers = ProducerTable(limits.producer_count_max)
+        for batch in batches:
+            producers.add(batch)
         return PartitionLog(
             log_id,
             directory,
@@ -475,6 +480,7 @@ class LogManager:
             self._files,
             is_group_commit=settings.unflush_threshold <= 0,
             size_bytes_max=_hard_limit(limits.log_bytes_max, system.segment_bytes_max),
+            producers=producers,
             record_count=0 if found is None else found.record_count,
             damage=() if found is None else found.damage,
         )
@@ -495,6 +501,7 @@ class LogManager:
             each.writer,
             Segments(segments),
             each.found,
+            each.batches,
         )
         self._last_id = max(self._last_id, each.found.last_id)
         self._add(log, each.settings)

@@ -17,7 +17,7 @@ directory offline and never calls a writer of it again, except to abandon it.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageErr
 from metaq.fs import AppendFile, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.stats import Histogram
+from metaq.storage.producer_file import ProducerFile
+from metaq.storage.producers import Batch
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import SpanIndexWriter
 
@@ -52,6 +54,8 @@ class WriterOptions:
     """A sync slower than this is logged as a warning."""
     unflush_threshold: int
     """0 or less: group commit; n: sync after more than n unsynced records."""
+    producer_count_max: int
+    """Producers that are remembered at most."""
 
     @property
     def is_group_commit(self) -> bool:
@@ -94,6 +98,7 @@ class LogWriter:
         end: Offset,
         last_id: MessageId,
         sync_latency: Histogram,
+        batches: Sequence[Batch] = (),
     ) -> None:
         """Describe a log that has no segment yet; `reopen` gives it one.
 
@@ -106,6 +111,7 @@ class LogWriter:
             last_id: last message id in the log; negative when there is none.
             sync_latency: gets a sample for each sync; shared by the writers of one
                 storage thread.
+            batches: what is remembered of the producers.
         """
         self._fs = fs
         self._clock = clock
@@ -113,6 +119,12 @@ class LogWriter:
         self._sync_latency = sync_latency
         self._active: ActiveSegment | None = None
         self._is_closed = False
+        self._producers = ProducerFile(
+            fs,
+            directory,
+            producer_count_max=options.producer_count_max,
+            batches=batches,
+        )
         self.directory: Final = directory
         """The partition's directory."""
         self._interval_s = 0.0
@@ -173,17 +185,28 @@ class LogWriter:
             return False
         return self.end - active.spans.end_offset >= self._options.span_bytes_min
 
-    def write(self, data: bytes, *, record_count: int, last_id: MessageId) -> None:
+    def write(
+        self,
+        data: bytes,
+        *,
+        record_count: int,
+        last_id: MessageId,
+        batches: Sequence[Batch] = (),
+    ) -> None:
         """Write whole records behind the last one; nothing is synced for certain.
 
         Bytes beyond `GROUP_BYTES_MAX` are synced in steps in group commit, so that a
-        power cut never finds a longer unsynced tail.
+        power cut never finds a longer unsynced tail. Batches of producers among the
+        records are noted before.
 
         Raises:
             NoSpaceError: the log ends where it ended before.
             DiskError: nothing is known about the file any more.
         """
         active = self._ready_segment()
+        if batches:
+            with _few_descriptors_are_no_space():
+                self._producers.note(batches)
         size_before = active.size_bytes
         steps = memoryview(data)
         try:
@@ -199,6 +222,8 @@ class LogWriter:
             raise
         finally:
             steps.release()
+        if batches:
+            self._producers.keep(batches)
         if active.spans is not None:
             active.spans.extend(data, record_count=record_count)
         active.size_bytes = SizeBytes(size_before + len(data))
@@ -285,6 +310,7 @@ class LogWriter:
                     self._active.spans.close()
                 self._active.file.close()
             self._active = None
+        self._producers.close()
 
     def abandon(self) -> None:
         """Close the files of an offline directory, believing and syncing nothing."""
@@ -295,6 +321,7 @@ class LogWriter:
             with suppress(StorageError):
                 self._active.file.close()
             self._active = None
+        self._producers.abandon()
 
     def _ready_segment(self) -> ActiveSegment:
         """Return the segment to write to; makes the first one of a new log."""

@@ -7,7 +7,7 @@ Source: broker spec 2.1, 2.3.
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.stats import Histogram
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
+from metaq.storage.producer_file import read_notes, stored_batches
+from metaq.storage.producers import Batch
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retire import age_facts
 
@@ -43,6 +45,8 @@ class RecoveredPartition:
     """What lies on the disk."""
     writer: LogWriter
     """Open at the end of the active segment, unless there is damage."""
+    batches: tuple[Batch, ...]
+    """What is remembered of its producers, in the order of the appends."""
     newest_append_ms: Millis | None
     """When the last record was appended; None where nobody knows."""
 
@@ -92,6 +96,7 @@ def new_writer(
     end: Offset,
     last_id: MessageId,
     sync_latency: Histogram,
+    batches: Sequence[Batch] = (),
 ) -> LogWriter:
     """Return the writer of a partition directory, configured and without files."""
     options = WriterOptions(
@@ -99,6 +104,7 @@ def new_writer(
         span_bytes_min=config.limits.span_bytes_min,
         slow_sync_ms=config.limits.slow_sync_ms,
         unflush_threshold=settings.unflush_threshold,
+        producer_count_max=config.limits.producer_count_max,
     )
     return LogWriter(
         fs,
@@ -108,6 +114,7 @@ def new_writer(
         end=end,
         last_id=last_id,
         sync_latency=sync_latency,
+        batches=batches,
     )
 
 
@@ -174,26 +181,35 @@ def _recover(
     settings = config.topic(log_id.topic)
     path = data_path / str(log_id)
     is_group_commit = settings.unflush_threshold <= 0
+    noted = read_notes(fs, path).batches
     found = recover_log(
         fs,
         path,
         unsynced_bytes_max=GROUP_BYTES_MAX if is_group_commit else None,
         span_bytes_min=config.limits.span_bytes_min,
         now_ms=clock.wall_ms(),
+        noted=noted,
     )
     end = found.segments[-1].end_offset if found.segments else Offset(0)
-    writer = new_writer(
-        fs,
-        clock,
-        config,
-        settings,
-        path,
-        end=end,
-        last_id=found.last_id,
-        sync_latency=sync_latency,
-    )
     newest = found.spans.newest_append_ms if found.spans is not None else None
     try:
+        batches = stored_batches(
+            fs,
+            found.segments,
+            noted,
+            producer_count_max=config.limits.producer_count_max,
+        )
+        writer = new_writer(
+            fs,
+            clock,
+            config,
+            settings,
+            path,
+            end=end,
+            last_id=found.last_id,
+            sync_latency=sync_latency,
+            batches=batches,
+        )
         if newest is None and len(found.segments) > 1:
             # Right after a roll the active segment is empty.
             newest = age_facts(fs, found.segments[-2]).newest_append_ms
@@ -203,4 +219,6 @@ def _recover(
         if found.spans is not None:
             found.spans.abandon()
         raise
-    return RecoveredPartition(log_id, data_path, settings, found, writer, newest)
+    return RecoveredPartition(
+        log_id, data_path, settings, found, writer, batches, newest
+    )

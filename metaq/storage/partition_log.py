@@ -41,6 +41,7 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.appender import AppendRequest, AppendTicket, Progress
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_writer import LogWriter
+from metaq.storage.producers import Batch, ProducerTable
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.segments import Segments
 from metaq.storage.slices import OpenFiles, Slice
@@ -116,6 +117,10 @@ class LogStatistics:
     """Appends queued and not yet answered."""
     waiter_count: int
     """Long polls."""
+    producer_count: int
+    """Producers whose batches are remembered."""
+    forgotten_count: int
+    """Producers that were forgotten because there are too many."""
     sync_count: int
     """Syncs since the log was opened."""
     sync_s: float
@@ -140,6 +145,7 @@ class PartitionLog:
         *,
         is_group_commit: bool,
         size_bytes_max: int,
+        producers: ProducerTable,
         record_count: int = 0,
         damage: tuple[Damage, ...] = (),
     ) -> None:
@@ -153,6 +159,7 @@ class PartitionLog:
             files: shared by all logs of the broker.
             is_group_commit: the durability mode, for statistics.
             size_bytes_max: refuse appends that make the log larger; 0: no limit.
+            producers: which batches may be sent again; owned from now on.
             record_count: records in it, as far as they are known.
             damage: damaged ranges; any makes the log start in STOPPED.
         """
@@ -162,6 +169,8 @@ class PartitionLog:
         """Where it lies."""
         self.writer: Final = writer
         """The storage thread's side; not to be touched on the loop's thread."""
+        self.producers: Final = producers
+        """Which batches of which producers it has, those in flight included."""
         self._files = files
         self._is_group_commit = is_group_commit
         self._size_bytes_max = size_bytes_max
@@ -254,6 +263,8 @@ class PartitionLog:
             refused_count=self._refused_count,
             in_flight_count=len(self._in_flight),
             waiter_count=len(self._waiters),
+            producer_count=len(self.producers),
+            forgotten_count=self.producers.forgotten_count,
             sync_count=self._sync_count,
             sync_s=self._sync_s,
             damage=tuple(str(damage) for damage in self._damage),
@@ -269,6 +280,7 @@ class PartitionLog:
         record_count: int,
         last_id: MessageId,
         ticket: AppendTicket,
+        batch: Batch | None = None,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -278,6 +290,7 @@ class PartitionLog:
             record_count: number of records, 1 or more.
             last_id: id of the last of them.
             ticket: told on this thread, in the order of the appends, once.
+            batch: what to remember in `producers`; forgotten again when it fails.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -309,13 +322,21 @@ class PartitionLog:
             record_count,
             last_id,
             ticket,
+            batch,
         )
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns.
         self._next_offset = Offset(offset + size_bytes)
         self._in_flight.append(request)
+        if batch is not None:
+            self.producers.add(batch)
         self.log_dir.submit(request)
         return offset
+
+    def ticket_of(self, batch: Batch) -> AppendTicket | None:
+        """Return who is told of a batch that is in flight; None when it is not."""
+        found = (each for each in self._in_flight if each.batch is batch)
+        return next((request.ticket for request in found), None)
 
     def set_interval_ms(self, interval_ms: int) -> None:
         """Change how old unsynced records may become; 0 or less: any age."""
@@ -536,6 +557,9 @@ class PartitionLog:
         failed, self._in_flight = self._in_flight, deque()
         self._next_offset = self._log_end
         self._refused_count += len(failed)
+        for request in failed:
+            if request.batch is not None:
+                self.producers.remove(request.batch)
         for request in failed:
             request.ticket.on_failed(error)
 

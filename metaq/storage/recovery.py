@@ -8,17 +8,20 @@ log without flaws, or is told that the log is stopped.
     2 remove_leftovers    temporary files, indexes whose segment was deleted
     3 check_contiguity    base offset + size = next base offset, no segment is missing
     4 check_active        the active segment: every span by its checksum, then the
-                          records behind the last span one by one
+                          records behind the last span one by one, and whether the
+                          last batch of a producer is there as a whole
     5 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
     6 settle              make the bytes behind the last span durable, then index them
 
-Three things can be found in the active segment, and they are results, not errors:
+Four things can be found in the active segment, and they are results, not errors:
 
 * a clean end;
 * a *torn tail*: the first bad byte lies behind the last covered byte, and no whole
   record lies further behind it than one unsynced write can be long
   (`unsynced_bytes_max`). Only a crash explains it, nobody was promised these bytes:
   they are cut, and kept in `<name>.torn-<offset>`;
+* a part of a batch that its producer will send again: whole records, but not all of
+  those that the producer file has noted. It is cut as a torn tail;
 * *corruption*: anything else. An entry of the index proves that its bytes were on disk;
   a record far behind the bad byte proves that a later write was. The log stops, with
   file, offset and next good offset; nothing is cut and the index stays as it is.
@@ -36,6 +39,7 @@ spec 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
 
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +56,8 @@ from metaq.storage.listing import (
     sort_orphans,
     walk_segment,
 )
+from metaq.storage.producer_file import torn_batch
+from metaq.storage.producers import Batch
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
     ENTRY_BYTES,
@@ -139,6 +145,7 @@ def recover_log(
     unsynced_bytes_max: SizeBytes | None,
     span_bytes_min: int,
     now_ms: Millis,
+    noted: Sequence[Batch] = (),
 ) -> RecoveredLog:
     """Recover one partition; see the head of this file.
 
@@ -149,6 +156,7 @@ def recover_log(
             commit. None: any number (threshold mode).
         span_bytes_min: For the index that is made here, and for its writer.
         now_ms: Wall clock; records without a better time get at most this.
+        noted: Batches that were written, or about to be (`producer_file.py`).
 
     Raises:
         StorageError: The disk refused; the directory may be recovered again.
@@ -170,6 +178,8 @@ def recover_log(
         span_bytes_min=span_bytes_min,
         now_ms=now_ms,
     )
+    if not active.damage:
+        active = _without_torn_batch(fs, last, active, noted, span_bytes_min)
     index, last_id = active.index, active.last_id
     if last_id == NO_ID and sealed:
         last_id = _last_id_of(fs, sealed[-1], span_bytes_min)
@@ -240,6 +250,32 @@ def _check_active(
         max(last_id, tail.last_id),
         damage + tail.damage,
         tail.flaw,
+    )
+
+
+def _without_torn_batch(
+    fs: FileSystem,
+    segment: Segment,
+    active: _Active,
+    noted: Sequence[Batch],
+    span_bytes_min: int,
+) -> _Active:
+    """End the log before a batch of which it has only the first records."""
+    believed = active.believed or SpanIndex(segment.base_offset)
+    batch = torn_batch(
+        fs, segment, noted, covered_end=believed.end_offset, end=active.end
+    )
+    if batch is None:
+        return active
+    size_bytes = SizeBytes(batch.offset - segment.base_offset)
+    whole = replace(segment, size_bytes=size_bytes)
+    walk = walk_segment(fs, whole, believed.end_offset, span_bytes_min)
+    flaw = f"batch: expected {batch.size_bytes} bytes, got {active.end - batch.offset}"
+    return replace(
+        active,
+        index=replace(active.index, spans=believed.spans + walk.spans),
+        end=batch.offset,
+        flaw=flaw,
     )
 
 

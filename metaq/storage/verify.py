@@ -22,6 +22,7 @@ from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage.damage import check_part, check_tail
 from metaq.storage.listing import check_contiguity, list_partition, sort_orphans
 from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.producer_file import PRODUCERS_NAME, read_notes
 from metaq.storage.segment import META_SUFFIX, Damage, Segment
 from metaq.storage.span_index import (
     INDEX_BYTES_MAX,
@@ -45,6 +46,8 @@ class FindingKind(enum.Enum):
     """A crash left half a record; the next start cuts it."""
     INDEX = "span index"
     """The side index is damaged; the next start or the scrub makes it again."""
+    PRODUCERS = "producer file"
+    """Entries about producers are damaged; a batch sent again may be stored twice."""
     NAME = "name"
     """A file name makes no sense: the partition will be refused."""
 
@@ -186,6 +189,10 @@ class _Verification:
             missing, _leftovers = sort_orphans(self._fs, listing)
             self._add_damage(log_id, missing)
             self._add_damage(log_id, check_contiguity(self._fs, listing.segments))
+            flaw = read_notes(self._fs, path).flaw
+            if flaw:
+                producers = path / PRODUCERS_NAME
+                self._add(FindingKind.PRODUCERS, log_id, producers, flaw)
         for segment in listing.segments:
             is_active = segment is listing.segments[-1]
             try:

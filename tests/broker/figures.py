@@ -35,6 +35,8 @@ class Log:
     record_count: int = 40
     append_count: int = 30
     refused_count: int = 3
+    producer_count: int = 9
+    forgotten_count: int = 11
     sync_count: int = 20
     sync_s: float = 0.5
     damage: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
 """Publishing: batches, order, retries that are counted, refusals that stop."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from metaq.client.discovery import Cluster
 from metaq.client.errors import ConnectionLostError, GivenUpError
 from metaq.client.publish import (
+    BATCHES_IN_FLIGHT_MAX,
     TRIES_MAX,
     Publisher,
     encode_batch,
@@ -128,6 +130,47 @@ def test_a_broken_connection_is_mended_and_what_may_be_doubled_is_counted() -> N
         assert statistics.message_count == 300
         assert 200 <= statistics.doubtful_count <= 300
         assert batches[1].sequence in [b.sequence for b in batches[2:]]
+
+
+def test_a_batch_that_the_broker_recognises_is_not_doubtful() -> None:
+    """It was sent twice and is stored once."""
+    with MemoryBroker(replace(OURS, dedup=True)) as broker:
+        seen: list[Mput] = []
+
+        def hang_up_once(command: object) -> bool:
+            if not isinstance(command, Mput):
+                return False
+            seen.append(command)
+            return len(seen) == 1
+
+        broker.hang_up = hang_up_once
+        publisher = publish(broker)
+        publisher.send(P0, [b"a"] * 50)
+        publisher.flush()
+        publisher.close()
+        assert [(each.producer, each.sequence) for each in seen] == [("p", 0)] * 2
+        assert publisher.statistics().doubtful_count == 0
+
+
+def test_no_more_batches_are_in_flight_than_a_broker_remembers() -> None:
+    """Per partition; the sixth waits for an answer to the first."""
+    with MemoryBroker() as broker:
+        most = 0
+        publisher = publish(broker)
+
+        def count(command: object) -> bool:
+            nonlocal most
+            if isinstance(command, Mput):
+                most = max(most, publisher.statistics().in_flight_count)
+            return False
+
+        broker.hang_up = count
+        for number in range(20):
+            publisher.send(P0, [b"%d" % number] * 10)
+        publisher.flush()
+        publisher.close()
+        assert len(broker.payloads("t", 0)) == 200
+        assert most <= 10 * BATCHES_IN_FLIGHT_MAX
 
 
 def test_a_silent_broker_is_asked_again_and_then_given_up() -> None:

@@ -4,8 +4,8 @@ All or none: framing, the checksum of the batch and the checksum of every record
 verified before the first id is given out. A record whose own checksum is wrong would
 look like rot later, and a Java broker that recovers the log would cut it there.
 
-The producer's name and sequence are carried for a later version that recognises a
-retry; this one appends a batch each time it comes.
+A batch that its producer sends again is answered with the receipt of the first time;
+it is recognised by its numbers, before anything else of it is looked at.
 """
 
 from metaq.broker.acks import (
@@ -15,13 +15,22 @@ from metaq.broker.acks import (
     refuse_put,
     verify_checksum,
 )
+from metaq.broker.batches import answer_repeated, append_batch
 from metaq.broker.context import BrokerContext
-from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
-from metaq.model import MessageId
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    SequenceError,
+    ServerError,
+    StorageError,
+)
+from metaq.model import MessageId, SizeBytes
 from metaq.protocol.commands import Mput
 from metaq.record.batch import check_and_stamp
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import Batch
 
 
 def handle_mput(command: Mput, answerer: Answerer, context: BrokerContext) -> None:
@@ -38,22 +47,75 @@ def handle_mput(command: Mput, answerer: Answerer, context: BrokerContext) -> No
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
     try:
         partition = context.topics.resolve_put(topic, partition)
+        if _answer_if_repeated(command, partition, answerer, context):
+            return
         stamped, first_id = _stamp(command, context)
         log = context.topics.log_for_put(topic, partition)
-    except (ForbiddenError, ServerError, StorageError, ClosedError) as error:
+    except (
+        ForbiddenError,
+        ServerError,
+        SequenceError,
+        StorageError,
+        ClosedError,
+    ) as error:
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
-    append_run(
-        log,
-        [stamped],  # type: ignore[list-item]  # read-only from here on, like bytes
-        answerer,
-        context,
-        size_bytes=len(stamped),
-        record_count=count,
-        last_id=id_after(first_id, count - 1),
-        flat=[command.opaque, first_id, log.next_offset],
+    _append(command, stamped, first_id, log, answerer, context)
+
+
+def _answer_if_repeated(
+    command: Mput, partition: int, answerer: Answerer, context: BrokerContext
+) -> bool:
+    """Answer a batch that its producer sends again; return whether it was one.
+
+    Raises:
+        SequenceError: its numbers were used for something else.
+    """
+    log = context.topics.find_log(command.topic, partition)
+    if command.producer is None or log is None:
+        return False
+    batch = log.producers.find(
+        command.producer, command.sequence, command.count, command.checksum
     )
+    if batch is None:
+        return False
+    answer_repeated(log, batch, answerer, context, opaque=command.opaque)
+    return True
+
+
+def _append(
+    command: Mput,
+    stamped: bytearray,
+    first_id: MessageId,
+    log: PartitionLog,
+    answerer: Answerer,
+    context: BrokerContext,
+) -> None:
+    """Append a verified batch, with or without a producer who may send it again."""
+    count, offset = command.count, log.next_offset
+    if command.producer is None:
+        append_run(
+            log,
+            [stamped],  # type: ignore[list-item]  # read-only from here on, like bytes
+            answerer,
+            context,
+            size_bytes=len(stamped),
+            record_count=count,
+            last_id=id_after(first_id, count - 1),
+            flat=[command.opaque, first_id, offset],
+        )
+        return
+    batch = Batch(
+        command.producer,
+        command.sequence,
+        count,
+        command.checksum,
+        first_id,
+        offset,
+        SizeBytes(len(stamped)),
+    )
+    append_batch(log, stamped, batch, answerer, context, opaque=command.opaque)
 
 
 def _stamp(command: Mput, context: BrokerContext) -> tuple[bytearray, MessageId]:

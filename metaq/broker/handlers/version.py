@@ -14,6 +14,7 @@ def handle_version(context: BrokerContext) -> bytes:
         payload_bytes_max=limits.payload_bytes_max,
         batch_bytes_max=limits.batch_bytes_max,
         batch_records_max=limits.batch_records_max,
+        dedup=True,
         spans=True,
     )
     return encode_version_body(capabilities).encode()

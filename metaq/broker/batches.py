@@ -1,0 +1,115 @@
+"""Batches of producers: appended once, and answered as often as they are sent.
+
+The partition log remembers which batches it has (`storage/producers.py`). One that is
+repeated is answered with the receipt of the first: at once when that is stored, else
+with it, whatever becomes of it. So nobody is told of a batch before the disk has it.
+"""
+
+from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket
+from metaq.broker.context import BrokerContext
+from metaq.errors import ClosedError, StorageError
+from metaq.record.ids import id_after
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producers import Batch
+
+
+class BatchTicket:
+    """A batch that waits for the disk, and all that are answered with it.
+
+    Called once, on the loop's thread.
+    """
+
+    __slots__ = ("_tickets",)
+
+    def __init__(self, ticket: PutTicket) -> None:
+        self._tickets = [ticket]
+
+    def join(self, ticket: PutTicket) -> None:
+        """Answer a repeated batch together with this one."""
+        self._tickets.append(ticket)
+
+    def on_stored(self) -> None:
+        """Answer all with 200."""
+        for ticket in self._tickets:
+            ticket.on_stored()
+
+    def on_failed(self, error: StorageError | ClosedError) -> None:
+        """Answer all with 500; the log has forgotten the batch."""
+        for ticket in self._tickets:
+            ticket.on_failed(error)
+
+
+def append_batch(
+    log: PartitionLog,
+    records: bytearray,
+    batch: Batch,
+    answerer: Answerer,
+    context: BrokerContext,
+    *,
+    opaque: int,
+) -> None:
+    """Append a new batch; its command is answered by its ticket, now if refused.
+
+    Args:
+        log: where to.
+        records: with their ids; owned by the log from now on.
+        batch: what is remembered of it; its offset is the log's next one.
+        answerer: the session that put.
+        context: counters and texts.
+        opaque: of the command.
+    """
+    assert batch.offset == log.next_offset, (batch, log.next_offset)
+    ticket = BatchTicket(
+        _hold(log, batch, answerer, context, opaque=opaque, size_bytes=len(records))
+    )
+    try:
+        log.append(
+            [records],  # type: ignore[list-item]  # read-only from here on, like bytes
+            size_bytes=len(records),
+            record_count=batch.count,
+            last_id=id_after(batch.first_id, batch.count - 1),
+            ticket=ticket,
+            batch=batch,
+        )
+    except (StorageError, ClosedError) as error:
+        ticket.on_failed(error)
+
+
+def answer_repeated(
+    log: PartitionLog,
+    batch: Batch,
+    answerer: Answerer,
+    context: BrokerContext,
+    *,
+    opaque: int,
+) -> None:
+    """Answer a batch that the log has, or is about to have; nothing is appended."""
+    context.counters.batch_repeated += 1
+    ticket = _hold(log, batch, answerer, context, opaque=opaque, size_bytes=0)
+    in_flight = log.ticket_of(batch)
+    if isinstance(in_flight, BatchTicket):
+        in_flight.join(ticket)
+    else:
+        ticket.on_stored()
+
+
+def _hold(
+    log: PartitionLog,
+    batch: Batch,
+    answerer: Answerer,
+    context: BrokerContext,
+    *,
+    opaque: int,
+    size_bytes: int,
+) -> PutTicket:
+    """Count a command as in flight; return what answers it."""
+    in_flight = size_bytes + PUT_OVERHEAD_BYTES
+    answerer.hold(count=1, size_bytes=in_flight)
+    return PutTicket(
+        answerer,
+        context,
+        log=log,
+        flat=[opaque, batch.first_id, batch.offset],
+        record_count=batch.count,
+        size_bytes=in_flight,
+    )

@@ -1,0 +1,322 @@
+"""The producer file: what a partition remembers of its producers, across a restart.
+
+Theory of operation. The storage thread notes each batch that has a producer here
+*before* it writes the records of the group; so after a kill every stored batch is
+noted. The file is not synced with the group: that would be a second wait for the device
+(docs/decisions/0010-the-producer-file-is-not-synced.md). So after a power cut a batch
+may be stored and not noted, and its repetition is stored again. A note is believed only
+where the log has the batch: all of its bytes, and its first id at its offset. What was
+noted and then not written, or refused for want of room, is told apart by that.
+
+    name: producers, in the partition's directory; a Java broker ignores it
+
+    header, 16 bytes
+    byte  0          8         12      16
+          +----------+---------+-------+
+          | MQ-PRODS | version | crc   |
+          | 8 bytes  | u32 = 1 | u32   |
+          +----------+---------+-------+
+    entry, 104 bytes each, in the order of the appends
+    byte  0          64         72      76         80         88       96       100
+          +----------+----------+-------+----------+----------+--------+--------+-----+
+          | producer | sequence | count | checksum | first id | offset | length | crc |
+          | 64 bytes | i64      | u32   | i32      | i64      | i64    | u32    | u32 |
+          +----------+----------+-------+----------+----------+--------+--------+-----+
+
+Big-endian; `producer` is padded with zeros; `crc` is the CRC-32 of the bytes of header
+or entry before it. Entries have one size, so a torn one costs itself alone. When there
+are too many the file is written again with those that are remembered, under a temporary
+name first; so it is at the first note after a start. Deleting the file loses the memory
+of producers, no records.
+Keep in step: docs/storage.md, `producers.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+from metaq.errors import DiskError, StorageError
+from metaq.fs import FileSystem, UpdateFile
+from metaq.model import MessageId, Offset, Position, SizeBytes
+from metaq.record.layout import HEADER as RECORD_HEADER
+from metaq.record.layout import HEADER_BYTES as RECORD_HEADER_BYTES
+from metaq.storage.producers import BATCHES_KEPT, Batch, ProducerTable
+from metaq.storage.segment import Segment
+
+PRODUCERS_NAME: Final = "producers"
+"""Name of the file; nothing that MetaQ looks at."""
+
+MAGIC: Final = b"MQ-PRODS"
+VERSION: Final = 1
+HEADER: Final = Struct(">8sII")
+"""Magic, version, crc."""
+ENTRY: Final = Struct(">64sqIiqqII")
+"""Producer, sequence, count, checksum, first id, offset, length, crc."""
+ENTRY_BYTES: Final = ENTRY.size
+"""104."""
+
+FILE_FACTOR: Final = 4
+"""The file may hold so many times the entries that are remembered at most."""
+
+FILE_BYTES_MAX: Final = SizeBytes(64 << 20)
+"""A larger file is not read: none of ours is, whatever the settings."""
+
+_CRC_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What a producer file says."""
+
+    batches: tuple[Batch, ...] = ()
+    """Undamaged entries, in the order of the file."""
+    flaw: str = ""
+    """What is wrong with the rest; "" for nothing."""
+
+
+# -- bytes ----------------------------------------------------------------------------
+
+
+def encode_header() -> bytes:
+    """Return the first 16 bytes."""
+    packed = HEADER.pack(MAGIC, VERSION, 0)[:-_CRC_BYTES]
+    return packed + crc32(packed).to_bytes(_CRC_BYTES, "big")
+
+
+def encode_entry(batch: Batch) -> bytes:
+    """Return the 104 bytes of one entry; a field out of range is our own bug."""
+    packed = ENTRY.pack(
+        batch.producer.encode("ascii"),
+        batch.sequence,
+        batch.count,
+        batch.checksum,
+        batch.first_id,
+        batch.offset,
+        batch.size_bytes,
+        0,
+    )[:-_CRC_BYTES]
+    return packed + crc32(packed).to_bytes(_CRC_BYTES, "big")
+
+
+def decode_notes(data: bytes) -> Notes:
+    """Return what can be believed of the bytes of a producer file."""
+    if data[: HEADER.size] != encode_header():
+        return Notes((), "header is damaged")
+    size = len(data) - HEADER.size
+    whole = size // ENTRY_BYTES
+    batches = []
+    for number in range(whole):
+        start = HEADER.size + number * ENTRY_BYTES
+        batch = _decode_entry(data[start : start + ENTRY_BYTES])
+        if batch is not None:
+            batches.append(batch)
+    flaw = ""
+    if len(batches) < whole or size % ENTRY_BYTES:
+        flaw = (
+            f"entries are damaged: {len(batches)} are good, the file has {size} bytes"
+            f" of them"
+        )
+    return Notes(tuple(batches), flaw)
+
+
+def _decode_entry(data: bytes) -> Batch | None:
+    name, sequence, count, checksum, first_id, offset, size, crc = ENTRY.unpack(data)
+    if crc != crc32(data[:-_CRC_BYTES]):
+        return None
+    # The checksum was ours to write, so what it covers is a name of ours.
+    producer = name.rstrip(b"\0").decode("ascii", "replace")
+    return Batch(
+        producer,
+        sequence,
+        count,
+        checksum,
+        MessageId(first_id),
+        Offset(offset),
+        SizeBytes(size),
+    )
+
+
+# -- recovery -------------------------------------------------------------------------
+
+
+def read_notes(fs: FileSystem, directory: Path) -> Notes:
+    """Read the producer file of a partition; nothing where there is none.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    path = directory / PRODUCERS_NAME
+    try:
+        file = fs.open_read(path)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return Notes()
+        raise
+    try:
+        size = file.size()
+        if size > FILE_BYTES_MAX:
+            return Notes((), f"expected at most {FILE_BYTES_MAX} bytes, got {size}")
+        return decode_notes(file.read_at(Position(0), size))
+    finally:
+        file.close()
+
+
+def stored_batches(
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    noted: Sequence[Batch],
+    *,
+    producer_count_max: int,
+) -> tuple[Batch, ...]:
+    """Return what is to be remembered of the noted batches: those that the log has.
+
+    Args:
+        fs: The disk.
+        segments: The recovered log, in order.
+        noted: Entries of the producer file, in its order.
+        producer_count_max: Of how many producers, those that were noted last.
+
+    Returns:
+        At most `BATCHES_KEPT` of each producer, in the order of the appends.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    counts: dict[str, int] = {}
+    kept: list[Batch] = []
+    for batch in reversed(noted):
+        count = counts.get(batch.producer, 0)
+        is_wanted = count < BATCHES_KEPT and (count or len(counts) < producer_count_max)
+        if is_wanted and _is_stored(fs, segments, batch):
+            counts[batch.producer] = count + 1
+            kept.append(batch)
+    return tuple(reversed(kept))
+
+
+def torn_batch(
+    fs: FileSystem,
+    segment: Segment,
+    noted: Iterable[Batch],
+    *,
+    covered_end: Offset,
+    end: Offset,
+) -> Batch | None:
+    """Return the noted batch of which a log that ends at `end` has a part only.
+
+    A batch is stored as a whole or not at all, so recovery cuts the part off.
+
+    Args:
+        fs: The disk.
+        segment: The active segment.
+        noted: Entries of the producer file.
+        covered_end: End of what the span index covers: never cut.
+        end: End of the last whole record.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    for batch in noted:
+        is_cut = covered_end <= batch.offset < end < batch.end_offset
+        if is_cut and _first_id(fs, segment, batch.offset) == batch.first_id:
+            return batch
+    return None
+
+
+def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: Batch) -> bool:
+    for segment in segments:
+        if segment.contains(batch.offset):
+            is_whole = batch.end_offset <= segment.end_offset
+            return is_whole and _first_id(fs, segment, batch.offset) == batch.first_id
+    return False
+
+
+def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | None:
+    """Return what would be the id of a record that begins at `offset`."""
+    file = fs.open_read(segment.path)
+    try:
+        size = SizeBytes(RECORD_HEADER_BYTES)
+        header = file.read_at(segment.position_of(offset), size)
+    finally:
+        file.close()
+    if len(header) < RECORD_HEADER_BYTES:
+        return None
+    return MessageId(RECORD_HEADER.unpack(header)[2])
+
+
+# -- writer ---------------------------------------------------------------------------
+
+
+class ProducerFile:
+    """Notes batches in the producer file. Owner: the storage thread of the partition.
+
+    `note` before the records are written, `keep` when they are: a group that found no
+    room in between is overwritten by the next note.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: Path,
+        *,
+        producer_count_max: int,
+        batches: Iterable[Batch] = (),
+    ) -> None:
+        """Go on with the batches that recovery found; nothing is opened yet."""
+        self._fs = fs
+        self._path = directory / PRODUCERS_NAME
+        self._entries_max = FILE_FACTOR * BATCHES_KEPT * producer_count_max
+        self._file: UpdateFile | None = None
+        self._entries = 0
+        self._table = ProducerTable(producer_count_max)
+        for batch in batches:
+            self._table.add(batch)
+
+    def note(self, batches: Sequence[Batch]) -> None:
+        """Write entries for batches whose records are about to be written.
+
+        Raises:
+            NoSpaceError: nothing is noted; a later try may succeed.
+            DiskError: nothing is known about the file any more.
+        """
+        if self._file is None or self._entries + len(batches) > self._entries_max:
+            self._rewrite()
+        assert self._file is not None
+        position = Position(HEADER.size + self._entries * ENTRY_BYTES)
+        self._file.write_at(position, b"".join(map(encode_entry, batches)))
+
+    def keep(self, batches: Sequence[Batch]) -> None:
+        """Take note that the records of what was noted last are written."""
+        self._entries += len(batches)
+        for batch in batches:
+            self._table.add(batch)
+
+    def close(self) -> None:
+        """Sync and close, for a clean stop; a second call does nothing.
+
+        Raises:
+            DiskError: the disk refused; it is closed all the same.
+        """
+        try:
+            if self._file is not None:
+                self._file.sync()
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Close without syncing; never raises."""
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(StorageError):
+                file.close()
+
+    def _rewrite(self) -> None:
+        """Replace the file by one that has only what is remembered, and open it."""
+        self.abandon()
+        entries = [encode_entry(batch) for batch in self._table]
+        self._fs.write_atomically(self._path, encode_header() + b"".join(entries))
+        self._file = self._fs.open_update(self._path)
+        self._entries = len(entries)

@@ -1,0 +1,126 @@
+"""Producers of a partition: which batches were stored, so that none is stored twice.
+
+A producer numbers its records per partition; a batch is named by the producer, the
+sequence of its first record and its count. Whoever repeats a batch, because the outcome
+of the first attempt is unknown, is told where the first one lies. For that the last
+`BATCHES_KEPT` batches of each producer are remembered, as many as may be in flight.
+
+    sequence   0        4000      8000      8100
+               | batch  | batch   | batch   | expected
+               |-- may be repeated ---------|-- is new, a gap is no error
+
+What is remembered is bounded, so a producer that nobody knows may begin anywhere.
+This module is pure; `producer_file.py` keeps the same on disk. Source:
+docs/protocol.md, *Retries*.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.errors import SequenceError
+from metaq.model import MessageId, Offset, SizeBytes
+
+BATCHES_KEPT: Final = 5
+"""Batches remembered of each producer: the most that one may have in flight."""
+
+NO_CHECKSUM: Final = -1
+"""The sender supplied no checksum: sequence and count alone decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch as it is remembered."""
+
+    producer: str
+    """Who sent it: 1..64 ASCII characters."""
+    sequence: int
+    """Number of its first record among the producer's records for the partition."""
+    count: int
+    """Records in it, 1 or more."""
+    checksum: int
+    """Checksum of its bytes as they were sent; -1 where none was sent."""
+    first_id: MessageId
+    """Id of its first record; no other batch of the broker has it."""
+    offset: Offset
+    """Offset of its first byte."""
+    size_bytes: SizeBytes
+    """Length of its records."""
+
+    @property
+    def next_sequence(self) -> int:
+        """Return the sequence of the batch that follows."""
+        return self.sequence + self.count
+
+    @property
+    def end_offset(self) -> Offset:
+        """Return the offset behind its last byte."""
+        return Offset(self.offset + self.size_bytes)
+
+
+class ProducerTable:
+    """The producers of one partition, least recently used first. Not thread-safe."""
+
+    def __init__(self, producer_count_max: int) -> None:
+        """Remember nothing yet, and never more than so many producers."""
+        self._producer_count_max = producer_count_max
+        self._batches: dict[str, list[Batch]] = {}
+        self.forgotten_count = 0
+        """Producers that had to go for others."""
+
+    def __len__(self) -> int:
+        """Return the number of producers."""
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield what is remembered; adding it in this order gives the same table."""
+        for batches in self._batches.values():
+            yield from batches
+
+    def find(
+        self, producer: str, sequence: int, count: int, checksum: int
+    ) -> Batch | None:
+        """Return the batch that is repeated, or None where it is a new one.
+
+        Raises:
+            SequenceError: it is neither: its records, or such with its numbers, are
+                stored already.
+        """
+        batches = self._batches.get(producer)
+        if batches is None:
+            return None
+        for batch in batches:
+            if (batch.sequence, batch.count) == (sequence, count):
+                self._require_same(batch, checksum)
+                self._batches[producer] = self._batches.pop(producer)
+                return batch
+        expected = batches[-1].next_sequence
+        if sequence < expected:
+            raise SequenceError(
+                f"sequence {sequence} of producer {producer} is already stored or"
+                f" overlapping: expected {expected} or more"
+            )
+        return None
+
+    def add(self, batch: Batch) -> None:
+        """Remember a batch as the last of its producer."""
+        batches = self._batches.pop(batch.producer, [])
+        self._batches[batch.producer] = [*batches, batch][-BATCHES_KEPT:]
+        if len(self._batches) > self._producer_count_max:
+            del self._batches[next(iter(self._batches))]
+            self.forgotten_count += 1
+
+    def remove(self, batch: Batch) -> None:
+        """Forget a batch that was not stored; harmless when nobody remembers it."""
+        batches = self._batches.get(batch.producer, [])
+        if batch in batches:
+            batches.remove(batch)
+            if not batches:
+                del self._batches[batch.producer]
+
+    def _require_same(self, batch: Batch, checksum: int) -> None:
+        if NO_CHECKSUM not in (checksum, batch.checksum) and checksum != batch.checksum:
+            raise SequenceError(
+                f"sequence {batch.sequence} of producer {batch.producer} was used for"
+                f" other records: expected checksum {batch.checksum}, got {checksum}"
+            )

@@ -1,0 +1,222 @@
+"""A log remembers the batches that it has, and no others, over restarts."""
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from metaq.errors import NoSpaceError
+from metaq.model import MessageId, Offset, SizeBytes
+from metaq.record.layout import encode_record
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.producer_file import PRODUCERS_NAME
+from metaq.storage.producers import Batch
+from metaq.storage.verify import FindingKind, verify_directory
+from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.support import DATA, content_of, log_of, opened
+
+PARTITION = DATA / "test-0"
+
+
+def send(
+    bench: StorageBench, sequence: int, count: int = 3, producer: str = "p"
+) -> tuple[Batch, Ticket]:
+    """Queue a batch; the payloads are the sequences of its records."""
+    log, first = log_of(bench), MessageId(bench.next_id)
+    records = [
+        encode_record(b"%d" % (sequence + n), id=MessageId(first + n))
+        for n in range(count)
+    ]
+    bench.next_id += count
+    data = b"".join(records)
+    batch = Batch(
+        producer, sequence, count, -1, first, log.next_offset, SizeBytes(len(data))
+    )
+    ticket = Ticket()
+    log.append(
+        [data],
+        size_bytes=len(data),
+        record_count=count,
+        last_id=MessageId(first + count - 1),
+        ticket=ticket,
+        batch=batch,
+    )
+    return batch, ticket
+
+
+def known(log: PartitionLog, batch: Batch) -> bool:
+    found = log.producers.find(batch.producer, batch.sequence, batch.count, -1)
+    assert found in (None, batch)
+    return found is not None
+
+
+def payloads(log: PartitionLog) -> list[int]:
+    """Return the numbers that `send` stored, in the order of the log."""
+    data, found = content_of(log), []
+    while data:
+        size = int.from_bytes(data[:4], "big")
+        found.append(int(data[20 : 20 + size]))
+        data = data[20 + size :]
+    return found
+
+
+def fail_write_behind_note(fs: FaultyFileSystem, error: int, **options: int) -> None:
+    """Fail the write of the next group; the one before it is its note."""
+    fs.fail_at(fs.calls + 2, error, **options)
+
+
+def test_a_batch_is_remembered_from_its_append_on() -> None:
+    """Who is told of it is known until the disk has it."""
+    bench = opened(FaultyFileSystem())
+    batch, ticket = send(bench, 0)
+    log = log_of(bench)
+    assert known(log, batch)
+    assert log.ticket_of(batch) is ticket
+    bench.run()
+    assert ticket.is_stored
+    assert known(log, batch)
+    assert log.ticket_of(batch) is None
+    bench.close()
+
+
+def test_after_a_stop_and_after_a_kill_the_same_is_remembered() -> None:
+    """A kill leaves what was written in the page cache."""
+    fs = FaultyFileSystem()
+    bench = opened(fs, segment_bytes_max=120)
+    batches = []
+    for number in range(7):
+        batches.append(send(bench, 3 * number)[0])
+        bench.run()
+    killed = opened(fs.snapshot(), segment_bytes_max=120)
+    bench.close()
+    stopped = opened(fs.crash(), segment_bytes_max=120)
+    for again in (killed, stopped):
+        log = log_of(again)
+        assert list(log.producers) == batches[2:]
+        # And it goes on from there.
+        late, _ticket = send(again, 21)
+        again.run()
+        assert list(log.producers) == [*batches[3:], late]
+        again.close()
+
+
+def test_a_batch_without_room_is_forgotten_and_its_entry_not_believed() -> None:
+    """Other records lie where it would have been."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    first, _ticket = send(bench, 0)
+    bench.run()
+    lost = [send(bench, 3), send(bench, 6)]
+    fail_write_behind_note(fs, errno.ENOSPC)
+    bench.run()
+    log = log_of(bench)
+    for batch, ticket in lost:
+        assert isinstance(ticket.error, NoSpaceError)
+        assert not known(log, batch)
+    entry = (PARTITION / PRODUCERS_NAME, 2 * 104)
+    assert fs.size_of(entry[0]) >= 16 + entry[1]
+    bench.append(log, [b"7"] * 20, Ticket())
+    bench.run()
+    again = opened(fs.snapshot())
+    assert list(log_of(again).producers) == [first]
+    again.close()
+    bench.close()
+
+
+def test_a_batch_that_was_cut_short_is_cut_off() -> None:
+    """A kill in the middle of its write leaves its first records: all or none."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    first, _ticket = send(bench, 0)
+    bench.run()
+    bench.append(log_of(bench), [b"8", b"9"], Ticket())
+    torn, ticket = send(bench, 3)
+    path = PARTITION / "00000000000000000000.meta"
+
+    # The group is two records of 21 bytes, then the batch.
+    fail_write_behind_note(fs, errno.EIO, taken=42 + 21)
+    bench.run()
+    assert ticket.error is not None
+    disk = fs.snapshot()
+    assert disk.size_of(path) == 63 + 42 + 21
+    again = opened(disk)
+    log = log_of(again)
+    assert payloads(log) == [0, 1, 2, 8, 9]
+    assert not known(log, torn)
+    assert known(log, first)
+    assert disk.exists(path.with_name(f"{path.name}.torn-105"))
+    _batch, ticket = send(again, 3)
+    again.run()
+    assert ticket.is_stored
+    assert payloads(log) == [0, 1, 2, 8, 9, 3, 4, 5]
+    again.close()
+    last = opened(disk)
+    assert payloads(log_of(last)) == [0, 1, 2, 8, 9, 3, 4, 5]
+    last.close()
+    bench.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "header", "entry", "torn"])
+def test_a_damaged_file_costs_memory_of_producers_only(damage: str) -> None:
+    """The log starts, the check names the file, and the next note mends it."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    batches = [send(bench, 3 * number)[0] for number in range(3)]
+    bench.run()
+    bench.close()
+    path = PARTITION / PRODUCERS_NAME
+    match damage:
+        case "missing":
+            fs.unlink(path)
+        case "header":
+            fs.flip_bit(path, 5)
+        case "entry":
+            fs.flip_bit(path, 8 * (16 + 104 + 70))
+        case "torn":
+            file = fs.open_append(path, create=False)
+            file.truncate(SizeBytes(16 + 2 * 104 + 50))
+            file.close()
+    left = {
+        "missing": [], "header": [], "entry": [batches[0], batches[2]],
+        "torn": batches[:2],
+    }  # fmt: skip
+    findings = check(fs)
+    assert findings == ([] if damage == "missing" else [(FindingKind.PRODUCERS, path)])
+    bench = opened(fs)
+    log = log_of(bench)
+    assert list(log.producers) == left[damage]
+    send(bench, 100)
+    bench.run()
+    bench.close()
+    assert check(fs) == []
+
+
+def check(fs: FaultyFileSystem) -> list[tuple[FindingKind, Path]]:
+    report = verify_directory(
+        fs, DATA, in_use=False, unsynced_bytes_max=SizeBytes(1 << 20)
+    )
+    return [(found.kind, found.path) for found in report.findings]
+
+
+def test_puts_without_a_producer_make_no_file() -> None:
+    """Nothing is noted, nothing is written."""
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    bench.append(log_of(bench), [b"1"], Ticket())
+    bench.run()
+    bench.close()
+    assert not fs.exists(PARTITION / PRODUCERS_NAME)
+    assert log_of(opened(fs)).log_start_offset == Offset(0)
+
+
+def test_an_append_that_is_refused_at_once_is_not_remembered() -> None:
+    """The log is closing: nothing was queued."""
+    bench = opened(FaultyFileSystem())
+    batch, _ticket = send(bench, 0)
+    bench.run()
+    log = log_of(bench)
+    log.begin_close()
+    with pytest.raises(Exception, match="closed"):
+        send(bench, 3)
+    assert list(log.producers) == [batch]
