@@ -1,5 +1,6 @@
 """Which files some paths mean: directories, files, wildcards, archives."""
 
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -139,10 +140,17 @@ def test_a_directory_that_makes_no_sense_is_refused(
         find(data)
 
 
-def test_an_archive_that_is_none_is_named(data: Path) -> None:
+@pytest.mark.parametrize("entries", [None, (), ("one", "two")])
+def test_an_archive_that_is_none_is_named(
+    data: Path, entries: tuple[str, ...] | None
+) -> None:
     """The file is listed with its flaw: the caller decides what that means."""
     bad = data / "test-0" / "00000000000000009999.meta.zip"
     bad.write_bytes(b"no zip at all")
+    if entries is not None:
+        with zipfile.ZipFile(bad, "w") as archived:
+            for entry in entries:
+                archived.writestr(entry, b"x")
     (found,) = (f for f in find(data) if f.flaw)
     assert (found.path, found.size_bytes) == (bad, 0)
     assert str(bad) in found.flaw
