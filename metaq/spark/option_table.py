@@ -243,8 +243,9 @@ OPTIONS: Final = (
         meaning="Messages of one task."),
     OptionSpec(name="maxBytesPerPartition", kind=Kind.INTEGER, uses=_FILES,
         default=str(64 * 1024 * 1024),
-        meaning="Bytes of records of one task, about; larger files are cut, unless they"
-        " are zipped, and smaller ones put together."),
+        meaning="Bytes of records of one task, about; larger files are cut and smaller"
+        " ones put together. A zip is never cut; of files without a span index 4 GiB"
+        " are cut per query."),
     # Rows.
     OptionSpec(name="valueFormat", kind=Kind.CHOICE, uses=_ROWS, default="binary",
         choices=("binary", "string", "json"),

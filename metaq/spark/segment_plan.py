@@ -10,7 +10,13 @@ from metaq.spark.segment_bounds import Bounds
 from metaq.spark.segment_files import SegmentFile, find_segments
 from metaq.spark.segment_filters import PushedFilters
 from metaq.spark.segment_options import SegmentOptions
-from metaq.spark.segment_splits import Placed, Split, place_files, split_file
+from metaq.spark.segment_splits import (
+    Placed,
+    Split,
+    WalkBudget,
+    place_files,
+    split_file,
+)
 from metaq.storage.segment import Damage
 
 
@@ -43,11 +49,12 @@ def plan_query(fs: FileSystem, options: SegmentOptions, pushed: PushedFilters) -
     """
     files = [f for f in find_segments(fs, options.paths) if options.wants(f.log_id)]
     splits: list[BoundedSplit] = []
+    budget = WalkBudget()
     for placed in place_files(fs, files, options.broker_id):
         bounds = _bounds_of(placed, options, pushed)
         if bounds is not None:
             size = options.bytes_per_partition
-            found = split_file(fs, placed, bounds, bytes_max=size)
+            found = split_file(fs, placed, bounds, bytes_max=size, budget=budget)
             splits += [BoundedSplit(split, bounds) for split in found]
     tasks = _pack(splits, options.bytes_per_partition)
     return Plan(tasks, tuple(_unreadable(f) for f in files if f.flaw))

@@ -20,13 +20,13 @@ from metaq.spark.segment_files import FileKind
 from metaq.spark.segment_plan import BoundedSplit
 from metaq.spark.segment_source import open_source
 from metaq.spark.segment_splits import Split
-from metaq.storage.damage import check_tail
+from metaq.storage.damage import apart, check_tail
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.walk import WINDOW_BYTES
 
-PIECE_BYTES: Final = SizeBytes(4 << 20)
-"""Read at a time, unless one record needs more."""
+PIECE_BYTES: Final = SizeBytes(WINDOW_BYTES)
+"""Read at a time, unless one record needs more; stays in a processor's cache."""
 
 _log = logging.getLogger(__name__)
 
@@ -39,7 +39,8 @@ def read_splits(
     Args:
         fs: The disk.
         splits: One after the other; at most one file is open at a time.
-        on_corrupt: With SKIP each damaged range is a warning in the task's log.
+        on_corrupt: With SKIP damaged ranges are warnings in the task's log, at most
+            `DAMAGES_MAX` for each split.
 
     Raises:
         CorruptRecordError: Bytes are damaged and FAIL was said; the message names
@@ -53,7 +54,7 @@ def read_splits(
             wanted = bounded.bounds.clip(batch)
             if wanted.num_rows:
                 yield wanted
-        for found in damage:
+        for found in apart(damage):
             _log.warning("damaged bytes are left out: %s", found)
 
 

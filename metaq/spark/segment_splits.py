@@ -2,8 +2,9 @@
 
 A boundary is believed where the span index names it. Bytes without an index (a Java
 broker wrote them, or they are archived) are walked from header to header, which reads
-them once on the driver; files that are not longer than one split are not walked. A zip
-is one split: it can only be unpacked from its start.
+them once on the driver. That pays for a few files; where there are many, each of them
+is one split, as is every file that is short enough. So is a zip: it can only be
+unpacked from its start.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,9 @@ from metaq.storage.walk import WINDOW_BYTES, RangeReader
 
 NO_BROKER: Final = BrokerId(-1)
 """Broker of a file whose ids do not tell it: a Java broker stamped them."""
+
+WALK_BYTES_MAX: Final = SizeBytes(4 << 30)
+"""Walked per query on the driver, some seconds' worth; files beyond stay whole."""
 
 _LENGTH: Final = Struct(">i")
 
@@ -106,8 +110,28 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
     return MessageId(message_id) if message_id > 0 else None
 
 
+class WalkBudget:
+    """How many bytes a query may still walk on the driver. Owner: one plan."""
+
+    def __init__(self, left_bytes: int = WALK_BYTES_MAX) -> None:
+        self.left_bytes = left_bytes
+        """What is left of it."""
+
+    def take(self, size_bytes: int) -> bool:
+        """Take some of it; False where less is left, and then nothing is taken."""
+        if size_bytes > self.left_bytes:
+            return False
+        self.left_bytes -= size_bytes
+        return True
+
+
 def split_file(
-    fs: FileSystem, placed: Placed, bounds: Bounds, *, bytes_max: int
+    fs: FileSystem,
+    placed: Placed,
+    bounds: Bounds,
+    *,
+    bytes_max: int,
+    budget: WalkBudget,
 ) -> list[Split]:
     """Cut a file into splits.
 
@@ -117,6 +141,7 @@ def split_file(
         bounds: Splits that hold no offset in them are left out.
         bytes_max: A split ends at the first boundary that reaches this size, 1 or
             more.
+        budget: What walks may cost; what is walked is taken out of it.
 
     Returns:
         Splits in order, which cover every record within the bounds. The bytes of an
@@ -135,7 +160,8 @@ def split_file(
         # The index may be newer than the size: its bytes are there by now.
         tail = file.base_offset if index is None else index.end_offset
         end = max(end, tail)
-    cuts = [file.base_offset, *_cuts(fs, file, index, tail, bytes_max), tail, end]
+    inner = _cuts(fs, file, index, tail, bytes_max, budget)
+    cuts = [file.base_offset, *inner, tail, end]
     return [
         Split(file, placed.broker_id, one, two, may_be_torn=one >= tail)
         for one, two in pairwise(cuts)
@@ -149,6 +175,7 @@ def _cuts(
     index: SpanIndex | None,
     end: Offset,
     bytes_max: int,
+    budget: WalkBudget,
 ) -> Iterator[Offset]:
     """Yield the offsets between the ends of [base offset, end) at which to cut it."""
     last = covered = file.base_offset
@@ -161,7 +188,7 @@ def _cuts(
         if covered - last >= bytes_max:
             yield covered
             last = covered
-    if end - last > bytes_max:
+    if end - last > bytes_max and budget.take(end - covered):
         yield from _walk_cuts(fs, file, covered, end, last + bytes_max, bytes_max)
 
 
@@ -176,8 +203,8 @@ def _walk_cuts(
     """Yield the first record in [start, end) at or behind `target`, and so on.
 
     Only headers are looked at, and the walk ends at one that is none. A damaged length
-    may lead it astray: the split before such a cut names the damage, and the one
-    behind it finds its way as after any damage.
+    may lead it astray: the split before such a cut names the damage, the one behind it
+    finds its way as after any damage, and the record under the cut is lost with it.
     """
     plain = fs.open_read(file.path)
     try:

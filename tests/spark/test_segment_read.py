@@ -11,6 +11,7 @@ from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.segment_filters import PushedFilters
 from metaq.spark.segment_plan import plan_query
+from metaq.spark.segment_splits import WalkBudget
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.span_index import SPANS_SUFFIX
 from tests.spark.segment_dirs import (
@@ -73,6 +74,19 @@ def test_every_split_size_gives_the_same_rows(
     found = rows(options(directory, bytes_per_partition=SizeBytes(size)))
     assert [row["offset"] for row in found] == [STRIDE * n for n in range(100)]
     assert [row["value"] for row in found] == payloads(100)
+
+
+def test_files_without_an_index_stay_whole_beyond_a_bound(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver does not read an archive of terabytes to cut it."""
+    write_java_log(data_dir, [payloads(20), payloads(20), payloads(20)])
+    monkeypatch.setattr(WalkBudget.__init__, "__defaults__", (2 * 20 * STRIDE,))
+    asked = options(data_dir, bytes_per_partition=SizeBytes(5 * STRIDE))
+    plan = plan_query(FS, asked, PushedFilters())
+    sizes = [b.split.size_bytes // STRIDE for task in plan.tasks for b in task]
+    assert sizes == [5] * 8 + [20]
+    assert values(asked) == payloads(20) * 3
 
 
 def test_large_files_are_split_and_small_ones_put_together(directory: Path) -> None:

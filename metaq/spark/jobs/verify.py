@@ -221,4 +221,4 @@ def _check_zip(fs: FileSystem, split: Split) -> CheckedSplit:
     damage: list[Damage] = []
     batches = read_split(fs, split, on_corrupt=OnCorrupt.SKIP, damage=damage)
     count = sum(batch.num_rows for batch in batches)
-    return CheckedSplit(count, split.size_bytes, SizeBytes(0), tuple(damage))
+    return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))
