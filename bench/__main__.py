@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import consuming, figures
+from bench import consuming, figures, spark_figures
 from bench.figures import Figure
 from bench.report import machine_card, print_table
 
@@ -17,6 +17,7 @@ FIGURES = {
     "iterate-async": consuming.iterate_in_loop,
     "delivery": consuming.delivery,
     "consumer-memory": consuming.consumer_memory,
+    "spark-segments": spark_figures.segments,
 }
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, assert_never
 
 from metaq.model import MAX_OFFSET
+from metaq.record.ids import BROKER_ID_MAX
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import parse_assigned, parse_times, parse_wanted
 
@@ -164,6 +165,7 @@ _WIRE: Final = _READ | {Use.SINK}
 _ROWS: Final = _READ | {Use.SEGMENTS}
 _STREAM: Final = frozenset({Use.STREAM})
 _BATCH: Final = frozenset({Use.BATCH})
+_FILES: Final = frozenset({Use.SEGMENTS})
 _SINK: Final = frozenset({Use.SINK})
 _STRATEGIES: Final = ("error", "latest")
 
@@ -176,20 +178,29 @@ OPTIONS: Final = (
         meaning="Root of the cluster's nodes in ZooKeeper."),
     OptionSpec(name="brokers", kind=Kind.NAMES, uses=_WIRE,
         meaning="Brokers as `host:port`, without ZooKeeper."),
+    OptionSpec(name="path", kind=Kind.TEXT, uses=_FILES,
+        meaning="Data directories, partition directories or segment files, separated by"
+        " commas; `*`, `?` and `[...]` match within a step. What `load(path)` sets."),
+    OptionSpec(name="paths", kind=Kind.TEXT, uses=_FILES,
+        meaning="The same as a JSON list; what `load([path, ...])` sets."),
+    OptionSpec(name="brokerId", kind=Kind.INTEGER, uses=_FILES, low=0,
+        high=BROKER_ID_MAX,
+        meaning="The column `broker_id`; default: what the message ids say, and -1"
+        " where a Java broker stamped them."),
     # What is read.
-    OptionSpec(name="subscribe", kind=Kind.NAMES, uses=_READ,
+    OptionSpec(name="subscribe", kind=Kind.NAMES, uses=_ROWS,
         meaning="Topics, separated by commas; one of the three ways to choose."),
-    OptionSpec(name="subscribePattern", kind=Kind.PATTERN, uses=_READ,
+    OptionSpec(name="subscribePattern", kind=Kind.PATTERN, uses=_ROWS,
         meaning="Every topic whose whole name matches, also those that come later."),
-    OptionSpec(name="assign", kind=Kind.PARTITIONS, uses=_READ,
+    OptionSpec(name="assign", kind=Kind.PARTITIONS, uses=_ROWS,
         meaning="Exactly these partitions."),
     # Where reading starts and ends.
-    OptionSpec(name="startingOffsets", kind=Kind.OFFSETS, uses=_READ,
+    OptionSpec(name="startingOffsets", kind=Kind.OFFSETS, uses=_ROWS,
         choices=("earliest", "latest", "group"),
         meaning="Where to start: default `latest` for streams and `earliest` for"
         " batches; `group` is where `group` has committed. A stream heeds it for a new"
         " checkpoint only; partitions that come later start at the earliest."),
-    OptionSpec(name="startingTimestamp", kind=Kind.INTEGER, uses=_READ, low=0,
+    OptionSpec(name="startingTimestamp", kind=Kind.INTEGER, uses=_ROWS, low=0,
         meaning="Start at the first message of that time or later, milliseconds since"
         " 1970; wins over the other two."),
     OptionSpec(name="startingOffsetsByTimestamp", kind=Kind.TIMES, uses=_READ,
@@ -197,9 +208,9 @@ OPTIONS: Final = (
     OptionSpec(name="startingOffsetsByTimestampStrategy", kind=Kind.CHOICE, uses=_READ,
         choices=_STRATEGIES, default="error",
         meaning="What to do where no message is that young."),
-    OptionSpec(name="endingOffsets", kind=Kind.OFFSETS, uses=_BATCH,
+    OptionSpec(name="endingOffsets", kind=Kind.OFFSETS, uses=_BATCH | _FILES,
         choices=("latest",), default="latest", meaning="Where a batch ends."),
-    OptionSpec(name="endingTimestamp", kind=Kind.INTEGER, uses=_BATCH, low=0,
+    OptionSpec(name="endingTimestamp", kind=Kind.INTEGER, uses=_BATCH | _FILES, low=0,
         meaning="End before the first message of that time or later, milliseconds"
         " since 1970; wins over the other two."),
     OptionSpec(name="endingOffsetsByTimestamp", kind=Kind.TIMES, uses=_BATCH,
@@ -230,6 +241,11 @@ OPTIONS: Final = (
         meaning="A hint: cut large partitions so that there are about so many tasks."),
     OptionSpec(name="maxRecordsPerPartition", kind=Kind.INTEGER, uses=_READ,
         meaning="Messages of one task."),
+    OptionSpec(name="maxBytesPerPartition", kind=Kind.INTEGER, uses=_FILES,
+        default=str(64 * 1024 * 1024),
+        meaning="Bytes of records of one task, about; larger files are cut and smaller"
+        " ones put together. A zip is never cut; of files without a span index 4 GiB"
+        " are cut per query."),
     # Rows.
     OptionSpec(name="valueFormat", kind=Kind.CHOICE, uses=_ROWS, default="binary",
         choices=("binary", "string", "json"),

@@ -50,7 +50,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
     | {"net", "zk", "client"},
-    "spark": PURE | {"client", "config", "record", "spark"},
+    # storage and fs: `metaq-segments` is there to read segments without a broker.
+    "spark": PURE | {"client", "config", "record", "storage", "fs", "spark"},
     "cli": {"*"},
     "testing": {"*"},
 }

@@ -200,7 +200,7 @@ def test_a_mistake_is_named_in_one_sentence(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"endingOffsets": "latest"}, "an option of batch reads, not streaming reads"),
+        ({"endingOffsets": "latest"}, "of batch reads and reads of segments, not"),
         ({"maxTriggerDelay": "1m"}, "has no effect without minOffsetsPerTrigger"),
         (
             {"minOffsetsPerTrigger": "9", "maxTriggerDelay": "soon"},

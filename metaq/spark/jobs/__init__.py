@@ -1,0 +1,1 @@
+"""Pipeline jobs on Spark, as Python functions."""

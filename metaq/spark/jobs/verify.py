@@ -1,0 +1,224 @@
+"""Check every record of a data directory or an archive, in parallel on Spark.
+
+Files are cut as for a query, so that each byte is checked by one task. Where there is a
+span index, bytes are held against it as `metaq verify` does; elsewhere each record is
+held against its own checksum, and a zip against its own as well. Nothing is changed.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from metaq.errors import DiskError
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.model import SizeBytes
+from metaq.spark.rows import OnCorrupt
+from metaq.spark.segment_files import FileKind, SegmentFile, find_segments
+from metaq.spark.segment_filters import PushedFilters
+from metaq.spark.segment_options import BYTES_PER_PARTITION, SegmentOptions
+from metaq.spark.segment_plan import plan_query
+from metaq.spark.segment_read import read_split
+from metaq.spark.segment_splits import Split
+from metaq.storage.damage import apart, check_part, check_tail
+from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.segment import Damage, Segment
+from metaq.storage.span_index import SpanIndex, read_index
+from metaq.storage.walk import WINDOW_BYTES
+
+PART_BYTES: Final = 8 << 20
+"""Checked by one call; its damaged ranges are in memory together."""
+
+TASKS_PER_CORE: Final = 4
+"""Tasks per core and Spark job: progress is reported once per job."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    """How far a check has come."""
+
+    checked_bytes: SizeBytes
+    """Bytes of records that were checked."""
+    total_bytes: SizeBytes
+    """Bytes of records that there were at the start."""
+    damage_count: int
+    """Damaged ranges found so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifySummary:
+    """What a check found."""
+
+    file_count: int
+    """Segment files."""
+    record_count: int
+    """Good records; such as share a damaged span are not counted."""
+    checked_bytes: SizeBytes
+    """Bytes of records that were checked; of zips, unpacked."""
+    torn_bytes: SizeBytes
+    """Bytes behind the last whole record of active segments: the next start of a
+    broker cuts them, or the broker that runs is writing them."""
+    damage: tuple[Damage, ...]
+    """Damaged ranges, holes and unreadable files, by file and offset; empty: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSplit:
+    """What one task found in one split."""
+
+    record_count: int
+    """Good records; such as share a damaged span are not counted."""
+    checked_bytes: SizeBytes
+    """Bytes that were looked at."""
+    torn_bytes: SizeBytes
+    """Bytes at its end that a crash or a running broker explains."""
+    damage: tuple[Damage, ...]
+    """Damaged ranges, in order."""
+
+
+def verify(
+    spark: SparkSession,
+    *paths: str,
+    bytes_per_task: SizeBytes = BYTES_PER_PARTITION,
+    on_progress: Callable[[VerifyProgress], None] = lambda _progress: None,
+) -> VerifySummary:
+    """Check every record of some data directories, partition directories or archives.
+
+    Args:
+        spark: Where the tasks run; each executor has the paths mounted.
+        paths: As for `load`: directories or files, wildcards allowed; 1 or more.
+        bytes_per_task: About as many bytes are checked by one task, 1 or more.
+        on_progress: Called on the driver, in this thread, now and then.
+
+    Raises:
+        OptionError: A path does not exist, or names no partition.
+        StorageError: The disk refused. A read that it refuses in a task is damage.
+    """
+    fs = SystemFileSystem()
+    options = SegmentOptions(paths=paths, bytes_per_partition=bytes_per_task)
+    files = find_segments(fs, paths)
+    plan = plan_query(fs, options, PushedFilters())
+    tasks = [[bounded.split for bounded in task] for task in plan.tasks]
+    total = SizeBytes(sum(split.size_bytes for task in tasks for split in task))
+    done: list[CheckedSplit] = []
+    damage = [*plan.unreadable, *find_holes(files)]
+    at_once = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+    for first in range(0, len(tasks), at_once):
+        group = tasks[first : first + at_once]
+        spread = spark.sparkContext.parallelize(group, len(group))
+        for found in spread.map(_check_task).collect():
+            done += found
+        checked = SizeBytes(sum(found.checked_bytes for found in done))
+        count = len(damage) + sum(len(found.damage) for found in done)
+        on_progress(VerifyProgress(checked, total, count))
+    damage += [item for found in done for item in found.damage]
+    return VerifySummary(
+        len(files),
+        sum(found.record_count for found in done),
+        SizeBytes(sum(found.checked_bytes for found in done)),
+        SizeBytes(sum(found.torn_bytes for found in done)),
+        tuple(sorted(damage, key=lambda item: (item.path, item.offset))),
+    )
+
+
+def find_holes(files: Sequence[SegmentFile]) -> list[Damage]:
+    """Return where neighbours in one directory do not meet: base + size = next base.
+
+    Args:
+        files: By directory, then by base offset.
+    """
+    holes = []
+    for one, two in pairwise(files):
+        is_pair = one.path.parent == two.path.parent and not one.flaw
+        if is_pair and one.end_offset != two.base_offset:
+            detail = (
+                f"segment ends at offset {one.end_offset}, next begins at"
+                f" {two.base_offset}"
+            )
+            start, good = one.end_offset, two.base_offset
+            if start > good:
+                start, good = good, start
+            holes.append(Damage(one.path, start, good, detail))
+    return holes
+
+
+def _check_task(splits: Iterable[Split]) -> list[CheckedSplit]:
+    """Check the splits of one task, on an executor."""
+    return [check_split(SystemFileSystem(), split) for split in splits]
+
+
+def check_split(fs: FileSystem, split: Split) -> CheckedSplit:
+    """Check the bytes of one split.
+
+    A read that the disk refuses is damage up to the end of the split.
+
+    Raises:
+        StorageError: The disk refused to open or size a file.
+    """
+    if split.file.kind is FileKind.ZIPPED:
+        return _check_zip(fs, split)
+    try:
+        return _check_torn(fs, split) if split.may_be_torn else _check_synced(fs, split)
+    except DiskError as error:
+        if error.operation != "read":
+            raise
+        bad = Damage(split.file.path, split.start, split.end, str(error))
+        return CheckedSplit(0, split.size_bytes, SizeBytes(0), (bad,))
+
+
+def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
+    """Check bytes of which nothing may be torn."""
+    file, base = split.file, split.file.base_offset
+    segment = Segment(file.path, base, SizeBytes(split.end - base))
+    index = None
+    if file.kind is FileKind.PLAIN:
+        index = read_index(fs, file.path, base)
+    damage: list[Damage] = []
+    count, start = 0, split.start
+    plain = fs.open_read(file.path)
+    try:
+        while start < split.end:
+            part = check_part(
+                plain,
+                segment,
+                index or SpanIndex(base),
+                start,
+                bytes_max=min(PART_BYTES, split.end - start),
+                span_bytes_min=WINDOW_BYTES,
+            )
+            damage += part.damage
+            count += part.record_count
+            start = part.end
+    finally:
+        plain.close()
+    return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))
+
+
+def _check_torn(fs: FileSystem, split: Split) -> CheckedSplit:
+    """Check bytes of an active segment that its index does not cover."""
+    base = split.file.base_offset
+    segment = Segment(split.file.path, base, SizeBytes(split.end - base))
+    plain = fs.open_read(segment.path)
+    try:
+        tail = check_tail(
+            plain,
+            segment,
+            split.start,
+            unsynced_bytes_max=GROUP_BYTES_MAX,
+            span_bytes_min=WINDOW_BYTES,
+            time_ms=plain.mtime_ms(),
+        )
+    finally:
+        plain.close()
+    count = sum(span.record_count for span in tail.spans)
+    torn = SizeBytes(split.end - tail.end)
+    return CheckedSplit(count, split.size_bytes, torn, tail.damage)
+
+
+def _check_zip(fs: FileSystem, split: Split) -> CheckedSplit:
+    damage: list[Damage] = []
+    batches = read_split(fs, split, on_corrupt=OnCorrupt.SKIP, damage=damage)
+    count = sum(batch.num_rows for batch in batches)
+    return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))

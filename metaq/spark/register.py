@@ -1,0 +1,26 @@
+"""Make the formats known to a Spark session.
+
+Where this package is installed nobody has to: PySpark looks for top-level modules named
+`pyspark_…` with a class `DefaultSource`, and there is one for each format. Registration
+by hand is for sessions in which that look-up is switched off, and for code that is
+shipped with `addPyFiles`.
+"""
+
+from typing import Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+
+from metaq.spark.segments import SegmentsDataSource
+
+FORMATS: Final[tuple[type[DataSource], ...]] = (SegmentsDataSource,)
+"""One class per format."""
+
+
+def register(spark: SparkSession) -> None:
+    """Register every format with a session; a second call changes nothing.
+
+    The executors need this package too: installed, or shipped with the query.
+    """
+    for source in FORMATS:
+        spark.dataSource.register(source)

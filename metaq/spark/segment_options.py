@@ -1,0 +1,164 @@
+"""The options of `metaq-segments`: which files, which of their records, how cut."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from metaq.model import BrokerId, LogId, Millis, Offset, SizeBytes, TopicPartition
+from metaq.spark.errors import BackwardRangeError, OptionError
+from metaq.spark.offsets import EARLIEST, LATEST
+from metaq.spark.option_table import Use, read_options
+from metaq.spark.options import (
+    BadRows,
+    ValueFormat,
+    ValueOptions,
+    read_value_options,
+)
+from metaq.spark.rows import OnCorrupt
+from metaq.spark.segment_bounds import Bounds
+
+BYTES_PER_PARTITION: Final = SizeBytes(64 << 20)
+"""Bytes of records of one task: a few tenths of a second of work."""
+
+_EDGES: Final = {EARLIEST: "earliest", LATEST: "latest"}
+BINARY_VALUES: Final = ValueOptions(
+    format=ValueFormat.BINARY, ddl=None, bad_rows=BadRows.FAIL, dead_letter_topic=None
+)
+"""Values as they were put."""
+
+Number = TypeVar("Number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentOptions:
+    """What a read of segment files was told; checked."""
+
+    paths: tuple[str, ...]
+    """Data directories, partition directories, segment files; wildcards allowed."""
+    topics: frozenset[str] | None = None
+    """Topics that are read; None: all that there are."""
+    topic_pattern: re.Pattern[str] | None = None
+    """Matches the whole name of each topic that is read; None: any."""
+    partitions: frozenset[TopicPartition] | None = None
+    """Partitions that are read; None: all that there are."""
+    starts: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    """First offset that is read, where it is not the earliest."""
+    ends: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    """First offset that is not read any more, where it is not the latest."""
+    start_ms: Millis | None = None
+    """Records stamped earlier are left out."""
+    end_ms: Millis | None = None
+    """Records stamped at that time or later are left out."""
+    on_corrupt: OnCorrupt = OnCorrupt.FAIL
+    """What becomes of damaged bytes."""
+    bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
+    """About as many bytes of records go to one task."""
+    broker_id: BrokerId | None = None
+    """What `broker_id` is in every row; None: what the message ids say."""
+    values: ValueOptions = BINARY_VALUES
+    """What the column `value` holds."""
+    can_push_filters: bool = False
+    """Spark may hand its filters down, to skip files that cannot match."""
+
+    def wants(self, log_id: LogId) -> bool:
+        """Tell whether anything of a partition of whatever broker is read."""
+        is_named = self.topics is None or log_id.topic in self.topics
+        pattern = self.topic_pattern
+        return is_named and (
+            pattern is None or pattern.fullmatch(log_id.topic) is not None
+        )
+
+    def bounds_of(self, partition: TopicPartition) -> Bounds | None:
+        """Return what is read of a partition; None: nothing."""
+        if self.partitions is not None and partition not in self.partitions:
+            return None
+        whole = Bounds(start_ms=self.start_ms, end_ms=self.end_ms)
+        return whole.narrowed(
+            Bounds(
+                self.starts.get(partition, whole.start),
+                self.ends.get(partition, whole.end),
+            )
+        )
+
+
+def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
+    """Return the options of one read.
+
+    Args:
+        options: Name to text, as Spark hands them over; case does not matter.
+
+    Raises:
+        OptionError: One is missing, unknown, out of range or contradicts another.
+        OffsetTextError: JSON is wrong.
+    """
+    found = read_options(options, Use.SEGMENTS)
+    ways = ("subscribe", "subscribePattern", "assign")
+    if len(chosen := [name for name in ways if found[name] is not None]) > 1:
+        raise OptionError(
+            f"expected at most one of {', '.join(ways)}, got {' and '.join(chosen)}"
+        )
+    start_ms = _number(found["startingTimestamp"], Millis)
+    end_ms = _number(found["endingTimestamp"], Millis)
+    starts = _offsets(found["startingOffsets"], "startingOffsets", EARLIEST)
+    ends = _offsets(found["endingOffsets"], "endingOffsets", LATEST)
+    for partition in sorted(starts.keys() & ends.keys()):
+        if starts[partition] > ends[partition]:
+            raise BackwardRangeError(
+                f"{partition}: read from {starts[partition]} ends at {ends[partition]}"
+            )
+    names, pattern = found["subscribe"], found["subscribePattern"]
+    assigned = found["assign"]
+    return SegmentOptions(
+        paths=_paths(found),
+        topics=frozenset(names) if isinstance(names, tuple) else None,
+        topic_pattern=re.compile(pattern) if isinstance(pattern, str) else None,
+        partitions=assigned if isinstance(assigned, frozenset) else None,
+        starts=starts if start_ms is None else {},
+        ends=ends if end_ms is None else {},
+        start_ms=start_ms,
+        end_ms=end_ms,
+        on_corrupt=OnCorrupt(found["onCorrupt"]),
+        bytes_per_partition=_number(found["maxBytesPerPartition"], SizeBytes)
+        or BYTES_PER_PARTITION,
+        broker_id=_number(found["brokerId"], BrokerId),
+        values=read_value_options(options, Use.SEGMENTS),
+        can_push_filters=found["filterPushdown"] is True,
+    )
+
+
+def _number(value: object, unit: Callable[[int], Number]) -> Number | None:
+    return unit(value) if isinstance(value, int) else None
+
+
+def _offsets(value: object, name: str, edge: Offset) -> dict[TopicPartition, Offset]:
+    """Return the offsets that a user named; the edge itself need not be named."""
+    if value is None or value == _EDGES[edge]:
+        return {}
+    if not isinstance(value, dict):
+        raise OptionError(f"{name}: expected {_EDGES[edge]} or JSON, got {value!r}")
+    for partition, offset in sorted(value.items()):
+        if offset < 0 and offset != edge:
+            raise OptionError(
+                f"{name}: {partition}: expected {edge} or an offset, got {offset}"
+            )
+    return {partition: offset for partition, offset in value.items() if offset >= 0}
+
+
+def _paths(found: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the paths of `load(path)`, `load([path, ...])` or the option `path`."""
+    listed: list[object] = []
+    if isinstance(text := found["paths"], str):
+        try:
+            listed = list(json.loads(text))
+        except (ValueError, TypeError, RecursionError) as error:
+            raise OptionError(f"paths: expected a JSON list: {error}") from error
+    if isinstance(text := found["path"], str):
+        listed += text.split(",")
+    paths = tuple(path.strip() for path in listed if isinstance(path, str))
+    if not paths or not all(paths) or len(paths) < len(listed):
+        raise OptionError(
+            f"path: expected directories or files of segments, got {listed!r}"
+        )
+    return paths

@@ -1,0 +1,104 @@
+"""Which task reads which bytes of which segment file: the plan of one query."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from metaq.errors import CorruptRecordError
+from metaq.fs import FileSystem
+from metaq.model import SizeBytes, TopicPartition
+from metaq.spark.segment_bounds import Bounds
+from metaq.spark.segment_files import SegmentFile, find_segments
+from metaq.spark.segment_filters import PushedFilters
+from metaq.spark.segment_options import SegmentOptions
+from metaq.spark.segment_splits import (
+    Placed,
+    Split,
+    WalkBudget,
+    place_files,
+    split_file,
+)
+from metaq.storage.segment import Damage
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedSplit:
+    """A split, and which of its records are wanted; picklable."""
+
+    split: Split
+    """What is read."""
+    bounds: Bounds
+    """What is handed out of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a query reads."""
+
+    tasks: tuple[tuple[BoundedSplit, ...], ...]
+    """Splits by task; every wanted record is in exactly one."""
+    unreadable: tuple[Damage, ...]
+    """Wanted files that cannot be read at all."""
+
+
+def plan_query(fs: FileSystem, options: SegmentOptions, pushed: PushedFilters) -> Plan:
+    """Look at the files, and give each task about as many bytes as the options say.
+
+    Raises:
+        OptionError: A path does not exist, or names no partition.
+        StorageError: The disk refused.
+    """
+    files = [f for f in find_segments(fs, options.paths) if options.wants(f.log_id)]
+    splits: list[BoundedSplit] = []
+    budget = WalkBudget()
+    for placed in place_files(fs, files, options.broker_id):
+        bounds = _bounds_of(placed, options, pushed)
+        if bounds is not None:
+            size = options.bytes_per_partition
+            found = split_file(fs, placed, bounds, bytes_max=size, budget=budget)
+            splits += [BoundedSplit(split, bounds) for split in found]
+    tasks = _pack(splits, options.bytes_per_partition)
+    return Plan(tasks, tuple(_unreadable(f) for f in files if f.flaw))
+
+
+def _bounds_of(
+    placed: Placed, options: SegmentOptions, pushed: PushedFilters
+) -> Bounds | None:
+    """Return what is wanted of a file; None: nothing."""
+    log_id = placed.file.log_id
+    partition = TopicPartition(log_id.topic, placed.broker_id, log_id.partition)
+    asked = options.bounds_of(partition)
+    if asked is None or not pushed.allows(partition):
+        return None
+    bounds = asked.narrowed(pushed.bounds)
+    if not bounds.may_hold_times(placed.first_ms, placed.next_ms):
+        return None
+    return bounds
+
+
+def _pack(
+    splits: Iterable[BoundedSplit], bytes_max: SizeBytes
+) -> tuple[tuple[BoundedSplit, ...], ...]:
+    """Put small splits together, in order: a task for each would cost more."""
+    packs: list[list[BoundedSplit]] = []
+    size = 0
+    for bounded in splits:
+        if not packs or size + bounded.split.size_bytes > bytes_max:
+            packs.append([])
+            size = 0
+        packs[-1].append(bounded)
+        size += bounded.split.size_bytes
+    return tuple(tuple(pack) for pack in packs)
+
+
+def _unreadable(file: SegmentFile) -> Damage:
+    return Damage(file.path, file.base_offset, None, file.flaw)
+
+
+def refuse_unreadable(plan: Plan) -> None:
+    """Raise what a query that fails on damage has to say about unreadable files.
+
+    Raises:
+        CorruptRecordError: There are such files; it names the first.
+    """
+    for damage in plan.unreadable:
+        raise CorruptRecordError(str(damage))

@@ -1,0 +1,161 @@
+"""The bytes of one segment file at rising positions, plain or out of a zip.
+
+A zip is unpacked while it is read, without a temporary file: one piece of it is in
+memory at a time. That is why it can only be read forwards.
+"""
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Final, Protocol
+
+from metaq.errors import CorruptRecordError
+from metaq.fs import FileSystem, ReadFile
+from metaq.model import Position, SizeBytes
+
+
+class SegmentSource(Protocol):
+    """Where a reader of a segment takes its bytes from; it owns and closes it."""
+
+    def read_at(self, position: Position, size: SizeBytes) -> bytes:
+        """Return `size` bytes from `position`; fewer only where the segment ends."""
+        ...
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        ...
+
+
+def unpacked_size(fs: FileSystem, path: Path, *, is_zip: bool) -> SizeBytes:
+    """Return how many bytes of records a segment file has; see `open_source`."""
+    if not is_zip:
+        return fs.size_of(path)
+    source = ZipSource(fs.open_read(path))
+    try:
+        return source.size_bytes
+    finally:
+        source.close()
+
+
+def open_source(fs: FileSystem, path: Path, *, is_zip: bool) -> SegmentSource:
+    """Open a segment file.
+
+    Raises:
+        CorruptRecordError: It is to be a zip and is none, or not one that retention
+            makes.
+        StorageError: The disk refused.
+    """
+    file = fs.open_read(path)
+    return ZipSource(file) if is_zip else file
+
+
+class ZipSource:
+    """The only entry of a zip, read forwards; not thread-safe.
+
+    It owns the file, also when the constructor raises. Memory: what one call returns,
+    twice, and a window of the decompressor.
+    """
+
+    def __init__(self, file: ReadFile) -> None:
+        """Read the table of the zip.
+
+        Raises:
+            CorruptRecordError: It is no zip, or one without exactly one entry.
+        """
+        self._file = file
+        self._held = b""
+        self._start = 0
+        self._flaw: Exception | None = None
+        try:
+            self._archive = zipfile.ZipFile(io.BufferedReader(_FileStream(file)))
+            (entry,) = self._archive.infolist()
+            self._stream = self._archive.open(entry)
+        except _BAD_ZIP as error:
+            file.close()
+            raise _corrupt(file, error) from error
+        except BaseException:
+            file.close()
+            raise
+        self.size_bytes = SizeBytes(entry.file_size)
+        """Bytes of the segment, as the table of the zip says."""
+
+    def read_at(self, position: Position, size: SizeBytes) -> bytes:
+        """Return bytes from `position` on, which lies in what the last call returned.
+
+        Fewer than `size` are returned where the segment ends, or before damage.
+
+        Raises:
+            CorruptRecordError: The compressed bytes are damaged, and there are no more
+                than the last call returned.
+            StorageError: The disk refused.
+        """
+        assert self._start <= position <= self._start + len(self._held)
+        parts = [self._held[position - self._start :]]
+        missing = size - len(parts[0])
+        while missing > 0 and (part := self._unpack(missing)):
+            parts.append(part)
+            missing -= len(part)
+        if self._flaw is not None and len(parts) == 1:
+            raise _corrupt(self._file, self._flaw) from self._flaw
+        self._held, self._start = b"".join(parts), position
+        return self._held[:size]
+
+    def _unpack(self, size: int) -> bytes:
+        """Return some bytes; none at the end, or where damage begins."""
+        if self._flaw is None:
+            try:
+                return self._stream.read(min(size, _STEP_BYTES))
+            except _BAD_ZIP as error:
+                self._flaw = error
+        return b""
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._stream.close()
+        self._archive.close()
+        self._file.close()
+
+
+class _FileStream(io.RawIOBase):
+    """What `zipfile` asks of a file, over one of ours; it does not own it."""
+
+    def __init__(self, file: ReadFile) -> None:
+        self._from = file
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position}
+        start = starts[whence] if whence in starts else self._from.size()
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, target: bytearray | memoryview, /) -> int:  # type: ignore[override]  # any buffer will do
+        count = self._from.read_into(Position(self._position), memoryview(target))
+        self._position += count
+        return count
+
+
+_STEP_BYTES: Final = 1 << 16
+"""Unpacked at a time: as much is lost, at most, before damage."""
+_BAD_ZIP: Final = (
+    zipfile.BadZipFile,
+    ValueError,  # not exactly one entry
+    zlib.error,
+    EOFError,
+    NotImplementedError,  # a way of compression that Python does not know
+    RuntimeError,  # an encrypted entry
+)
+
+
+def _corrupt(file: ReadFile, error: Exception) -> CorruptRecordError:
+    return CorruptRecordError(f"archive is damaged: file={file.path}: {error}")

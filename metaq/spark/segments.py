@@ -1,0 +1,110 @@
+"""`format("metaq-segments")`: segment files straight from disk, as a batch source.
+
+    spark.read.format("metaq-segments").load("/data/metaq")
+
+The driver lists the files and cuts them into splits; each task reads its splits with
+no broker in between. What is read is what lay there when the query was planned: an
+active segment ends with its last whole record of that moment. Rows are those of
+`format("metaq")`.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from metaq.fs import SystemFileSystem
+from metaq.spark.rows import OnCorrupt
+from metaq.spark.schema import arrow_schema, row_ddl
+from metaq.spark.segment_filters import PushedFilters, read_filters
+from metaq.spark.segment_options import SegmentOptions, parse_segment_options
+from metaq.spark.segment_plan import plan_query, refuse_unreadable
+from metaq.spark.segment_read import read_splits
+from metaq.spark.values import ValueConverter
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_log = logging.getLogger(__name__)
+
+
+class SegmentsDataSource(DataSource):
+    """The format; Spark makes one per query, on the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "metaq-segments"
+
+    def schema(self) -> str:
+        """Return the columns of every row.
+
+        Raises:
+            OptionError: An option is wrong.
+        """
+        return row_ddl(parse_segment_options(self.options).values)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what plans and reads.
+
+        Raises:
+            OptionError: An option is wrong.
+        """
+        options = parse_segment_options(self.options)
+        # Spark refuses a reader that takes filters while its own setting is off.
+        kind = PushingReader if options.can_push_filters else SegmentsReader
+        return kind(options, arrow_schema(schema).field("value").type)
+
+
+class SegmentsReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks; travels to them in pickled form."""
+
+    def __init__(self, options: SegmentOptions, value_type: pa.DataType) -> None:
+        self._options = options
+        self._value_type = value_type
+        self._pushed = PushedFilters()
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what each task reads: a tuple of splits.
+
+        Raises:
+            CorruptRecordError: An archive is none, and damage is to fail the query.
+            OptionError: A path does not exist, or names no partition.
+            StorageError: The disk refused.
+        """
+        plan = plan_query(SystemFileSystem(), self._options, self._pushed)
+        if self._options.on_corrupt is OnCorrupt.FAIL:
+            refuse_unreadable(plan)
+        for damage in plan.unreadable:
+            _log.warning("a file is left out: %s", damage)
+        return [InputPartition(task) for task in plan.tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task.
+
+        Raises:
+            BadRowError: A value is not of the format, and that is to fail the query.
+            CorruptRecordError: Bytes are damaged, and damage is to fail the query.
+            StorageError: The disk refused.
+        """
+        # Where there is nothing to read, Spark makes up a task without a value.
+        splits = partition.value or ()
+        asked = self._options
+        converter = ValueConverter(
+            asked.values.format, asked.values.bad_rows, self._value_type
+        )
+        fs = SystemFileSystem()
+        for batch in read_splits(fs, splits, on_corrupt=asked.on_corrupt):
+            yield converter.convert(batch).rows
+
+
+class PushingReader(SegmentsReader):
+    """Leaves out files that cannot match the filters of the query."""
+
+    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
+        """Take note of filters; all are returned, so that Spark evaluates them too."""
+        self._pushed = read_filters(filters)
+        return filters

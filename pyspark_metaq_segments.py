@@ -1,0 +1,5 @@
+"""Where PySpark finds `format("metaq-segments")`: it looks for this name and class."""
+
+from metaq.spark.segments import SegmentsDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
