@@ -11,12 +11,8 @@ from random import Random
 import pytest
 
 from metaq.record.layout import HEADER
-from tests.crash.broker_process import (
-    REPLY,
-    BrokerProcess,
-    read_log,
-    seed_from_environment,
-)
+from metaq.testing.process import BrokerProcess
+from tests.crash.accounts import REPLY, read_log, seed_from_environment
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
 IN_FLIGHT = 5
@@ -94,9 +90,12 @@ def test_batches_sent_again_after_a_kill_are_stored_once(tmp_path: Path) -> None
     print(f"METAQ_SEED={seed}")
     random = Random(seed)
     senders = [Sender(f"p{n}", Random(seed + n)) for n in range(3)]
-    with BrokerProcess(tmp_path, segment_bytes=3_000_000) as broker:
+    with BrokerProcess(
+        tmp_path / "data", topic="crash", partition_count=2, segment_bytes=3_000_000
+    ) as broker:
         for round_number in range(ROUNDS + 1):
-            broker.start()
+            if round_number:
+                broker.start()
             threads = [
                 threading.Thread(target=each.run, args=(broker.port,), daemon=True)
                 for each in senders
