@@ -28,13 +28,13 @@ Source: client spec 2 and 16.
 import asyncio
 import logging
 import math
-import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Final, Self, TypeAlias
 
 from metaq.client.errors import ConnectionLostError, NotSentError
+from metaq.client.hot_replies import take_results
 from metaq.client.options import ClientOptions
 from metaq.client.replies import require_ok
 from metaq.clock import Clock
@@ -48,7 +48,6 @@ from metaq.errors import (
 )
 from metaq.net.channel import Channel
 from metaq.net.dial import dial
-from metaq.protocol.buffer import ReceiveBuffer
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
@@ -72,10 +71,6 @@ TIMER_STEP_S: Final = 0.005
 in flight, and deadlines are kept to within it."""
 
 _NO_READER: Final = Executor()  # clients send no file ranges, so nothing is warmed
-
-# A result as brokers write it. Anything else is left to the general path.
-_RESULT: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
-
 
 # Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
 # A plain tuple: one is made for each request.
@@ -159,7 +154,7 @@ class BrokerConnection:
         self._heartbeat_count = 0
         channel.start(
             on_data=self._on_data,
-            on_end=lambda: self._lose("the broker closed it"),
+            on_end=lambda: self.close("the broker closed it"),
             on_room=lambda: None,
             on_closed=self._end,
             reads_rest=True,
@@ -357,9 +352,6 @@ class BrokerConnection:
 
     def close(self, reason: str) -> None:
         """Close at once; what is in flight hears of it. Harmless twice."""
-        self._lose(reason)
-
-    def _lose(self, reason: str) -> None:
         self._channel.abort(reason)
 
     def _end(self, reason: str) -> None:
@@ -403,7 +395,7 @@ class BrokerConnection:
                 assert isinstance(reply, Result | Value), "a client hears no commands"
                 self._on_replies((reply,))
         except RemoteProtocolError as error:
-            self._lose(f"malformed reply: {error}")
+            self.close(f"malformed reply: {error}")
 
     def _on_replies(self, replies: Sequence[Reply]) -> None:
         """Pair replies with what is in flight; the hot loop."""
@@ -474,7 +466,7 @@ class BrokerConnection:
             self._tell(on_reply, error)
         is_deaf = now_s - self._answered_s >= self._heartbeat_timeout_s
         if self._late_count >= LATE_COUNT_MAX and is_deaf:
-            self._lose(f"{self._late_count} requests in a row were not answered")
+            self.close(f"{self._late_count} requests in a row were not answered")
 
     def _beat(self, now_s: float) -> None:
         """Ask a broker that has been silent, and leave one that stays so."""
@@ -497,7 +489,7 @@ class BrokerConnection:
             return
         quiet_s = self._channel.idle_s(now_s)
         if quiet_s >= timeout_s:
-            self._lose(f"no answer to a heartbeat within {timeout_s:g} s")
+            self.close(f"no answer to a heartbeat within {timeout_s:g} s")
             return
         # Large frames are on their way, in front of it or in front of its reply.
         deadline_s = now_s + timeout_s - quiet_s
@@ -506,27 +498,3 @@ class BrokerConnection:
 
 def ignore(_value: object) -> None:
     """Do nothing with a value."""
-
-
-def take_results(buffer: ReceiveBuffer) -> list[Result]:
-    """Take every whole, ordinary result off the front of a buffer.
-
-    Replies to puts come by the hundred in one read; this costs a fourth of the general
-    path and reads the same (a property test holds them together).
-
-    Args:
-        buffer: between two frames; its position is moved behind what was taken.
-    """
-    data, position = buffer.data, buffer.position
-    size, match = len(data), _RESULT.match
-    results: list[Result] = []
-    while (found := match(data, position)) is not None:
-        status, length, opaque = found.groups()
-        start = found.end()
-        end = start + int(length)
-        if end > size:
-            break
-        results.append(Result(int(status), data[start:end], int(opaque)))
-        position = end
-    buffer.position = position
-    return results

@@ -163,8 +163,7 @@ class Channel:
             on_room: see the class.
             on_closed: the socket is closed, and why; called once.
             reads_rest: when a send fails, hand out first what the peer had sent
-                before it closed. For clients: replies are true whatever became of the
-                connection, while commands of a peer that is gone may as well be lost.
+                before it closed: a reply is true whatever became of the connection.
         """
         self._on_data = on_data
         self._on_end = on_end

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.connection import BrokerConnection, take_results
+from metaq.client.connection import BrokerConnection
 from metaq.client.errors import ConnectionLostError, NotSentError
+from metaq.client.hot_replies import take_results
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock, SystemClock
 from metaq.errors import (
