@@ -289,7 +289,7 @@ def _cut_evenly(facts: SpanFacts, whole: ReadRange, count: int) -> list[ReadRang
     edges = {whole.start, whole.end}
     for number in range(1, count):
         target = whole.start + size * number // count
-        place = bisect_left(known, target)
+        place = max(1, bisect_left(known, target))
         edges.add(min(known[place - 1 : place + 1], key=lambda at: abs(at - target)))
     return [ReadRange(partition, a, b) for a, b in pairwise(sorted(edges))]
 

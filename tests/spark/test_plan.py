@@ -217,6 +217,13 @@ def test_boundaries_need_not_be_as_many_as_asked_for() -> None:
     assert len(plan_reads(spans, facts, ranges_min=4)) == 4
 
 
+def test_more_ranges_than_bytes_are_no_mistake() -> None:
+    """The hint asks for what cannot be had; every record alone is the most."""
+    facts, spans = book([20, 20])
+    ranges = plan_reads(spans, facts, ranges_min=1000)
+    assert [(r.start, r.end) for r in ranges] == [(100, 120), (120, 140)]
+
+
 def test_a_span_that_goes_back_is_refused_with_both_numbers() -> None:
     """Spark would take it for empty and lose what lies between, without a word."""
     facts, _spans = book([100])
