@@ -88,7 +88,8 @@ class ConsumerOptions:
     """How messages are fetched, handled and committed."""
 
     start: Start = "earliest"
-    """Where to begin without a committed offset."""
+    """Where to begin without a committed offset: `"earliest"`, `"latest"`, a
+    `datetime`, an offset for every partition, or a mapping of partitions to offsets."""
     ignore_committed: bool = False
     """Begin at `start` even where an offset is committed."""
     strategy: Literal["DEFAULT", "CONSIST"] = "DEFAULT"
@@ -103,8 +104,8 @@ class ConsumerOptions:
     fetch_bytes_max: int = 64 * MIB
     """Largest record that is fetched."""
     buffer_bytes_max: int = 16 * MIB
-    """Bound on fetched bytes that were not handed out, over all partitions; at least
-    one fetch per consumer is always allowed."""
+    """No further get is sent at or above so many fetched bytes that were not handed
+    out, over all partitions; what is in flight then, at most as much again, comes."""
     buffer_count_max: int = 200_000
     """Bound on fetched messages that were not handed out."""
     wait_s: float = 10.0

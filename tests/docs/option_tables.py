@@ -1,0 +1,58 @@
+"""The tables of docs/client.md, made from the options' own fields and docstrings."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ROOT / "metaq" / "client" / "options.py"
+PAGE = ROOT / "docs" / "client.md"
+SECTIONS = {
+    "ClientOptions": "### `Client`, `AsyncClient`",
+    "ProducerOptions": "### `client.producer`",
+    "ConsumerOptions": "### `client.consumer`",
+}
+
+
+def tables() -> dict[str, str]:
+    """Return the rows of each section, by the name of its class."""
+    found = {}
+    for node in ast.parse(OPTIONS.read_text()).body:
+        if isinstance(node, ast.ClassDef) and node.name in SECTIONS:
+            found[node.name] = "\n".join(_rows(node))
+    return found
+
+
+def _rows(node: ast.ClassDef) -> list[str]:
+    rows = []
+    for field, text in zip(node.body, node.body[1:], strict=False):
+        if not isinstance(field, ast.AnnAssign) or field.value is None:
+            continue
+        assert isinstance(text, ast.Expr)
+        assert isinstance(text.value, ast.Constant)
+        meaning = " ".join(str(text.value.value).split())
+        assert isinstance(field.target, ast.Name)
+        default = _default(field.value)
+        rows.append(f"| `{field.target.id}` | `{default}` | {meaning} |")
+    return rows
+
+
+def _default(value: ast.expr) -> str:
+    text = ast.unparse(value).replace("'", '"')
+    text = re.sub(r"^MIB$", "1 MiB", text).replace(" * MIB", " MiB")
+    return text.replace("DEFAULT_ROOT", '"/meta"')
+
+
+def write() -> None:
+    """Write the tables into the page: `python -m tests.docs.option_tables`."""
+    page = PAGE.read_text()
+    for name, rows in tables().items():
+        before, head, rest = page.partition(SECTIONS[name])
+        top, line, after = rest.partition("|---|---|---|\n")
+        left = after[after.index("\n###") :] if "\n###" in after else ""
+        page = before + head + top + line + rows + "\n" + left
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    write()
