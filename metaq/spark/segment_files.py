@@ -174,7 +174,9 @@ def _list_segments(fs: FileSystem, directory: Path) -> list[SegmentFile]:
         except DiskError as error:
             if error.errno_name == "ENOENT":
                 continue  # retention took it between the list and this line
-            raise
+            if error.operation != "read":
+                raise
+            flaw = str(error)
         is_active = base == newest and kind is FileKind.PLAIN
         files.append(SegmentFile(path, log_id, base, size, kind, is_active, flaw))
     return files

@@ -90,9 +90,9 @@ def read_split(
         ) from error
     except CorruptRecordError as error:
         # The archive around the records: what lies behind cannot be unpacked.
-        if on_corrupt is OnCorrupt.FAIL:
-            raise
         rest = Damage(file.path, decoder.next_offset, split.end, str(error))
+        if on_corrupt is OnCorrupt.FAIL:
+            raise CorruptRecordError(str(rest)) from error
         damage.append(rest)
     damage[:0] = [
         Damage(file.path, found.start, found.end, found.detail)

@@ -73,7 +73,7 @@ class ZipSource:
             self._stream = self._archive.open(entry)
         except _BAD_ZIP as error:
             file.close()
-            raise _corrupt(file, error) from error
+            raise _corrupt(error) from error
         except BaseException:
             file.close()
             raise
@@ -97,7 +97,7 @@ class ZipSource:
             parts.append(part)
             missing -= len(part)
         if self._flaw is not None and len(parts) == 1:
-            raise _corrupt(self._file, self._flaw) from self._flaw
+            raise _corrupt(self._flaw) from self._flaw
         self._held, self._start = b"".join(parts), position
         return self._held[:size]
 
@@ -157,5 +157,6 @@ _BAD_ZIP: Final = (
 )
 
 
-def _corrupt(file: ReadFile, error: Exception) -> CorruptRecordError:
-    return CorruptRecordError(f"archive is damaged: file={file.path}: {error}")
+def _corrupt(error: Exception) -> CorruptRecordError:
+    """Return what the caller, who knows offsets too, names the file in."""
+    return CorruptRecordError(f"archive is damaged: {error}")

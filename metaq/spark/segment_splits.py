@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from struct import Struct
 from typing import Final
 
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, DiskError
 from metaq.fs import FileSystem
 from metaq.model import BrokerId, MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.ids import BROKER_ID_MAX, EPOCH_MS, MS_SHIFT, SEQUENCE_BITS
@@ -102,6 +102,10 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
         header = source.read_at(Position(0), SizeBytes(HEADER_BYTES))
     except CorruptRecordError:
         return None  # named when the file is read
+    except DiskError as error:
+        if error.operation != "read":
+            raise
+        return None  # a bad sector: the task that reads it fails, or names it
     finally:
         source.close()
     if len(header) < HEADER_BYTES:

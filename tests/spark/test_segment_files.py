@@ -153,4 +153,4 @@ def test_an_archive_that_is_none_is_named(
                 archived.writestr(entry, b"x")
     (found,) = (f for f in find(data) if f.flaw)
     assert (found.path, found.size_bytes) == (bad, 0)
-    assert str(bad) in found.flaw
+    assert "archive is damaged" in found.flaw

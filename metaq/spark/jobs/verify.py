@@ -157,9 +157,9 @@ def check_split(fs: FileSystem, split: Split) -> CheckedSplit:
     Raises:
         StorageError: The disk refused to open or size a file.
     """
-    if split.file.kind is FileKind.ZIPPED:
-        return _check_zip(fs, split)
     try:
+        if split.file.kind is FileKind.ZIPPED:
+            return _check_zip(fs, split)
         return _check_torn(fs, split) if split.may_be_torn else _check_synced(fs, split)
     except DiskError as error:
         if error.operation != "read":

@@ -104,10 +104,20 @@ def test_a_bad_sector_is_damage(data_dir: Path) -> None:
         def preadv(fd: int, buffers: object, position: int, /) -> int:
             raise OSError(5, "input/output error")
 
-    write_java_log(data_dir, [payloads(5)])
-    (found,) = check(data_dir, fs=FileSystem(BadSector()))
-    assert [str(d.offset) for d in found.damage] == ["0"]
-    assert "EIO" in found.damage[0].detail
+        @staticmethod
+        def pread(fd: int, size: int, position: int, /) -> bytes:
+            raise OSError(5, "input/output error")
+
+    write_java_log(data_dir, [payloads(5), payloads(5)])
+    archive(data_dir / "test-0", ZIP)
+    disk = FileSystem(BadSector())
+    plan = plan_query(disk, options(data_dir), PushedFilters())
+    assert [flaw.offset for flaw in plan.unreadable] == [0]
+    plan = plan_query(FS, options(data_dir), PushedFilters())
+    for bounded in plan.tasks[0]:
+        (bad,) = check_split(disk, bounded.split).damage
+        assert (bad.offset, bad.path) == (bounded.split.start, bounded.split.file.path)
+        assert "EIO" in bad.detail
 
 
 def test_a_missing_file_is_an_error(data_dir: Path) -> None:
