@@ -337,6 +337,12 @@ class Accumulator:
             ready, self._ready = self._ready, []
             return ready
 
+    def has_messages(self, lane: Lane) -> bool:
+        """Tell whether there is something to take; if not, `on_ready` tells later."""
+        with self._lock:
+            lane.is_awake = bool(lane.sealed) or lane.open is not None
+            return lane.is_awake
+
     def take(self, lane: Lane, now_s: float) -> Batch | float | None:
         """Take the lane's next batch, seal its open one for that.
 
