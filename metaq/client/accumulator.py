@@ -330,6 +330,8 @@ class Accumulator:
                 options.batch_bytes_max, batch_max, payload_max + HEADER_BYTES
             )
             lane.count_max = min(options.batch_count_max, count_max)
+            if lane.open is not None:
+                self._give_back(lane.open)  # it may have reserved more than that
 
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
