@@ -7,12 +7,15 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import consuming, figures, spark_figures
+from bench import consuming, figures, producing, spark_figures
 from bench.figures import Figure
 from bench.report import machine_card, print_table
 
 FIGURES = {
     **figures.FIGURES,
+    "send-many": producing.send_many,
+    "send-nowait": producing.send_nowait,
+    "send-nowait-async": producing.send_nowait_in_loop,
     "iterate": consuming.iterate,
     "iterate-async": consuming.iterate_in_loop,
     "delivery": consuming.delivery,

@@ -330,12 +330,20 @@ class Accumulator:
                 options.batch_bytes_max, batch_max, payload_max + HEADER_BYTES
             )
             lane.count_max = min(options.batch_count_max, count_max)
+            if lane.open is not None:
+                self._give_back(lane.open)  # it may have reserved more than that
 
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
         with self._lock:
             ready, self._ready = self._ready, []
             return ready
+
+    def has_messages(self, lane: Lane) -> bool:
+        """Tell whether there is something to take; if not, `on_ready` tells later."""
+        with self._lock:
+            lane.is_awake = bool(lane.sealed) or lane.open is not None
+            return lane.is_awake
 
     def take(self, lane: Lane, now_s: float) -> Batch | float | None:
         """Take the lane's next batch, seal its open one for that.

@@ -103,7 +103,7 @@ class Batch:
         self._home = home
         self._callbacks: list[Callable[[], object]] = []
         self._outcomes: Sequence[Outcome] | None = None
-        self._ends: list[int] | None = None
+        self._ends: Sequence[int] | None = None
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
@@ -220,8 +220,7 @@ class Batch:
         ends = self._ends
         if ends is None:
             # Two threads may do this at once: both come to the same.
-            sizes = map(HEADER_BYTES.__add__, map(len, self.payloads))
-            ends = self._ends = list(accumulate(sizes, initial=0))
+            ends = self._ends = ends_of(self.payloads)
         return ends
 
     def size_of(self, first: int, end: int) -> int:
@@ -261,6 +260,19 @@ class Lane:
         """Most messages in a batch, likewise."""
         self.payload_bytes_max: int = PAYLOAD_BYTES_MAX
         """Largest payload that its broker takes."""
+
+
+def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
+    """Return the record bytes up to each payload and up to the end, from 0 on.
+
+    Args:
+        payloads: at least one.
+    """
+    sizes = list(map(len, payloads))
+    if sizes.count(sizes[0]) == len(sizes):
+        stride = HEADER_BYTES + sizes[0]
+        return range(0, stride * len(sizes) + 1, stride)
+    return list(accumulate(map(HEADER_BYTES.__add__, sizes), initial=0))
 
 
 def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:

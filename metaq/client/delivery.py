@@ -57,6 +57,10 @@ ANSWER_GRACE_S: Final = 0.2
 """How long after its deadline a part in flight is given up although its connection
 has said nothing; the connection's own timer comes first."""
 
+TIME_LEFT_MIN_S: Final = 0.001
+"""What has less time left is not sent: it would only turn a certain failure into an
+unknown outcome."""
+
 PATIENCE_S: Final = 0.5
 """How long messages that may move wait for a connection before they do."""
 
@@ -238,6 +242,9 @@ class Delivery:
             if outlet.in_flight:
                 return
             outlet.take_back()
+        # An outlet without messages does not ask for a connection.
+        if not outlet.waiting and not self._accumulator.has_messages(outlet.lane):
+            return
         connection = self._connection(outlet)
         if connection is None:
             return
@@ -250,7 +257,11 @@ class Delivery:
             if not connection.has_room:
                 self._crowded.setdefault(connection, {})[outlet] = None
                 return
-            if self._fit(outlet, connection.capabilities):
+            part = outlet.waiting[0]
+            if part.work.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
+                outlet.waiting.popleft()
+                self._fail(outlet, part, self._lateness(outlet, part.work.batch))
+            elif self._fit(outlet, connection.capabilities):
                 self._send(outlet, outlet.waiting.popleft(), connection)
 
     def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
@@ -510,7 +521,7 @@ class Delivery:
     def _is_wanted(self, address: BrokerAddress) -> bool:
         """Tell whether there is anything to send to an address."""
         return any(
-            (o.waiting or o.returned or o.lane.sealed or o.lane.open is not None)
+            (o.waiting or o.returned or self._accumulator.has_messages(o.lane))
             and self._address(o.partition.broker_id) == address
             for o in self._outlets.values()
         )

@@ -7,17 +7,14 @@ here runs an instruction per message when all messages of a list are plain bytes
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
-from metaq.client.batches import Batch, Lane, SendResults
+from metaq.client.batches import Batch, Lane, SendResults, ends_of
 from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
-
-_HEADER_AND: Final = HEADER_BYTES.__add__
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,9 @@ class Run:
         self._payloads = payloads
         self._flags = flags if any(flags) else None
         self._next = 0
-        sizes = list(map(_HEADER_AND, map(len, payloads)))
-        self.largest_bytes = max(sizes)
+        self._ends = ends_of(payloads)
+        self.largest_bytes = HEADER_BYTES + max(map(len, payloads))
         """Record bytes of the largest message."""
-        self._ends: Sequence[int] = list(accumulate(sizes, initial=0))
 
     @property
     def is_over(self) -> bool:

@@ -1,0 +1,121 @@
+"""Figures of the producer: lists, single messages, and the async world.
+
+The floor is batches made beforehand, sent to the same broker by a plain socket, as
+large and as many in flight as the producer's. So the ratio says what the producer adds
+to a socket that has nothing to do but send.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench import load
+from bench.figures import PAYLOAD, TOPIC, Figure
+from metaq.client import AsyncClient, Client
+from metaq.testing.process import BrokerProcess
+
+COUNT = 1_000_000
+BATCH_COUNT = 7000
+IN_FLIGHT = 3
+TIMEOUT_S = 60.0
+
+
+def send_many(directory: Path, rounds: int) -> Figure:
+    """One list of a million messages, acknowledged message by message."""
+
+    def run(client: Client) -> float:
+        with client.producer(timeout_s=TIMEOUT_S) as producer:
+            messages = [PAYLOAD] * COUNT
+            start = time.perf_counter()
+            results = producer.send_many(TOPIC, messages)
+            seconds = time.perf_counter() - start
+            assert len(results) == COUNT
+        return seconds
+
+    figure = Figure(
+        "send_many, 128 B (floor: prepared batches by socket)",
+        "messages/s",
+        [],
+        [],
+        at_least="800,000",
+        aim="1,500,000",
+    )
+    return measure(directory / "many", rounds, figure, run)
+
+
+def send_nowait(directory: Path, rounds: int) -> Figure:
+    """A million messages one by one from one thread; the last future of each kept."""
+
+    def run(client: Client) -> float:
+        with client.producer(timeout_s=TIMEOUT_S) as producer:
+            producer.send(TOPIC, PAYLOAD)
+            send = producer.send_nowait
+            start = time.perf_counter()
+            for _ in range(COUNT):
+                future = send(TOPIC, PAYLOAD)
+            producer.flush(TIMEOUT_S)
+            seconds = time.perf_counter() - start
+            assert future.result(0)
+            assert producer.statistics().acknowledged_count == COUNT + 1
+        return seconds
+
+    figure = Figure(
+        "send_nowait, 128 B, one thread (floor: as send_many)",
+        "messages/s",
+        [],
+        [],
+        at_least="250,000",
+        aim="500,000",
+    )
+    return measure(directory / "nowait", rounds, figure, run)
+
+
+def send_nowait_in_loop(directory: Path, rounds: int) -> Figure:
+    """The same in the async world, on the loop that also delivers."""
+
+    async def send_all(port: int) -> float:
+        async with (
+            AsyncClient(brokers=[f"127.0.0.1:{port}"]) as client,
+            client.producer(timeout_s=TIMEOUT_S) as producer,
+        ):
+            await producer.send(TOPIC, PAYLOAD)
+            start = time.perf_counter()
+            for _ in range(COUNT):
+                future = await producer.send_nowait(TOPIC, PAYLOAD)
+            await producer.flush(TIMEOUT_S)
+            seconds = time.perf_counter() - start
+            assert future.result()
+        return seconds
+
+    figure = Figure(
+        "send_nowait in an event loop, 128 B (floor: as send_many)", "messages/s", []
+    )
+    with BrokerProcess(directory / "loop", topic=TOPIC) as broker:
+        for _ in range(rounds):
+            figure.floor.append(COUNT / push(broker.port))
+            figure.broker.append(COUNT / asyncio.run(send_all(broker.port)))
+    return figure
+
+
+def measure(
+    directory: Path, rounds: int, figure: Figure, run: Callable[[Client], float]
+) -> Figure:
+    with (
+        BrokerProcess(directory, topic=TOPIC) as broker,
+        Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+    ):
+        run(client)  # warm up
+        for _ in range(rounds):
+            figure.floor.append(COUNT / push(broker.port))
+            figure.broker.append(COUNT / run(client))
+    return figure
+
+
+def push(port: int) -> float:
+    """Send as many messages in batches made beforehand; return seconds for COUNT."""
+    frame = load.mput_frame(TOPIC, PAYLOAD, BATCH_COUNT, 1)
+    batches = COUNT // BATCH_COUNT
+    work = load.Blocks([frame] * batches, 1)
+    seconds = load.pipeline(port, work, IN_FLIGHT, load.ok_counter())
+    return seconds * COUNT / (batches * BATCH_COUNT)

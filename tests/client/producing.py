@@ -1,0 +1,342 @@
+"""A producer's world without sockets: virtual time, and brokers that fail on cue."""
+
+import asyncio
+import contextlib
+import enum
+import selectors
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from metaq.client.errors import ConnectionLostError
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import Selector
+from metaq.client.producer import AsyncProducer
+from metaq.errors import ClosedError, MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.model import BrokerId, Millis, TopicPartition
+from metaq.protocol.commands import Mput, Put, Reply, Result
+from metaq.protocol.connection import Connection, Role, WireLimits
+from metaq.protocol.version import Capabilities
+from metaq.record.checksum import checksum
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
+from metaq.zk.znodes import BrokerAddress
+
+JAVA = Capabilities("1.4.6.2")
+OURS = Capabilities("1.0", has_mput=True, dedup=True)
+FORGETFUL = Capabilities("0.9", has_mput=True)
+
+T = TypeVar("T")
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    """Never sleeps: time jumps to where the loop wanted to sleep to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1000.0
+
+    def select(
+        self, timeout: float | None = None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready:
+            assert timeout is not None, "everybody waits for ever"
+            self.now_s += max(0.0, timeout)
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time; it is its own clock."""
+
+    def __init__(self) -> None:
+        self.jumping = _JumpingSelector()
+        super().__init__(self.jumping)
+
+    def time(self) -> float:
+        return self.jumping.now_s
+
+    def monotonic_s(self) -> float:
+        return self.jumping.now_s
+
+    def wall_ms(self) -> Millis:
+        return Millis(int(self.jumping.now_s * 1000))
+
+
+def run_virtual(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end, in no time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work)
+
+
+def split_records(records: bytes) -> list[bytes]:
+    """Return the payloads of an mput, its checksums verified."""
+    payloads, position = [], 0
+    while position < len(records):
+        length, expected, message_id, _flag = HEADER.unpack_from(records, position)
+        position += HEADER_BYTES
+        payload = records[position : position + length]
+        assert (len(payload), checksum(payload), 0) == (length, expected, message_id)
+        payloads.append(payload)
+        position += length
+    return payloads
+
+
+class Act(enum.Enum):
+    """What a stand-in broker does with one command."""
+
+    STORE = "store"
+    CLOSED = "403"
+    BUSY = "503"
+    BROKEN = "500"
+    SWALLOW = "swallow"
+    SWALLOW_STORED = "swallow stored"
+    CUT = "cut"
+    CUT_STORED = "cut stored"
+
+
+class StandInBroker:
+    """Partitions as lists of payloads; `acts` are used up one per command."""
+
+    def __init__(self, broker_id: int = 0, capabilities: Capabilities = OURS) -> None:
+        self.broker_id = broker_id
+        self.capabilities = capabilities
+        self.acts: deque[Act] = deque()
+        self.default = Act.STORE
+        self.payloads: dict[int, list[bytes]] = {}
+        self.ends: dict[int, int] = {}
+        self.commands: list[Put | Mput] = []
+        self.seen: dict[tuple[int, str, int], tuple[int, bytes]] = {}
+        self.next_id = 1 << 30
+        self.delay_s = 0.001
+        self.is_up = True
+        self.connection: StandInConnection | None = None
+        self.address = BrokerAddress("stand-in", 1000 + broker_id)
+
+    def stored(self, partition: int = 0) -> list[bytes]:
+        return self.payloads.get(partition, [])
+
+    def go_away(self) -> None:
+        self.is_up = False
+        if self.connection is not None:
+            self.connection.cut()
+
+    def come_back(self) -> None:
+        self.is_up = True
+
+    def carry_out(self, command: Put | Mput) -> bytes:
+        """Store a command, or recognise it; return the receipt."""
+        number = command.partition
+        key = None
+        if isinstance(command, Mput) and command.producer and self.capabilities.dedup:
+            key = (number, command.producer, command.sequence)
+            if key in self.seen:
+                count, receipt = self.seen[key]
+                assert count == command.count, "a repetition of another size"
+                return receipt
+        payloads, size_bytes = [command.payload], 20 + len(command.payload)
+        if isinstance(command, Mput):
+            payloads = split_records(command.payload)
+            assert len(payloads) == command.count
+            size_bytes = len(command.payload)
+        offset = self.ends.get(number, 0)
+        self.ends[number] = offset + size_bytes
+        self.payloads.setdefault(number, []).extend(payloads)
+        receipt = b"%d %d %d" % (self.next_id, number, offset)
+        self.next_id += len(payloads)
+        if key is not None:
+            assert isinstance(command, Mput)
+            self.seen[key] = (command.count, receipt)
+        return receipt
+
+
+class StandInConnection:
+    """A connection of the delivery's protocol."""
+
+    def __init__(self, broker: StandInBroker) -> None:
+        self.broker = broker
+        self.capabilities = broker.capabilities
+        self.has_room = True
+        self.is_open = True
+        self.in_flight: dict[int, Callable[[Reply | MetaqError], None]] = {}
+        self._opaque = 0
+        self._under_way: deque[Put | Mput] = deque()
+        self._loop = asyncio.get_running_loop()
+
+    def next_opaque(self) -> int:
+        self._opaque += 1
+        return self._opaque
+
+    def submit(
+        self,
+        frame: bytes,
+        opaque: int,
+        on_reply: Callable[[Reply | MetaqError], None],
+        *,
+        deadline_s: float,
+    ) -> None:
+        if not self.is_open:
+            raise ClosedError("stand-in connection is closed")
+        protocol = Connection(Role.SERVER, WireLimits())
+        protocol.receive_data(frame)
+        command = protocol.next_event()
+        assert isinstance(command, Put | Mput)
+        assert command.opaque == opaque
+        self.in_flight[opaque] = on_reply
+        self._loop.call_at(deadline_s, self._late, opaque)
+        # In a queue of its own: timers of one moment come in any order.
+        self._under_way.append(command)
+        self._loop.call_later(self.broker.delay_s, self._arrive)
+
+    def cut(self) -> None:
+        self.is_open = False
+        self.broker.connection = None
+        waiting, self.in_flight = list(self.in_flight.values()), {}
+        for on_reply in waiting:
+            on_reply(ConnectionLostError("stand-in connection is lost"))
+
+    def _late(self, opaque: int) -> None:
+        on_reply = self.in_flight.pop(opaque, None)
+        if on_reply is not None:
+            on_reply(RequestTimeoutError("no answer in time"))
+
+    def _arrive(self) -> None:
+        if not self.is_open:
+            return
+        command = self._under_way.popleft()
+        broker = self.broker
+        broker.commands.append(command)
+        act = broker.acts.popleft() if broker.acts else broker.default
+        if act in (Act.STORE, Act.SWALLOW_STORED, Act.CUT_STORED):
+            receipt = broker.carry_out(command)
+            if act is Act.STORE:
+                self._answer(Result(200, receipt, command.opaque))
+        if act in (Act.CUT, Act.CUT_STORED):
+            self.cut()
+        elif act in (Act.CLOSED, Act.BUSY, Act.BROKEN):
+            self._answer(Result(int(act.value), b"as the test says", command.opaque))
+
+    def _answer(self, reply: Result) -> None:
+        on_reply = self.in_flight.pop(reply.opaque, None)
+        if on_reply is not None:
+            on_reply(reply)
+
+
+class StandInPool:
+    """Connects to stand-in brokers, which takes a moment."""
+
+    def __init__(self, brokers: Iterable[StandInBroker]) -> None:
+        self.brokers = {broker.address: broker for broker in brokers}
+        self.attempts = 0
+
+    def ready(self, address: BrokerAddress) -> StandInConnection | None:
+        return self.brokers[address].connection
+
+    async def get(
+        self, address: BrokerAddress, *, deadline_s: float
+    ) -> StandInConnection:
+        loop = asyncio.get_running_loop()
+        broker = self.brokers[address]
+        while True:
+            await asyncio.sleep(0.01)
+            if broker.is_up:
+                self.attempts += 1
+                if broker.connection is None:
+                    broker.connection = StandInConnection(broker)
+                return broker.connection
+            if loop.time() >= deadline_s:
+                raise NoBrokerError(f"no connection to {address}")
+
+
+class FixedMetadata:
+    """Says what the test says."""
+
+    def __init__(self, counts: dict[int, int], topic: str = "test") -> None:
+        self.topic_name = topic
+        self.listeners: list[Callable[[ClusterSnapshot], None]] = []
+        self.refreshes = 0
+        self.brokers: dict[int, BrokerAddress] = {}
+        self.snapshot = ClusterSnapshot()
+        self.counts = counts
+
+    def tell(self, counts: dict[int, int], brokers: dict[int, BrokerAddress]) -> None:
+        self.counts, self.brokers = counts, brokers
+        copies = {
+            BrokerId(i): BrokerCopies(address, {}) for i, address in brokers.items()
+        }
+        puts = {self.topic_name: {BrokerId(i): n for i, n in counts.items()}}
+        self.snapshot = ClusterSnapshot(
+            self.snapshot.epoch + 1,
+            MappingProxyType(copies),
+            MappingProxyType(puts),
+            MappingProxyType(puts),
+            frozenset([self.topic_name]),
+        )
+        for listener in list(self.listeners):
+            listener(self.snapshot)
+
+    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+        loop = asyncio.get_running_loop()
+        while name != self.topic_name or not self.snapshot.put_partitions(name):
+            if loop.time() >= deadline_s:
+                raise NoBrokerError(f"nobody serves topic {name}")
+            await asyncio.sleep(0.01)
+        return self.snapshot
+
+    def add_listener(
+        self, callback: Callable[[ClusterSnapshot], None]
+    ) -> Callable[[], None]:
+        self.listeners.append(callback)
+        return lambda: self.listeners.remove(callback)
+
+    def request_refresh(self) -> None:
+        self.refreshes += 1
+
+
+class World:
+    """Brokers, what is known of them, and one producer."""
+
+    def __init__(self, brokers: Sequence[StandInBroker], partitions: int) -> None:
+        self.brokers = brokers
+        self.pool = StandInPool(brokers)
+        self.metadata = FixedMetadata({})
+        self.partitions = partitions
+        self.producer: AsyncProducer
+        self.everybody()
+
+    def everybody(self) -> None:
+        self.only(*self.brokers)
+
+    def only(self, *brokers: StandInBroker) -> None:
+        self.metadata.tell(
+            {b.broker_id: self.partitions for b in brokers},
+            {b.broker_id: b.address for b in brokers},
+        )
+
+
+@contextlib.asynccontextmanager
+async def producing(
+    *brokers: StandInBroker,
+    partitions: int = 1,
+    selector: Selector | None = None,
+    **options: Any,
+) -> AsyncIterator[World]:
+    """Open a producer in a world of brokers; inside `run_virtual`."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    world = World(brokers, partitions)
+    world.producer = AsyncProducer(
+        pool=world.pool,
+        metadata=world.metadata,
+        options=ProducerOptions(**options),
+        clock=loop,
+        producer_id="tester",
+        selector=selector,
+    )
+    async with world.producer:
+        yield world
+
+
+def at(partition: int, broker: int = 0, topic: str = "test") -> TopicPartition:
+    return TopicPartition(topic, BrokerId(broker), partition)

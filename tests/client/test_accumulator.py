@@ -1,0 +1,307 @@
+"""The accumulator: bounds, batches, wakes, and many threads at once."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.accumulator import RESERVE_COUNT, Accumulator
+from metaq.client.batches import Batch, Outcome, SendResult
+from metaq.client.errors import BufferFullError, MessageTooLargeError
+from metaq.client.options import ProducerOptions
+from metaq.clock import SystemClock
+from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
+from metaq.model import MessageId, Offset
+from metaq.protocol.version import Capabilities
+from tests.client.producing import at, run_virtual
+
+STORED = SendResult(MessageId(1), at(0), Offset(0))
+
+
+class Box:
+    """An accumulator, and how often it told the loop."""
+
+    def __init__(self, partitions: int = 1, **options: Any) -> None:
+        self.told = 0
+        self.accumulator = Accumulator(
+            options=ProducerOptions(**options),
+            clock=SystemClock(),
+            loop=asyncio.get_running_loop(),
+            on_ready=self._on_ready,
+        )
+        everything = [at(n) for n in range(partitions)]
+        self.accumulator.routes.set_partitions("test", everything)
+        self.lane = self.accumulator.routes.lane(at(0))
+
+    def _on_ready(self) -> None:
+        self.told += 1
+
+    def take(self, now_s: float = 1e9) -> Batch | float | None:
+        return self.accumulator.take(self.lane, now_s)
+
+    def resolve(self, batch: Batch | float | None) -> None:
+        assert isinstance(batch, Batch)
+        self.accumulator.resolve(batch, [Outcome(0, STORED, None)])
+
+
+def test_bounds_are_exact() -> None:
+    """As many messages and bytes as the options say, and room again when answered."""
+
+    async def main() -> None:
+        box = Box(buffer_count_max=5)
+        for _ in range(5):
+            box.accumulator.append("test", b"x")
+        with pytest.raises(BufferFullError) as caught:
+            box.accumulator.append("test", b"x")
+        assert (caught.value.size_bytes, caught.value.message_count) == (21, 1)
+        box.resolve(box.take())
+        for _ in range(5):
+            box.accumulator.append("test", b"x")
+        box = Box(buffer_bytes_max=210)
+        for _ in range(10):
+            box.accumulator.append("test", b"x")
+        with pytest.raises(BufferFullError):
+            box.accumulator.append("test", b"x")
+        seen = box.accumulator.statistics()
+        assert (seen.buffered_count, seen.buffered_bytes) == (10, 210)
+        assert (seen.appended_count, seen.full_count) == (10, 1)
+
+    run_virtual(main())
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.sampled_from("aAtr"), st.integers(0, 2), st.integers(0, 60)),
+        max_size=80,
+    ),
+    bytes_max=st.integers(200, 3000),
+    count_max=st.integers(1, 60),
+)
+def test_room_is_never_lost_nor_given_twice(
+    steps: list[tuple[str, int, int]], bytes_max: int, count_max: int
+) -> None:
+    """Append, append a list, take and resolve, in any order; in the end all is free."""
+
+    async def main() -> None:
+        box = Box(
+            3, buffer_bytes_max=bytes_max, buffer_count_max=count_max, batch_count_max=7
+        )
+        accumulator = box.accumulator
+        lanes = [accumulator.routes.lane(at(n)) for n in range(3)]
+        taken: list[Batch] = []
+        count = size = 0
+        for kind, lane, n in steps:
+            if kind == "a":
+                try:
+                    accumulator.append("test", bytes(n), partition=f"0-{lane}")
+                    count, size = count + 1, size + n + 20
+                except BufferFullError:
+                    assert count or n + 20 > bytes_max
+            elif kind == "A" and n:
+                appending = accumulator.append_many("test", [bytes(lane)] * n)
+                while not appending.is_over and appending.step():
+                    pass
+                added = sum(part[2] for part in appending._parts)
+                count, size = count + added, size + added * (lane + 20)
+            elif kind == "t":
+                batch = accumulator.take(lanes[lane], 1e9)
+                if isinstance(batch, Batch):
+                    assert 0 < len(batch.payloads) <= 7
+                    taken.append(batch)
+            elif taken:
+                batch = taken.pop()
+                count, size = count - len(batch.payloads), size - batch.size_bytes
+                box.resolve(batch)
+            seen = accumulator.statistics()
+            assert (seen.buffered_count, seen.buffered_bytes) == (count, size)
+            assert count <= count_max
+            assert size <= bytes_max
+        for each in lanes:
+            while isinstance(batch := accumulator.take(each, 1e9), Batch):
+                taken.append(batch)
+        for batch in taken:
+            box.resolve(batch)
+        assert (accumulator._free_bytes, accumulator._free_count) == (
+            bytes_max,
+            count_max,
+        )
+
+    run_virtual(main())
+
+
+def test_the_loop_is_told_once_until_it_found_nothing() -> None:
+    """No wake per message, and none is missed."""
+
+    async def main() -> None:
+        box = Box()
+        for _ in range(3 * RESERVE_COUNT):
+            box.accumulator.append("test", b"x")
+        await asyncio.sleep(0)
+        assert box.told == 1
+        assert box.accumulator.take_ready() == [box.lane]
+        assert isinstance(box.take(), Batch)
+        box.accumulator.append("test", b"x")
+        await asyncio.sleep(0)
+        assert box.told == 1
+        assert isinstance(box.take(), Batch)
+        assert box.take() is None
+        box.accumulator.append("test", b"x")
+        await asyncio.sleep(0)
+        assert box.told == 2
+
+    run_virtual(main())
+
+
+def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
+    """Another time-out begins another batch; so does a full one."""
+
+    async def main() -> None:
+        box = Box()
+        for timeout_s in (None, None, 3.0, 3.0, None):
+            box.accumulator.append("test", b"x", timeout_s=timeout_s)
+        box.accumulator.set_limits(
+            box.lane, Capabilities("v", batch_bytes_max=60, batch_records_max=9)
+        )
+        for _ in range(3):
+            box.accumulator.append("test", b"x")
+        batches = []
+        while isinstance(batch := box.take(), Batch):
+            batches.append(batch)
+        assert [len(b.payloads) for b in batches] == [2, 2, 2, 2]
+        assert [b.timeout_s for b in batches] == [10.0, 3.0, 10.0, 10.0]
+        assert batches[1].deadline_s == batches[1].created_s + 3.0
+
+    run_virtual(main())
+
+
+def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
+    """After a tenth of its time a batch that waits takes no more messages."""
+
+    async def main() -> None:
+        box = Box(timeout_s=5.0)
+        box.accumulator.append("test", b"old")
+        start_s = SystemClock().monotonic_s()
+        assert box.accumulator.take_late(box.lane, start_s + 0.4) == []
+        box.accumulator.append("test", b"same")
+        assert box.accumulator.take_late(box.lane, start_s + 0.6) == []
+        box.accumulator.append("test", b"new")
+        late = box.accumulator.take_late(box.lane, start_s + 5.5)
+        assert [b.payloads for b in late] == [[b"old", b"same"], [b"new"]]
+
+    run_virtual(main())
+
+
+def test_what_may_change_is_copied() -> None:
+    """A buffer that its owner goes on using cannot change the message."""
+
+    async def main() -> None:
+        box = Box()
+        buffer = bytearray(b"abc")
+        box.accumulator.append("test", buffer)
+        box.accumulator.append("test", memoryview(buffer)[1:])
+        appending = box.accumulator.append_many("test", [buffer, b"x"])
+        assert appending.step()
+        buffer[:] = b"###"
+        batch = box.take()
+        assert isinstance(batch, Batch)
+        assert batch.payloads == [b"abc", b"bc", b"abc", b"x"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("data", ["text", 5, None, [1]])
+def test_what_are_no_bytes_is_refused(data: Any) -> None:
+    """A number would otherwise become so many zeros."""
+
+    async def main() -> None:
+        box = Box()
+        with pytest.raises(TypeError, match="expected bytes-like"):
+            box.accumulator.append("test", data)
+        with pytest.raises(TypeError, match="expected bytes-like"):
+            box.accumulator.append_many("test", [data])
+
+    run_virtual(main())
+
+
+def test_refusals_name_what_is_wrong() -> None:
+    """Unknown topics, impossible partitions, too much data, a closed producer."""
+
+    async def main() -> None:
+        box = Box(buffer_bytes_max=1000)
+        append = box.accumulator.append
+        with pytest.raises(NoBrokerError, match="topic other is not known"):
+            append("other", b"x")
+        with pytest.raises(NoBrokerError, match="topic other is not known"):
+            box.accumulator.append_many("other", [b"x"])
+        with pytest.raises(LocalProtocolError, match="<broker>-<partition>"):
+            append("test", b"x", partition="7")
+        with pytest.raises(MessageTooLargeError, match="at most 1000 bytes, got 1020"):
+            append("test", bytes(1000))
+        append("test", b"x")
+        box.accumulator.close()
+        with pytest.raises(ClosedError):
+            append("test", b"x")
+        with pytest.raises(ClosedError):
+            box.accumulator.append_many("test", [b"x"]).step()
+
+    run_virtual(main())
+
+
+def test_waiting_for_room_ends_with_room_or_with_time() -> None:
+    """Threads are woken by an answer; the loop is not allowed to wait for itself."""
+
+    async def main() -> None:
+        box = Box(buffer_count_max=1)
+        with pytest.raises(RuntimeError, match="use await"):
+            box.accumulator.wait_room(1)
+        box.accumulator.append("test", b"x")
+        found: list[bool] = []
+
+        def wait() -> None:
+            found.append(box.accumulator.wait_room(0.01))
+            found.append(box.accumulator.wait_room(5))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not found:
+            await asyncio.sleep(0.001)
+        box.resolve(box.take())
+        thread.join(5)
+        assert found == [False, True]
+
+    asyncio.run(main())
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    """Each message is in exactly one batch, each thread's in its order."""
+
+    async def main() -> None:
+        box = Box(batch_count_max=100)
+        start = threading.Barrier(4)
+
+        def work(name: int) -> None:
+            start.wait(5)
+            for n in range(3000):
+                box.accumulator.append("test", b"%d-%05d" % (name, n))
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        found: list[bytes] = []
+        while len(found) < 12_000:
+            batch = box.take()
+            if isinstance(batch, Batch):
+                found += batch.payloads
+                box.resolve(batch)
+            else:
+                await asyncio.sleep(0)
+        for thread in threads:
+            thread.join(5)
+        for name in range(4):
+            mine = [m for m in found if m.startswith(b"%d-" % name)]
+            assert mine == [b"%d-%05d" % (name, n) for n in range(3000)]
+
+    asyncio.run(main())

@@ -1,0 +1,151 @@
+"""What becomes of a command that fails, as a table; and how batches are cut."""
+
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.attempts import Span, Verdict, final_error, on_failure, plan_spans
+from metaq.client.errors import (
+    ConnectionLostError,
+    NotSentError,
+    OutcomeUnknownError,
+    UnexpectedReplyError,
+)
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    MetaqError,
+    NoBrokerError,
+    NotFoundError,
+    RequestTimeoutError,
+    ServerError,
+    UnavailableError,
+)
+from metaq.protocol.version import Capabilities
+from tests.client.producing import at
+
+AGAIN, MOVE, FAIL = Verdict.AGAIN, Verdict.MOVE, Verdict.FAIL
+CERTAIN = [NoBrokerError, NotSentError, ClosedError, ForbiddenError, UnavailableError]
+FINAL = [ServerError, NotFoundError, UnexpectedReplyError]
+
+
+@pytest.mark.parametrize("kind", CERTAIN)
+@pytest.mark.parametrize("has_dedup", [True, False])
+@pytest.mark.parametrize("retry_unknown", [True, False])
+@pytest.mark.parametrize(
+    ("may_move", "is_doubtful", "verdict"),
+    [
+        (True, False, MOVE),
+        (False, False, AGAIN),
+        (True, True, AGAIN),  # it may lie there already: nowhere else
+        (False, True, AGAIN),
+    ],
+)
+def test_what_certainly_was_not_stored(
+    kind: type[MetaqError],
+    has_dedup: bool,
+    retry_unknown: bool,
+    may_move: bool,
+    is_doubtful: bool,
+    verdict: Verdict,
+) -> None:
+    """It goes elsewhere if it may; a doubt from before stays."""
+    assert on_failure(
+        kind("x"),
+        may_move=may_move,
+        is_doubtful=is_doubtful,
+        has_dedup=has_dedup,
+        retry_unknown=retry_unknown,
+    ) == (verdict, is_doubtful)
+
+
+@pytest.mark.parametrize("may_move", [True, False])
+@pytest.mark.parametrize("is_doubtful", [True, False])
+@pytest.mark.parametrize(
+    ("has_dedup", "retry_unknown", "verdict"),
+    [
+        (True, True, AGAIN),
+        (True, False, AGAIN),
+        (False, True, AGAIN),
+        (False, False, FAIL),
+    ],
+)
+def test_a_lost_connection_leaves_a_doubt(
+    may_move: bool,
+    is_doubtful: bool,
+    has_dedup: bool,
+    retry_unknown: bool,
+    verdict: Verdict,
+) -> None:
+    """The same partition again, if the broker can tell or the user does not mind."""
+    assert on_failure(
+        ConnectionLostError("x"),
+        may_move=may_move,
+        is_doubtful=is_doubtful,
+        has_dedup=has_dedup,
+        retry_unknown=retry_unknown,
+    ) == (verdict, True)
+
+
+@pytest.mark.parametrize("is_doubtful", [True, False])
+@pytest.mark.parametrize("kind", [*FINAL, RequestTimeoutError])
+def test_what_ends_it(kind: type[MetaqError], is_doubtful: bool) -> None:
+    """Other answers, and the deadline; only the deadline brings a doubt."""
+    assert on_failure(
+        kind("x"),
+        may_move=True,
+        is_doubtful=is_doubtful,
+        has_dedup=True,
+        retry_unknown=True,
+    ) == (FAIL, is_doubtful or kind is RequestTimeoutError)
+
+
+def test_the_last_error_says_whether_it_may_be_stored() -> None:
+    """A doubt turns whatever came last into an unknown outcome, with its cause."""
+    refused = ForbiddenError("closed")
+    assert final_error(refused, at(3), is_doubtful=False) is refused
+    unknown = final_error(refused, at(3), is_doubtful=True)
+    assert isinstance(unknown, OutcomeUnknownError)
+    assert str(unknown) == "test/0-3: outcome unknown: closed"
+    assert unknown.__cause__ is refused
+    assert final_error(unknown, at(3), is_doubtful=True) is unknown
+
+
+@given(
+    sizes=st.lists(st.integers(20, 60), min_size=1, max_size=40),
+    bytes_max=st.none() | st.integers(20, 200),
+    count_max=st.none() | st.integers(1, 10),
+    data=st.data(),
+)
+def test_spans_keep_order_and_what_was_announced(
+    sizes: list[int], bytes_max: int | None, count_max: int | None, data: st.DataObject
+) -> None:
+    """They cover the messages; each mput is within the limits and as long as it can."""
+    ends = list(accumulate(sizes, initial=0))
+    first = data.draw(st.integers(0, len(sizes) - 1))
+    end = data.draw(st.integers(first + 1, len(sizes)))
+    capabilities = Capabilities(
+        "v", has_mput=True, batch_bytes_max=bytes_max, batch_records_max=count_max
+    )
+    spans = plan_spans(ends, first, end, capabilities)
+    covered = [n for span in spans for n in range(span.first, span.end)]
+    assert covered == list(range(first, end))
+    for span, follower in zip(spans, [*spans[1:], None], strict=True):
+        size = ends[span.end] - ends[span.first]
+        count = span.end - span.first
+        assert count_max is None or count <= count_max
+        assert span.is_mput == (bytes_max is None or size <= bytes_max)
+        assert span.is_mput or count == 1
+        if follower is not None and span.is_mput:
+            larger = size + sizes[span.end]
+            assert count == count_max or (bytes_max is not None and larger > bytes_max)
+
+
+def test_without_mput_each_message_is_a_put() -> None:
+    """A MetaQ 1.4 broker announces nothing."""
+    assert plan_spans([0, 21, 42, 63], 1, 3, Capabilities("1.4")) == [
+        Span(1, 2, is_mput=False),
+        Span(2, 3, is_mput=False),
+    ]

@@ -1,0 +1,728 @@
+"""The producer in virtual time, against brokers that fail on cue."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.client.batches import SendFuture, SendResult
+from metaq.client.errors import (
+    BufferFullError,
+    MessageTooLargeError,
+    NotSentError,
+    OutcomeUnknownError,
+    PartlySentError,
+)
+from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
+from metaq.client.producer import check_topic
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    RequestTimeoutError,
+    ServerError,
+    UnavailableError,
+)
+from metaq.protocol.commands import Mput, Put
+from metaq.protocol.version import Capabilities
+from tests.client.producing import (
+    FORGETFUL,
+    JAVA,
+    OURS,
+    Act,
+    StandInBroker,
+    at,
+    producing,
+    run_virtual,
+)
+
+
+def test_a_message_is_acknowledged_with_its_place() -> None:
+    """Id, partition and offset are those of the broker's reply."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            first = await world.producer.send("test", b"hello")
+            second = await world.producer.send("test", b"again")
+            assert first == SendResult(first.message_id, at(0), first.offset)
+            assert (first.offset, second.offset) == (0, 25)
+            assert second.message_id == first.message_id + 1
+        assert broker.stored() == [b"hello", b"again"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("capabilities", [OURS, FORGETFUL, JAVA])
+def test_order_is_kept_in_many_batches(capabilities: Capabilities) -> None:
+    """Messages lie in the order of the calls; results name their own records."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=capabilities)
+        async with producing(broker, batch_count_max=7) as world:
+            sent = [b"%d" % n for n in range(500)]
+            futures = [await world.producer.send_nowait("test", m) for m in sent]
+            results = [await future for future in futures]
+            assert broker.stored() == sent
+            sizes = [20 + len(m) for m in sent]
+            assert [r.offset for r in results] == [sum(sizes[:n]) for n in range(500)]
+            ids = [r.message_id for r in results]
+            assert ids == sorted(set(ids))
+            many = await world.producer.send_many("test", sent)
+            assert [r.offset for r in many] == [
+                sum(sizes) + sum(sizes[:n]) for n in range(500)
+            ]
+            assert list(many)[-1] == many[-1] == many[499]
+            assert many[3:5] == [many[3], many[4]]
+        kinds = {type(command) for command in broker.commands}
+        assert kinds == ({Put} if capabilities is JAVA else {Mput})
+
+    run_virtual(main())
+
+
+def test_batches_grow_while_others_are_in_flight() -> None:
+    """A slow broker gets few large batches; nobody has to choose a delay for that."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.delay_s = 0.1
+        async with producing(broker, in_flight_batches_max=1) as world:
+            for n in range(100):
+                await world.producer.send_nowait("test", b"%d" % n)
+                await asyncio.sleep(0.001)
+            await world.producer.flush()
+            assert world.producer.statistics().acknowledged_count == 100
+        assert len(broker.commands) < 6
+
+    run_virtual(main())
+
+
+def test_a_lingering_batch_waits_for_company_or_until_it_is_full() -> None:
+    """With linger_s a lone batch leaves late; a full one at once; flush ends it."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        broker = StandInBroker()
+        async with producing(broker, linger_s=1.0, batch_count_max=3) as world:
+            await world.producer.prepare("test")
+            start_s = loop.time()
+            for n in range(4):
+                await world.producer.send_nowait("test", b"%d" % n)
+            await asyncio.sleep(0.5)
+            assert broker.stored() == [b"0", b"1", b"2"]
+            await asyncio.sleep(0.6)
+            assert broker.stored()[3:] == [b"3"]
+            await world.producer.send_nowait("test", b"4")
+            await world.producer.flush()
+            assert broker.stored()[4:] == [b"4"]
+            assert loop.time() - start_s < 1.5
+
+    run_virtual(main())
+
+
+# -- partitions -----------------------------------------------------------------------
+
+
+def test_messages_without_a_key_go_round() -> None:
+    """Each partition in turn, the second one first."""
+
+    async def main() -> None:
+        async with producing(StandInBroker(), partitions=3) as world:
+            results = [await world.producer.send("test", b"x") for _ in range(4)]
+            assert [r.partition for r in results] == [at(1), at(2), at(0), at(1)]
+
+    run_virtual(main())
+
+
+def test_key_partition_and_selector_choose() -> None:
+    """A key has its partition, a named partition wins, a selector is asked."""
+
+    async def main() -> None:
+        async with producing(StandInBroker(), partitions=8) as world:
+            send = world.producer.send
+            keyed = {(await send("test", b"x", key="user-1")).partition for _ in "abc"}
+            assert len(keyed) == 1
+            pinned = await send("test", b"x", key="user-1", partition="0-5")
+            assert pinned.partition == at(5)
+        pin = Pinned("0-3")
+        async with producing(StandInBroker(), partitions=8, selector=pin) as world:
+            assert (await world.producer.send("test", b"x")).partition == at(3)
+
+        def last(_topic: str, partitions: Any, message: OutgoingMessage) -> Any:
+            assert message.attribute == "k=v"
+            return partitions[-1]
+
+        async with producing(StandInBroker(), partitions=8, selector=last) as world:
+            result = await world.producer.send("test", b"x", attribute="k=v")
+            assert result.partition == at(7)
+
+    run_virtual(main())
+
+
+def test_a_list_with_keys_keeps_its_results_in_order() -> None:
+    """Messages are grouped by partition; results come as the list went in."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker, partitions=4) as world:
+            messages = [
+                OutgoingMessage(b"%03d" % n, key=None if n % 5 == 0 else f"k{n % 7}")
+                for n in range(60)
+            ]
+            results = await world.producer.send_many("test", messages)
+            assert len(results) == 60
+            for message, result in zip(messages, results, strict=True):
+                stored = broker.stored(result.partition.partition)
+                assert stored[result.offset // 23] == message.data
+            assert list(await world.producer.send_many("test", [])) == []
+
+    run_virtual(main())
+
+
+def test_what_certainly_was_not_stored_goes_elsewhere() -> None:
+    """A closed partition, and a broker that nobody reaches, delay nothing for long."""
+
+    async def main() -> None:
+        closed, other = StandInBroker(0), StandInBroker(1)
+        closed.default = Act.CLOSED
+        async with producing(closed, other) as world:
+            results = await asyncio.gather(
+                *(world.producer.send("test", b"%d" % n) for n in range(20))
+            )
+            assert {r.partition for r in results} == {at(0, broker=1)}
+            assert world.producer.statistics().moved_count > 0
+            closed.go_away()
+            loop = asyncio.get_running_loop()
+            start_s = loop.time()
+            for n in range(6):
+                await world.producer.send("test", b"later %d" % n)
+            assert loop.time() - start_s < 2
+        assert closed.stored() == []
+        assert sorted(other.stored()[:20], key=int) == [b"%d" % n for n in range(20)]
+
+    run_virtual(main())
+
+
+def test_keyed_and_pinned_messages_wait_for_their_partition() -> None:
+    """They do not move; when the broker is back in time, nothing is lost."""
+
+    async def main() -> None:
+        here, away = StandInBroker(0), StandInBroker(1)
+        away.go_away()
+        async with producing(here, away) as world:
+            future = await world.producer.send_nowait("test", b"x", partition="1-0")
+            await asyncio.sleep(3)
+            assert not future.done()
+            away.come_back()
+            assert (await future).partition == at(0, broker=1)
+
+    run_virtual(main())
+
+
+def test_keys_of_a_vanished_broker_move_or_wait_as_chosen() -> None:
+    """KeyHash goes by who is there; with wait=True by who was ever there."""
+
+    async def place(selector: KeyHash, vanish: bool) -> list[Any]:
+        brokers = [StandInBroker(n) for n in range(3)]
+        async with producing(*brokers, selector=selector) as world:
+            await world.producer.prepare("test")
+            if vanish:
+                world.only(*brokers[1:])
+            futures = [
+                await world.producer.send_nowait("test", b"x", key=f"k{n}")
+                for n in range(30)
+            ]
+            await asyncio.sleep(1)
+            if vanish and selector.sees_absent:
+                assert not all(future.done() for future in futures)
+            world.everybody()
+            return [(await future).partition for future in futures]
+
+    async def main() -> None:
+        all_here = await place(KeyHash(), vanish=False)
+        moved = await place(KeyHash(), vanish=True)
+        assert at(0, broker=0) not in moved
+        for before, after in zip(all_here, moved, strict=True):
+            assert before == after or before == at(0, broker=0)
+        assert await place(KeyHash(wait=True), vanish=True) == all_here
+
+    run_virtual(main())
+
+
+def test_a_new_address_is_followed() -> None:
+    """A broker that comes back elsewhere gets what is still to be sent."""
+
+    async def main() -> None:
+        old, new = StandInBroker(0), StandInBroker(0)
+        async with producing(old) as world:
+            await world.producer.send("test", b"a")
+            old.go_away()
+            future = await world.producer.send_nowait("test", b"b")
+            await asyncio.sleep(1)
+            new.address = type(new.address)("elsewhere", 1)
+            world.pool.brokers[new.address] = new
+            world.only(new)
+            await future
+        assert (old.stored(), new.stored()) == ([b"a"], [b"b"])
+
+    run_virtual(main())
+
+
+# -- failures -------------------------------------------------------------------------
+
+
+def test_a_repeated_batch_is_recognised() -> None:
+    """The answer was lost: the same producer and sequence go out again, stored once."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            await world.producer.send("test", b"first")
+            broker.acts.append(Act.CUT_STORED)
+            result = await world.producer.send("test", b"second")
+            assert result.offset == 25
+            assert world.producer.statistics().retried_count == 1
+        assert broker.stored() == [b"first", b"second"]
+        *_, one, two = broker.commands
+        assert isinstance(one, Mput)
+        assert isinstance(two, Mput)
+        assert (one.producer, one.sequence) == (two.producer, two.sequence)
+        assert one.sequence == 1
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])
+@pytest.mark.parametrize("retry_unknown", [True, False])
+def test_brokers_that_forget_get_it_twice_or_the_error_says_so(
+    capabilities: Capabilities, retry_unknown: bool
+) -> None:
+    """`retry_unknown` chooses between a duplicate and `OutcomeUnknownError`."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=capabilities)
+        broker.acts.append(Act.CUT_STORED)
+        async with producing(broker, retry_unknown=retry_unknown) as world:
+            if retry_unknown:
+                await world.producer.send("test", b"x")
+                assert broker.stored() == [b"x", b"x"]
+            else:
+                with pytest.raises(OutcomeUnknownError, match="outcome unknown"):
+                    await world.producer.send("test", b"x")
+                assert broker.stored() == [b"x"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (Act.CLOSED, ForbiddenError),
+        (Act.BUSY, UnavailableError),
+        (Act.BROKEN, ServerError),
+        (Act.SWALLOW, OutcomeUnknownError),
+        (Act.SWALLOW_STORED, OutcomeUnknownError),
+        (Act.CUT, OutcomeUnknownError),
+        (Act.CUT_STORED, OutcomeUnknownError),
+    ],
+)
+def test_a_failure_that_stays_ends_at_the_deadline(
+    act: Act, error: type[MetaqError]
+) -> None:
+    """The error says whether the message may be stored, and nothing hangs."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        broker = StandInBroker(capabilities=FORGETFUL)
+        broker.default = act
+        async with producing(broker, timeout_s=2) as world:
+            start_s = loop.time()
+            with pytest.raises(error) as caught:
+                await world.producer.send("test", b"x")
+            assert type(caught.value) is error
+            assert loop.time() - start_s <= 2.5
+            assert (loop.time() - start_s < 1) == (act is Act.BROKEN)
+            failed = world.producer.statistics().failed
+            assert failed == {error.__name__: 1}
+
+    run_virtual(main())
+
+
+def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
+    """Certainly not stored; the error says which broker nobody reached."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.go_away()
+        async with producing(broker, timeout_s=2) as world:
+            with pytest.raises(NoBrokerError, match="stand-in:1000"):
+                await world.producer.send("test", b"x")
+            with pytest.raises(NoBrokerError, match="topic other"):
+                await world.producer.send("other", b"x", timeout=0.5)
+
+    run_virtual(main())
+
+
+def test_messages_behind_an_old_batch_keep_their_own_time() -> None:
+    """What was sent nine seconds later does not fail with the first."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.go_away()
+        async with producing(broker, timeout_s=10) as world:
+            old = await world.producer.send_nowait("test", b"old")
+            await asyncio.sleep(8)
+            new = await world.producer.send_nowait("test", b"new")
+            await asyncio.sleep(4)
+            assert old.done()
+            assert not new.done()
+            broker.come_back()
+            await new
+        assert broker.stored() == [b"new"]
+
+    run_virtual(main())
+
+
+def test_a_queue_too_long_for_the_deadline_fails_as_not_sent() -> None:
+    """The broker is slow: what could not leave in time is certainly not stored."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.delay_s = 0.8
+        options = {"timeout_s": 1.0, "batch_count_max": 1, "in_flight_batches_max": 1}
+        async with producing(broker, **options) as world:
+            futures = [await world.producer.send_nowait("test", b"x") for _ in "abc"]
+            assert isinstance(await futures[0], SendResult)
+            with pytest.raises(NotSentError, match="not sent within 1 s"):
+                await futures[2]
+
+    run_virtual(main())
+
+
+def test_a_list_that_fails_in_part_tells_of_each_message() -> None:
+    """`PartlySentError.outcomes` has a result or an error for every message."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.STORE, Act.BROKEN, Act.STORE])
+        async with producing(broker, batch_count_max=2) as world:
+            with pytest.raises(PartlySentError, match="2 of 6") as caught:
+                await world.producer.send_many("test", [b"x"] * 6)
+            kinds = [type(outcome) for outcome in caught.value.outcomes]
+            assert kinds == [SendResult] * 2 + [ServerError] * 2 + [SendResult] * 2
+            broker.acts.extend([Act.BROKEN])
+            with pytest.raises(ServerError, match="as the test says"):
+                await world.producer.send_many("test", [b"x"] * 2)
+
+    run_virtual(main())
+
+
+def test_too_large_messages_are_refused_before_they_leave() -> None:
+    """Broker's limit and buffer's limit, both with both numbers."""
+
+    async def main() -> None:
+        limited = Capabilities("1.0", has_mput=True, payload_bytes_max=100)
+        broker = StandInBroker(capabilities=limited)
+        async with producing(broker, buffer_bytes_max=1000) as world:
+            send = world.producer.send
+            with pytest.raises(MessageTooLargeError, match=r"at most 1000 .* got 1021"):
+                await send("test", bytes(1001))
+            await send("test", bytes(100))
+            with pytest.raises(MessageTooLargeError, match=r"at most 100 .* got 101"):
+                await send("test", bytes(101))
+            with pytest.raises(MessageTooLargeError, match=r"at most 100 .* got 101"):
+                await world.producer.send_many("test", [b"x", bytes(101)])
+        assert broker.stored() == [bytes(100)]
+
+    run_virtual(main())
+
+
+def test_announced_batch_limits_are_kept() -> None:
+    """Batches appended before the broker was known are cut; a large record is a put."""
+
+    async def main() -> None:
+        small = Capabilities(
+            "1.0", has_mput=True, batch_bytes_max=200, batch_records_max=3
+        )
+        broker = StandInBroker(capabilities=small)
+        async with producing(broker) as world:
+            sent = [b"%d" % n for n in range(10)] + [bytes(300)] + [b"y" * 100] * 4
+            await world.producer.send_many("test", sent)
+            await world.producer.send_many("test", sent)
+        assert broker.stored() == sent * 2
+        for command in broker.commands:
+            if isinstance(command, Mput):
+                assert len(command.payload) <= 200
+                assert command.count <= 3
+
+    run_virtual(main())
+
+
+# -- room, flush, close ---------------------------------------------------------------
+
+
+def test_room_is_bounded_and_waited_for() -> None:
+    """With "block" a send waits for room, with "raise" it says that there is none."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.delay_s = 0.5
+        async with producing(broker, buffer_count_max=3) as world:
+            futures = [await world.producer.send_nowait("test", b"x") for _ in range(9)]
+            assert sum(not future.done() for future in futures) <= 3
+            await world.producer.flush()
+            broker.default = Act.SWALLOW
+            for _ in range(3):
+                await world.producer.send_nowait("test", b"x")
+            with pytest.raises(BufferFullError):
+                await world.producer.send_nowait("test", b"x", timeout=1)
+        async with producing(
+            StandInBroker(), buffer_count_max=3, when_full="raise"
+        ) as world:
+            await world.producer.prepare("test")
+            for _ in range(3):
+                await world.producer.send_nowait("test", b"x")
+            with pytest.raises(BufferFullError, match="do not fit"):
+                await world.producer.send_nowait("test", b"x")
+
+    run_virtual(main())
+
+
+def test_a_list_larger_than_the_buffer_goes_through() -> None:
+    """It is added as room is made."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker, buffer_bytes_max=2000, partitions=2) as world:
+            sent = [b"%04d" % n for n in range(1000)]
+            results = await world.producer.send_many("test", sent)
+            assert len(set(results)) == 1000
+            assert world.producer.statistics().buffered_bytes == 0
+        assert sorted(broker.stored(0) + broker.stored(1)) == sent
+
+    run_virtual(main())
+
+
+def test_flush_waits_for_what_was_appended_before() -> None:
+    """Bounded; it names how many messages are left."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            futures = [await world.producer.send_nowait("test", b"x") for _ in "abc"]
+            await world.producer.flush(timeout=5)
+            assert all(future.done() for future in futures)
+            broker.default = Act.SWALLOW
+            await world.producer.send_nowait("test", b"x")
+            with pytest.raises(RequestTimeoutError, match="1 messages have no outcome"):
+                await world.producer.flush(timeout=1)
+
+    run_virtual(main())
+
+
+def test_close_resolves_everything() -> None:
+    """Sent is unknown, unsent is certain, new is refused, and time is bounded."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        broker, away = StandInBroker(0), StandInBroker(1)
+        broker.default = Act.SWALLOW
+        away.go_away()
+        async with producing(broker, away, timeout_s=60) as world:
+            send = world.producer.send_nowait
+            sent = await send("test", b"x", partition="0-0")
+            unsent = await send("test", b"x", partition="1-0")
+            await asyncio.sleep(1)
+            start_s = loop.time()
+            await world.producer.close(timeout=2)
+            assert loop.time() - start_s <= 2.1
+            assert isinstance(sent.exception(), OutcomeUnknownError)
+            assert isinstance(unsent.exception(), ClosedError)
+            with pytest.raises(ClosedError):
+                await world.producer.send("test", b"x")
+            await world.producer.close()
+
+    run_virtual(main())
+
+
+def test_a_cancelled_send_loses_nothing() -> None:
+    """The message is on its way, whoever waits for it."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            await world.producer.prepare("test")
+            task = asyncio.create_task(world.producer.send("test", b"x"))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await world.producer.flush()
+        assert broker.stored() == [b"x"]
+
+    run_virtual(main())
+
+
+def test_one_way_messages_never_raise_for_delivery() -> None:
+    """Dropped and failed ones are counted by reason; bad arguments are errors."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker, timeout_s=1, buffer_count_max=5) as world:
+            producer = world.producer
+            producer.send_oneway("test", b"early")
+            producer.send_oneway("nowhere", b"lost")
+            await asyncio.sleep(2)
+            for _ in range(7):
+                producer.send_oneway("test", b"x")
+            with pytest.raises(LocalProtocolError):
+                producer.send_oneway("no topic", b"x")
+            await producer.flush()
+            dropped = producer.statistics().dropped
+            assert dropped == {"NoBrokerError": 1, "BufferFullError": 2}
+            await producer.close()
+            producer.send_oneway("test", b"x")
+            assert producer.statistics().dropped["ClosedError"] == 1
+        assert broker.stored() == [b"early"] + [b"x"] * 5
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
+def test_what_can_be_no_topic_is_refused(topic: str) -> None:
+    """Before anything is asked of anybody."""
+    with pytest.raises(LocalProtocolError, match="cannot travel as a token"):
+        check_topic(topic)
+
+
+def test_a_callback_that_raises_disturbs_nobody() -> None:
+    """It is called on the loop, once, and its error goes to the loop's handler."""
+
+    async def main() -> None:
+        problems: list[object] = []
+        handler = lambda _loop, context: problems.append(context["exception"])  # noqa: E731
+        asyncio.get_running_loop().set_exception_handler(handler)
+        called: list[SendFuture] = []
+
+        def fail(future: SendFuture) -> None:
+            called.append(future)
+            raise ValueError("mine")
+
+        async with producing(StandInBroker()) as world:
+            future = await world.producer.send_nowait("test", b"x")
+            future.add_done_callback(fail)
+            await world.producer.send("test", b"y")
+            await asyncio.sleep(0)
+            assert called == [future]
+            assert [str(problem) for problem in problems] == ["mine"]
+
+    run_virtual(main())
+
+
+def test_statistics_add_up() -> None:
+    """Everything appended is acknowledged, failed or still here."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            await world.producer.send_many("test", [b"abc"] * 10)
+            broker.acts.append(Act.BROKEN)
+            with pytest.raises(ServerError):
+                await world.producer.send("test", b"x")
+            seen = world.producer.statistics()
+            assert (seen.appended_count, seen.acknowledged_count) == (11, 10)
+            assert seen.acknowledged_bytes == 30
+            assert seen.failed == {"ServerError": 1}
+            assert (seen.buffered_count, seen.in_flight_count) == (0, 0)
+            assert seen.latency_s.count == 10
+            assert seen.batch_counts.count == 2
+
+    run_virtual(main())
+
+
+# -- any sequence of failures ---------------------------------------------------------
+
+ACTS = st.lists(st.sampled_from(list(Act)), max_size=12)
+
+
+@given(acts=ACTS, in_flight=st.integers(1, 5), count=st.integers(1, 40))
+def test_whatever_fails_every_future_resolves_and_order_is_kept(
+    acts: list[Act], in_flight: int, count: int
+) -> None:
+    """One partition, a broker that recognises repetitions.
+
+    Acknowledged messages are stored once, at the place they were told; unless
+    something was refused, they lie in order. What failed as certainly not stored is
+    not there.
+    """
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend(acts)
+        sent = [b"%04d" % n for n in range(count)]
+        options = {"batch_count_max": 4, "in_flight_batches_max": in_flight}
+        async with producing(broker, timeout_s=5, **options) as world:
+            futures = [await world.producer.send_nowait("test", m) for m in sent]
+            await asyncio.sleep(6)
+            assert all(future.done() for future in futures)
+            assert world.producer.statistics().buffered_bytes == 0
+        stored = broker.stored()
+        assert len(set(stored)) == len(stored)
+        acknowledged = []
+        for message, future in zip(sent, futures, strict=True):
+            error = future.exception()
+            if error is None:
+                assert stored[future.result().offset // 24] == message
+                acknowledged.append(message)
+            elif not isinstance(error, OutcomeUnknownError):
+                assert message not in stored
+        if in_flight == 1 or not {Act.CLOSED, Act.BUSY} & set(acts):
+            assert [m for m in stored if m in set(acknowledged)] == acknowledged
+
+    run_virtual(main())
+
+
+@given(
+    acts=st.lists(ACTS, min_size=2, max_size=2),
+    aways=st.lists(
+        st.tuples(st.integers(0, 1), st.floats(0, 2), st.floats(0, 2)), max_size=4
+    ),
+    capabilities=st.sampled_from([OURS, JAVA]),
+    count=st.integers(1, 40),
+)
+def test_two_brokers_that_come_and_go_lose_nothing_that_was_acknowledged(
+    acts: list[list[Act]],
+    aways: list[tuple[int, float, float]],
+    capabilities: Capabilities,
+    count: int,
+) -> None:
+    """Whatever moves where: acknowledged is stored where it was told to be."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        brokers = [StandInBroker(n, capabilities) for n in range(2)]
+        for broker, script in zip(brokers, acts, strict=True):
+            broker.acts.extend(script)
+        for number, start_s, length_s in aways:
+            loop.call_later(start_s, brokers[number].go_away)
+            loop.call_later(start_s + length_s, brokers[number].come_back)
+        async with producing(*brokers, timeout_s=5, batch_count_max=3) as world:
+            futures = []
+            for n in range(count):
+                futures.append(await world.producer.send_nowait("test", b"%04d" % n))
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(6)
+            assert all(future.done() for future in futures)
+        for n, future in enumerate(futures):
+            error = future.exception()
+            if error is None:
+                where = future.result()
+                stored = brokers[where.partition.broker_id].stored()
+                assert stored[where.offset // 24] == b"%04d" % n
+            elif not isinstance(error, OutcomeUnknownError):
+                assert all(b"%04d" % n not in b.stored() for b in brokers)
+
+    run_virtual(main())
