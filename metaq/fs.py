@@ -380,7 +380,7 @@ class ReadFile:
 
 
 class DirLock:
-    """Ownership of one data directory: flock on `.lock`, which holds the owner's pid.
+    """Ownership of a directory or a file: flock on a file with the owner's pid.
 
     The kernel ends the ownership when the process dies, however it dies. The file is
     never removed: a process that opened it just before would lock a nameless file
@@ -393,7 +393,7 @@ class DirLock:
         self._fd = fd
 
     def release(self) -> None:
-        """Give the directory up; a second call does nothing."""
+        """Give it up; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             with _translated("unlock", self._path):
@@ -566,7 +566,19 @@ class FileSystem:
             LogDirLockedError: Another owner has it; the message names the directory
                 and the owner's process id.
         """
-        file = path / LOCK_FILE
+        return self._lock(
+            path / LOCK_FILE, f"data directory is in use: directory={path}"
+        )
+
+    def lock_file(self, path: Path) -> DirLock:
+        """Lock whatever a lock file stands for, without waiting; as `lock_directory`.
+
+        Args:
+            path: The lock file; made if it is missing, and never removed.
+        """
+        return self._lock(path, f"lock is taken: file={path}")
+
+    def _lock(self, file: Path, refusal: str) -> DirLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         with _translated("lock", file):
             fd = self._calls.open(file, flags, FILE_MODE)
@@ -578,8 +590,7 @@ class FileSystem:
                 text = self._calls.pread(fd, _PID_DIGITS_MAX, 0).strip()
                 self._calls.close(fd)
                 raise LogDirLockedError(
-                    f"data directory is in use: directory={path}"
-                    f" pid={text.decode('ascii', 'replace') or 'unknown'}"
+                    f"{refusal} pid={text.decode('ascii', 'replace') or 'unknown'}"
                 ) from error
             except OSError:
                 self._calls.close(fd)

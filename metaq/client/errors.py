@@ -42,6 +42,10 @@ class StuckError(ClientError):
     """No progress although there is data and somebody free to take it."""
 
 
+class OffsetStoreError(ClientError):
+    """A store of offsets cannot be read or written; the message names it."""
+
+
 class OutcomeUnknownError(RequestTimeoutError):
     """It was sent, and no answer came before the deadline: stored, or not."""
 

@@ -83,6 +83,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "aiohttp": {"broker.http"},
     "pyspark": {"spark"},
     "pyarrow": {"spark"},
+    "sqlalchemy": {"client.sql_offsets"},
     "hypothesis": {"testing"},
     "pytest": {"testing.pytest_plugin"},
 }

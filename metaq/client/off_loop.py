@@ -1,0 +1,75 @@
+"""Calls that block, for an event loop that may not: one thread, one call at a time.
+
+A call that hangs (a dead disk, a database behind a broken network) keeps its thread,
+and no second one starts beside it: later calls wait for their turn, and give up at
+their deadlines without having been begun. Nothing piles up.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from metaq.clock import Clock
+from metaq.errors import RequestTimeoutError
+
+T = TypeVar("T")
+
+
+class OffLoop:
+    """Runs blocking calls of one owner; on one event loop at a time.
+
+    Lifecycle: the thread begins with the first call; `close` ends it, and the next
+    call begins another one.
+    """
+
+    def __init__(self, name: str, *, clock: Clock) -> None:
+        """Prepare; there is no thread yet.
+
+        Args:
+            name: of the thread, and of whoever did not answer in time.
+            clock: gives meaning to deadlines.
+        """
+        self._name = name
+        self._clock = clock
+        self._executor: ThreadPoolExecutor | None = None
+        self._turn = asyncio.Lock()
+
+    async def run(self, work: Callable[[], T], *, deadline_s: float) -> T:
+        """Return what `work` returns, or raise what it raises.
+
+        Raises:
+            RequestTimeoutError: it did not end before the deadline, and may still do
+                what it does; or its turn did not come, and it does nothing.
+
+        Cancellation: as at the deadline.
+        """
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        turn = self._turn
+        try:
+            async with asyncio.timeout(left_s):
+                await turn.acquire()
+                if self._executor is None:
+                    self._executor = ThreadPoolExecutor(1, self._name)
+                loop = asyncio.get_running_loop()
+                future = loop.run_in_executor(self._executor, work)
+
+                def end_turn(ended: asyncio.Future[Any]) -> None:
+                    turn.release()
+                    if not ended.cancelled():
+                        # Whoever gave up does not ask for it any more.
+                        ended.exception()
+
+                future.add_done_callback(end_turn)
+                return await asyncio.shield(future)
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self._name}: no answer within {left_s:.3g} s"
+            ) from error
+
+    def close(self) -> None:
+        """Let the thread end when its call does; does not wait."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+            self._executor = None
+            self._turn = asyncio.Lock()

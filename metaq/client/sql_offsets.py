@@ -1,0 +1,219 @@
+"""Offsets in a database: MetaQ's table, through SQLAlchemy (extra `sql`).
+
+    topic  partition  group_id  offset  msg_id        one row per (topic, partition,
+    test   0-1        group-1   4096    17            group_id), 0-1 = broker-partition
+
+MetaQ inserts a row under the consumer's id in place of the group, so its own updates
+never find it. Here a row is updated by group, and inserted when there is none.
+
+Source: client spec 13 and 21, row 6.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from metaq.client.assignments import Fence
+from metaq.client.errors import OffsetStoreError
+from metaq.client.off_loop import OffLoop
+from metaq.client.starts import NO_MESSAGE
+from metaq.clock import Clock, SystemClock
+from metaq.errors import ConfigError, MetaqError
+from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition
+from metaq.zk.paths import partition_name
+from metaq.zk.znodes import GroupOffset
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+except ModuleNotFoundError as missing:
+    raise ConfigError(
+        "offsets in a database need SQLAlchemy, which is not installed:"
+        " pip install 'metaq[sql]'"
+    ) from missing
+
+TABLE: Final = "meta_topic_partition_group_offset"
+"""What MetaQ calls the table."""
+NAME_CHARS_MAX: Final = 255
+"""Length of the columns of names in a table that is made here."""
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Bound on giving the connection back."""
+
+
+class SqlOffsets:
+    """An `OffsetStore` in a table of any database that SQLAlchemy knows.
+
+    Durable: a commit is one transaction of the database, over when it returns.
+    Concurrency: one event loop at a time; several objects and processes may share the
+    table. One connection, made when it is needed, and made again when it was lost.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        table: str = TABLE,
+        *,
+        create: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """Name the table; nothing is connected before the first call.
+
+        Args:
+            url: SQLAlchemy's URL of the database: `postgresql://user@host/name`.
+            table: its name.
+            create: make the table when it is not there.
+            clock: gives meaning to deadlines, for tests.
+
+        Raises:
+            ConfigError: the URL is none, or its driver is not installed.
+        """
+        try:
+            self._engine = sa.create_engine(url, pool_pre_ping=True)
+        except (ArgumentError, ModuleNotFoundError) as error:
+            # What was given is not repeated: it may hold a password.
+            raise ConfigError(f"offsets in a database: {error}") from error
+        self._name = f"offsets in {self._engine.url.render_as_string()}, table {table}"
+        self._table = sa.Table(
+            table,
+            sa.MetaData(),
+            sa.Column("topic", sa.String(NAME_CHARS_MAX), primary_key=True),
+            sa.Column("partition", sa.String(NAME_CHARS_MAX), primary_key=True),
+            sa.Column("group_id", sa.String(NAME_CHARS_MAX), primary_key=True),
+            sa.Column("offset", sa.BigInteger, nullable=False),
+            sa.Column("msg_id", sa.BigInteger),
+        )
+        self._is_creation_due = create
+        self._clock = clock or SystemClock()
+        self._off_loop = OffLoop(self._name, clock=self._clock)
+
+    async def load(
+        self, group: str, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        """Return what is committed; None when nothing is.
+
+        Raises:
+            OffsetStoreError: the database refused, or holds what is no offset.
+            RequestTimeoutError: it does not answer.
+        """
+        work = partial(self._load, group, partition)
+        return await self._off_loop.run(work, deadline_s=deadline_s)
+
+    async def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        fence: Fence | None,
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, MetaqError]:
+        """Store all of them or none, in one transaction.
+
+        Raises:
+            OffsetStoreError, RequestTimeoutError: as for `load`.
+
+        Cancellation: what was sent may still be stored.
+        """
+        del fence  # a database knows nothing of owners
+        if offsets:
+            work = partial(self._commit, group, dict(offsets))
+            await self._off_loop.run(work, deadline_s=deadline_s)
+        return {}
+
+    async def close(self) -> None:
+        """Give the connection back; the next call makes another one."""
+        deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
+        try:
+            await self._off_loop.run(self._engine.dispose, deadline_s=deadline_s)
+        except (MetaqError, SQLAlchemyError):
+            # Whatever is left of a connection that hangs goes with its thread.
+            return
+        finally:
+            self._off_loop.close()
+
+    # -- on the thread ----------------------------------------------------------------
+
+    def _load(self, group: str, partition: TopicPartition) -> GroupOffset | None:
+        columns = self._table.c
+        query = sa.select(columns.offset, columns.msg_id).where(
+            *self._is_row(group, partition)
+        )
+        try:
+            self._create_if_due()
+            with self._engine.connect() as connection:
+                row = connection.execute(query).first()
+        except SQLAlchemyError as error:
+            raise self._failure(error) from error
+        if row is None:
+            return None
+        offset, message_id = row
+        if not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+            raise OffsetStoreError(
+                f"{self._name}: group {group}, {partition}: expected an offset from 0"
+                f" to {MAX_OFFSET}, got {offset!r}"
+            )
+        return GroupOffset(
+            Offset(offset), NO_MESSAGE if message_id is None else MessageId(message_id)
+        )
+
+    def _commit(
+        self, group: str, offsets: Mapping[TopicPartition, GroupOffset]
+    ) -> None:
+        try:
+            self._create_if_due()
+            with self._engine.begin() as connection:
+                # In one order everywhere: rows that two members lock never cross.
+                for partition in sorted(offsets):
+                    self._upsert(connection, group, partition, offsets[partition])
+        except SQLAlchemyError as error:
+            raise self._failure(error) from error
+
+    def _upsert(
+        self,
+        connection: sa.Connection,
+        group: str,
+        partition: TopicPartition,
+        offset: GroupOffset,
+    ) -> None:
+        message_id = NO_MESSAGE if offset.message_id is None else offset.message_id
+        values = {"offset": offset.offset, "msg_id": message_id}
+        update = self._table.update().where(*self._is_row(group, partition))
+        update = update.values(values)
+        if connection.execute(update).rowcount:
+            return
+        names = {
+            "topic": partition.topic,
+            "partition": partition_name(partition),
+            "group_id": group,
+        }
+        try:
+            with connection.begin_nested():
+                connection.execute(self._table.insert().values(names | values))
+        except IntegrityError:
+            # Another process was first with this row, or the row is refused.
+            if not connection.execute(update).rowcount:
+                raise
+
+    def _is_row(
+        self, group: str, partition: TopicPartition
+    ) -> tuple[sa.ColumnElement[bool], ...]:
+        columns = self._table.c
+        return (
+            columns.topic == partition.topic,
+            columns.partition == partition_name(partition),
+            columns.group_id == group,
+        )
+
+    def _create_if_due(self) -> None:
+        if not self._is_creation_due:
+            return
+        try:
+            self._table.create(self._engine, checkfirst=True)
+        except SQLAlchemyError:
+            # Two that look at once both find no table, and one is late.
+            if not sa.inspect(self._engine).has_table(self._table.name):
+                raise
+        self._is_creation_due = False
+
+    def _failure(self, error: SQLAlchemyError) -> OffsetStoreError:
+        cause = str(error).splitlines()[0]
+        return OffsetStoreError(f"{self._name}: {cause}")

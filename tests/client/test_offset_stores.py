@@ -1,0 +1,479 @@
+"""What every store of offsets promises, and what is particular to files and tables."""
+
+import asyncio
+import json
+import multiprocessing
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from metaq.client.errors import OffsetStoreError
+from metaq.client.file_offsets import FileOffsets
+from metaq.client.off_loop import OffLoop
+from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.sql_offsets import TABLE, SqlOffsets
+from metaq.clock import SystemClock
+from metaq.errors import (
+    ConfigError,
+    DiskError,
+    LogDirLockedError,
+    NoSpaceError,
+    RequestTimeoutError,
+)
+from metaq.fs import SystemFileSystem
+from metaq.model import MAX_OFFSET, BrokerId, MessageId, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+CLOCK = SystemClock()
+ZERO = TopicPartition("t", BrokerId(0), 0)
+ONE = TopicPartition("t", BrokerId(0), 1)
+FAR = TopicPartition("a topic-2", BrokerId(1023), 17)
+
+PLACE = '"topic": "t", "partition": {"brokerId": 0, "partition": 0}'
+
+Make = Callable[[], OffsetStore]
+
+
+def soon() -> float:
+    return CLOCK.monotonic_s() + 10
+
+
+def at(offset: int, message_id: int = -1) -> GroupOffset:
+    return GroupOffset(Offset(offset), MessageId(message_id))
+
+
+@pytest.fixture(params=["memory", "file", "sql"])
+def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+    """Return what opens the same store again and again."""
+    if request.param == "memory":
+        memory = MemoryOffsets()
+        return lambda: memory
+    if request.param == "file":
+        return lambda: FileOffsets(tmp_path / "offsets")
+    url = f"sqlite:///{tmp_path / 'offsets.db'}"
+    return lambda: SqlOffsets(url, create=True)
+
+
+def run(store: OffsetStore, scenario: Callable[[OffsetStore], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        try:
+            return await scenario(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def load(store: OffsetStore, group: str, partition: TopicPartition) -> Any:
+    return run(store, lambda s: s.load(group, partition, deadline_s=soon()))
+
+
+def commit(
+    store: OffsetStore, group: str, offsets: dict[TopicPartition, GroupOffset]
+) -> Any:
+    return run(store, lambda s: s.commit(group, offsets, fence=None, deadline_s=soon()))
+
+
+# -- every store ----------------------------------------------------------------------
+
+
+def test_nothing_is_stored_at_first(make: Make) -> None:
+    assert load(make(), "g", ZERO) is None
+
+
+def test_what_was_committed_is_there_for_the_next_one(make: Make) -> None:
+    extremes = {ZERO: at(0), ONE: at(MAX_OFFSET, 2**63 - 1), FAR: at(7, -(2**63))}
+    assert commit(make(), "g", extremes) == {}
+    for partition, offset in extremes.items():
+        assert load(make(), "g", partition) == offset
+
+
+def test_a_later_commit_replaces_an_earlier_one_and_nothing_else(make: Make) -> None:
+    commit(make(), "g", {ZERO: at(10), ONE: at(20)})
+    commit(make(), "h", {ZERO: at(30)})
+    commit(make(), "g", {ZERO: at(5, 4)})  # going back is a seek
+    assert load(make(), "g", ZERO) == at(5, 4)
+    assert load(make(), "g", ONE) == at(20)
+    assert load(make(), "h", ZERO) == at(30)
+
+
+def test_committing_nothing_stores_nothing(make: Make) -> None:
+    assert commit(make(), "g", {}) == {}
+    assert load(make(), "g", ZERO) is None
+
+
+def test_a_closed_store_can_be_used_by_the_next_consumer(make: Make) -> None:
+    store = make()
+    commit(store, "g", {ZERO: at(1)})
+    commit(store, "g", {ZERO: at(2)})
+    assert load(store, "g", ZERO) == at(2)
+
+
+def test_an_offset_without_a_message_is_kept(make: Make) -> None:
+    commit(make(), "g", {ZERO: GroupOffset(Offset(9))})
+    assert load(make(), "g", ZERO).offset == 9
+
+
+def test_many_at_once_all_arrive(make: Make) -> None:
+    partitions = [TopicPartition("t", BrokerId(0), n) for n in range(50)]
+
+    async def scenario(store: OffsetStore) -> list[GroupOffset | None]:
+        await asyncio.gather(
+            *(
+                store.commit("g", {p: at(p.partition)}, fence=None, deadline_s=soon())
+                for p in partitions
+            )
+        )
+        loads = (store.load("g", p, deadline_s=soon()) for p in partitions)
+        return await asyncio.gather(*loads)
+
+    assert run(make(), scenario) == [at(p.partition) for p in partitions]
+
+
+def test_no_thread_stays_behind(make: Make) -> None:
+    before = set(threading.enumerate())
+    commit(make(), "g", {ZERO: at(1)})
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+# -- files ----------------------------------------------------------------------------
+
+
+def test_a_file_of_an_old_java_client_is_read_and_its_properties_stay(
+    tmp_path: Path,
+) -> None:
+    """Unknown properties, another order, no message id: all of it was written once."""
+    path = tmp_path / "offsets"
+    old = {
+        "java-group": [
+            {
+                "offset": 13,
+                "modified": True,
+                "partition": {
+                    "partition": 1, "brokerId": 0, "acked": False,
+                    "rollback": False, "autoAck": True,
+                },
+                "topic": "t",
+                "unknown": [1, {}],
+            },
+            {"topic": "t", "partition": {"brokerId": 0, "partition": 0}, "offset": 5},
+        ]
+    }  # fmt: skip
+    path.write_text(json.dumps(old))
+    assert load(FileOffsets(path), "java-group", ONE) == at(13)
+    assert load(FileOffsets(path), "java-group", ZERO) == at(5)
+    commit(FileOffsets(path), "java-group", {ONE: at(26, 3)})
+    first, second = json.loads(path.read_text())["java-group"]
+    assert first["unknown"] == [1, {}]
+    assert first["partition"]["autoAck"] is True
+    assert (first["offset"], first["messageId"], first["modified"]) == (26, 3, False)
+    assert second == old["java-group"][1]
+
+
+def test_the_file_has_the_properties_that_java_reads(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    commit(FileOffsets(path), "g", {ONE: at(8, 7)})
+    place = {"brokerId": 0, "partition": 1}
+    entry = {"topic": "t", "partition": place, "offset": 8, "messageId": 7}
+    assert json.loads(path.read_text()) == {"g": [entry | {"modified": False}]}
+
+
+def test_an_empty_file_holds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    path.write_text("\n")
+    assert load(FileOffsets(path), "g", ZERO) is None
+    commit(FileOffsets(path), "g", {ZERO: at(1)})
+    assert load(FileOffsets(path), "g", ZERO) == at(1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "\xff",
+        '{"g": 1}',
+        '{"g": [1]}',
+        '{"g": [{"topic": "t"}]}',
+        '{"g": [{"topic": 1, "partition": {"brokerId": 0, "partition": 0}}]}',
+        '{"g": [{"topic": "t", "partition": {"brokerId": 0, "partition": 0}}]}',
+        f'{{"g": [{{{PLACE}, "offset": -1}}]}}',
+        f'{{"g": [{{{PLACE}, "offset": true}}]}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_file_that_nobody_can_read_is_an_error_with_its_name(
+    tmp_path: Path, text: str
+) -> None:
+    """Starting from the beginning because of a broken file would be silent."""
+    path = tmp_path / "offsets"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(OffsetStoreError, match=str(path)):
+        load(FileOffsets(path), "g", ZERO)
+
+
+def test_a_broken_file_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    path.write_text("no JSON")
+    with pytest.raises(OffsetStoreError):
+        commit(FileOffsets(path), "g", {ZERO: at(1)})
+    assert path.read_text() == "no JSON"
+
+
+def test_a_missing_directory_is_the_disk_s_error(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match="ENOENT"):
+        commit(FileOffsets(tmp_path / "no" / "offsets"), "g", {ZERO: at(1)})
+
+
+def test_a_file_that_grows_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offsets"
+    monkeypatch.setattr("metaq.client.file_offsets.FILE_BYTES_MAX", 200)
+    commit(FileOffsets(path), "g", {ZERO: at(1)})
+    with pytest.raises(OffsetStoreError, match="at most 200 bytes, got 2"):
+        commit(FileOffsets(path), "g", {ONE: at(1)})
+    assert load(FileOffsets(path), "g", ZERO) == at(1)
+
+
+def test_a_disk_that_is_full_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offsets"
+    commit(FileOffsets(path), "g", {ZERO: at(1)})
+    files = SystemFileSystem()
+
+    def refuse(*_args: object) -> None:
+        raise NoSpaceError("write found no room")
+
+    monkeypatch.setattr(files, "write_atomically", refuse)
+    with pytest.raises(NoSpaceError):
+        commit(FileOffsets(path, files=files), "g", {ZERO: at(2)})
+    assert load(FileOffsets(path), "g", ZERO) == at(1)
+    commit(FileOffsets(path), "g", {ZERO: at(3)})  # the lock was given back
+
+
+def test_a_commit_waits_for_the_lock_and_not_for_ever(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    lock = SystemFileSystem().lock_file(tmp_path / "offsets.lock")
+
+    async def scenario(store: OffsetStore) -> None:
+        late = CLOCK.monotonic_s() + 0.02
+        with pytest.raises(LogDirLockedError, match=r"offsets\.lock pid="):
+            await store.commit("g", {ZERO: at(1)}, fence=None, deadline_s=late)
+        assert await store.load("g", ZERO, deadline_s=soon()) is None
+        waiting = asyncio.ensure_future(
+            store.commit("g", {ZERO: at(2)}, fence=None, deadline_s=soon())
+        )
+        await asyncio.sleep(0.02)
+        assert not waiting.done()
+        lock.release()
+        await waiting
+        assert await store.load("g", ZERO, deadline_s=soon()) == at(2)
+
+    run(FileOffsets(path), scenario)
+
+
+def _commit_often(path: str, group: str, count: int) -> None:
+    for number in range(1, count + 1):
+        commit(FileOffsets(path), group, {ZERO: at(number)})
+
+
+@pytest.mark.slow
+def test_processes_do_not_overwrite_each_other_s_groups(tmp_path: Path) -> None:
+    path = tmp_path / "offsets"
+    spawn = multiprocessing.get_context("spawn")
+    processes = [
+        spawn.Process(target=_commit_often, args=(str(path), f"g{n}", 30))
+        for n in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    for n in range(4):
+        assert load(FileOffsets(path), f"g{n}", ZERO) == at(30)
+
+
+# -- tables ---------------------------------------------------------------------------
+
+JAVA_TABLE = f"""
+CREATE TABLE {TABLE} (
+  id INTEGER PRIMARY KEY AUTOINCREMENT,
+  topic varchar(255) NOT NULL,
+  "partition" varchar(255) NOT NULL,
+  group_id varchar(255) NOT NULL,
+  "offset" bigint NOT NULL,
+  msg_id bigint NOT NULL,
+  CONSTRAINT one UNIQUE (topic, "partition", group_id)
+)
+"""
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[tuple[str, sa.Engine]]:
+    url = f"sqlite:///{tmp_path / 'offsets.db'}"
+    engine = sa.create_engine(url)
+    yield url, engine
+    engine.dispose()
+
+
+def execute(engine: sa.Engine, text: str) -> list[Any]:
+    with engine.begin() as connection:
+        result = connection.execute(sa.text(text))
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+def test_a_table_of_java_s_making_is_read_and_written(
+    database: tuple[str, sa.Engine],
+) -> None:
+    url, engine = database
+    execute(engine, JAVA_TABLE)
+    execute(
+        engine,
+        f'INSERT INTO {TABLE} (topic, "partition", group_id, "offset", msg_id)'
+        " VALUES ('t', '0-1', 'g', 40, 3)",
+    )
+    assert load(SqlOffsets(url), "g", ONE) == at(40, 3)
+    commit(SqlOffsets(url), "g", {ONE: at(80, 4), ZERO: at(1)})
+    rows = execute(
+        engine, f'SELECT topic, "partition", group_id, "offset", msg_id FROM {TABLE}'
+    )
+    assert rows == [("t", "0-1", "g", 80, 4), ("t", "0-0", "g", 1, -1)]
+
+
+def test_a_missing_table_is_an_error_unless_it_shall_be_made(
+    database: tuple[str, sa.Engine],
+) -> None:
+    url, _engine = database
+    with pytest.raises(OffsetStoreError, match=TABLE):
+        load(SqlOffsets(url), "g", ZERO)
+    with pytest.raises(OffsetStoreError, match="other"):
+        commit(SqlOffsets(url, "other"), "g", {ZERO: at(1)})
+    commit(SqlOffsets(url, "other", create=True), "g", {ZERO: at(1)})
+    assert load(SqlOffsets(url, "other"), "g", ZERO) == at(1)
+
+
+def test_a_commit_is_one_transaction(database: tuple[str, sa.Engine]) -> None:
+    """When one row is refused, none is stored, and the error says so for all."""
+    url, engine = database
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    execute(
+        engine,
+        f"CREATE TRIGGER refuse BEFORE INSERT ON {TABLE} WHEN NEW.\"partition\" = '0-1'"
+        " BEGIN SELECT RAISE(FAIL, 'no such luck'); END",
+    )
+    with pytest.raises(OffsetStoreError):
+        commit(SqlOffsets(url), "g", {ZERO: at(2), ONE: at(2)})
+    assert load(SqlOffsets(url), "g", ZERO) == at(1)
+
+
+def test_a_row_that_another_process_inserts_meanwhile_is_updated(
+    database: tuple[str, sa.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _engine = database
+    store = SqlOffsets(url, create=True)
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    real = sa.Connection.execute
+    updates = []
+
+    def blind_once(self: sa.Connection, statement: Any, *args: Any) -> Any:
+        result = real(self, statement, *args)
+        if isinstance(statement, sa.Update):
+            updates.append(statement)
+            if len(updates) == 1:
+                return type("Result", (), {"rowcount": 0})()
+        return result
+
+    monkeypatch.setattr(sa.Connection, "execute", blind_once)
+    commit(store, "g", {ZERO: at(2)})
+    assert len(updates) == 2
+    assert load(store, "g", ZERO) == at(2)
+
+
+def test_two_that_create_the_table_at_once_both_go_on(
+    database: tuple[str, sa.Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, _engine = database
+    store = SqlOffsets(url, create=True)
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    real = sa.Table.create
+    monkeypatch.setattr(
+        sa.Table, "create", lambda *args, **_: real(*args, checkfirst=False)
+    )
+    assert load(store, "g", ZERO) == at(1)
+
+
+def test_a_value_that_is_no_offset_is_an_error(
+    database: tuple[str, sa.Engine],
+) -> None:
+    url, engine = database
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    execute(engine, f'UPDATE {TABLE} SET "offset" = -3, msg_id = NULL')
+    with pytest.raises(OffsetStoreError, match="from 0 to 9223372036854775807, got -3"):
+        load(SqlOffsets(url), "g", ZERO)
+    execute(engine, f'UPDATE {TABLE} SET "offset" = 3')
+    assert load(SqlOffsets(url), "g", ZERO) == at(3)
+
+
+def test_errors_name_the_database_and_not_the_password() -> None:
+    store = SqlOffsets("sqlite:////no/such/directory/x.db")
+    with pytest.raises(OffsetStoreError, match=r"/no/such/directory/x\.db"):
+        load(store, "g", ZERO)
+    for url in ("no url with secret", "nodialect://user:secret@host/db"):
+        with pytest.raises(ConfigError) as caught:
+            SqlOffsets(url)
+        assert "secret" not in str(caught.value)
+
+
+def test_without_sqlalchemy_one_sentence_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['sqlalchemy'] = None\n"
+        "import metaq.client\n"
+        "import metaq.client.sql_offsets"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr.splitlines()[-1].endswith(
+        "offsets in a database need SQLAlchemy, which is not installed:"
+        " pip install 'metaq[sql]'"
+    )
+
+
+# -- calls that block -----------------------------------------------------------------
+
+
+def test_a_call_that_hangs_costs_its_caller_the_deadline_and_no_second_thread() -> None:
+    async def scenario() -> None:
+        off_loop = OffLoop("slow disk", clock=CLOCK)
+        go_on = threading.Event()
+        begun: list[int] = []
+
+        def hang() -> None:
+            begun.append(1)
+            go_on.wait(10)
+
+        for _ in range(3):
+            late = CLOCK.monotonic_s() + 0.01
+            with pytest.raises(RequestTimeoutError, match="slow disk: no answer"):
+                await off_loop.run(hang, deadline_s=late)
+        assert begun == [1]
+        go_on.set()
+        assert await off_loop.run(lambda: 7, deadline_s=soon()) == 7
+        off_loop.close()
+
+    asyncio.run(scenario())
