@@ -6,9 +6,14 @@ far the run goes (every length and flag byte of it at one stroke), one unpacking
 iterator takes it apart, and the messages are made by one `map`. Everything else goes
 record by record. Both ways give the same messages and stop at the same byte.
 
+Everything made here is alive when it is made, and mostly dead when the next get has
+come: looking for garbage among it, over and over while it grows, costs a third of the
+time and finds nothing. So the collector pauses during a call.
+
 Source: client spec 3.3 and 3.4.
 """
 
+import gc
 from functools import partial
 from itertools import repeat
 from struct import Struct
@@ -24,8 +29,9 @@ from metaq.record.scan import ScanResult, scan_records
 
 RUN_MIN: Final = 8
 """Records of one size in a row that are worth the run's set-up."""
-RUN_MAX: Final = 4096
-"""Longest run taken at once: bounds what a run that breaks off early costs."""
+RUN_MAX: Final = 512
+"""Longest run taken at once: what it copies stays in the processor's cache, and a run
+that breaks off early costs little."""
 
 _make = partial(tuple.__new__, Message)
 """`Message._make` without its check of the length: a fifth of the cost of a run."""
@@ -55,6 +61,18 @@ def decode_messages(
         its position counted from the start of `data`; or the error of a record whose
         checksum is right and whose attribute block is not.
     """
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        return _decode(data, partition, offset)
+    finally:
+        if is_collecting:
+            gc.enable()
+
+
+def _decode(
+    data: bytes, partition: TopicPartition, offset: Offset
+) -> tuple[list[Message], ScanResult | CorruptRecordError]:
     messages: list[Message] = []
     position, end = 0, len(data)
     topic, make, unpack = partition.topic, _make, HEADER.unpack_from
