@@ -510,13 +510,16 @@ class Delivery:
                     self._on_unreachable(address, error)
                 else:
                     self._unreachable.pop(address, None)
-                    return
+                    break
         except ClosedError as error:
+            # The client is closing. Whoever fills outlets next would only come back
+            # here, so that is left to the tick.
             _log.debug("connections are closed: broker=%s error=%s", address, error)
-        finally:
-            del self._openers[address]
+        else:
             if not self._is_closed:
                 self._loop.call_soon(self.fill)
+        finally:
+            del self._openers[address]
 
     def _is_wanted(self, address: BrokerAddress) -> bool:
         """Tell whether there is anything to send to an address."""

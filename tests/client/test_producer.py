@@ -160,6 +160,33 @@ def test_key_partition_and_selector_choose() -> None:
             result = await world.producer.send("test", b"x", attribute="k=v")
             assert result.partition == at(7)
 
+        def astray(*_: object) -> Any:
+            return at(0, topic="other")
+
+        async with producing(StandInBroker(), selector=astray) as world:
+            with pytest.raises(LocalProtocolError, match="of test, got other/0-0"):
+                await world.producer.send("test", b"x")
+
+    run_virtual(main())
+
+
+def test_a_closed_pool_is_not_asked_in_a_busy_loop() -> None:
+    """The messages fail at their deadline; time passes in between."""
+
+    async def main() -> None:
+        asked = 0
+
+        async def get(*_args: object, **_kwargs: object) -> Any:
+            nonlocal asked
+            asked += 1
+            raise ClosedError("the pool is closed")
+
+        async with producing(StandInBroker(), timeout_s=1) as world:
+            world.pool.get = get  # type: ignore[method-assign]
+            with pytest.raises(NotSentError):
+                await world.producer.send("test", b"x")
+        assert asked <= 25
+
     run_virtual(main())
 
 
