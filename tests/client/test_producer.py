@@ -323,6 +323,20 @@ def test_a_repeated_batch_is_recognised() -> None:
     run_virtual(main())
 
 
+def test_a_doubtful_batch_goes_before_a_refused_one() -> None:
+    """The refused one gets a new number, which must not pass the doubtful one's."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.CLOSED, Act.CUT])
+        async with producing(broker, batch_count_max=4) as world:
+            await world.producer.send_many("test", [b"%d" % n for n in range(5)])
+        assert broker.stored() == [b"4", b"0", b"1", b"2", b"3"]
+        assert not broker.overlap_count
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])
 @pytest.mark.parametrize("retry_unknown", [True, False])
 def test_brokers_that_forget_get_it_twice_or_the_error_says_so(
@@ -687,6 +701,7 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
     """
 
     async def main() -> None:
+        swallows = {Act.SWALLOW, Act.SWALLOW_STORED}
         broker = StandInBroker()
         broker.acts.extend(acts)
         sent = [b"%04d" % n for n in range(count)]
@@ -698,6 +713,8 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
             assert world.producer.statistics().buffered_bytes == 0
         stored = broker.stored()
         assert len(set(stored)) == len(stored)
+        # Brokers carry out what they read in order; one that swallows does not.
+        assert not broker.overlap_count or swallows & set(acts)
         acknowledged = []
         for message, future in zip(sent, futures, strict=True):
             error = future.exception()
