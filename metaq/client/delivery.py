@@ -21,17 +21,17 @@ connection that forgets a request cannot keep a sender waiting.
 """
 
 import asyncio
-import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.attempts import Span, Verdict, final_error, on_failure, plan_spans
 from metaq.client.batches import Batch, Lane, Outcome, SendResult
+from metaq.client.delivery_counters import DeliveryCounters, DeliveryStatistics
 from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
+from metaq.client.openers import Openers
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Connection, Outlet, Part, Pool, Work
 from metaq.client.replies import parse_receipt
@@ -44,11 +44,8 @@ from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
-from metaq.stats import Histogram, HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import BrokerAddress
-
-_log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05
 """How often deadlines are looked at, and so how exact they are."""
@@ -61,36 +58,8 @@ TIME_LEFT_MIN_S: Final = 0.001
 """What has less time left is not sent: it would only turn a certain failure into an
 unknown outcome."""
 
-PATIENCE_S: Final = 0.5
-"""How long messages that may move wait for a connection before they do."""
-
 PUTS_IN_FLIGHT_MAX: Final = 2000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
-
-BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
-"""Buckets of the sizes of what is sent, in messages."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeliveryStatistics:
-    """A snapshot of the delivery's counters."""
-
-    acknowledged_count: int
-    """Messages that are stored."""
-    acknowledged_bytes: int
-    """Their payload bytes."""
-    failed: Mapping[str, int]
-    """Messages that failed, by the name of the error."""
-    retried_count: int
-    """Commands sent again."""
-    moved_count: int
-    """Batches and parts of batches that went to another partition."""
-    in_flight_count: int
-    """Commands sent and not answered."""
-    batch_counts: HistogramSnapshot
-    """Messages per command."""
-    latency_s: HistogramSnapshot
-    """Seconds from the first message of a batch to the answer, per message."""
 
 
 class Delivery:
@@ -132,18 +101,18 @@ class Delivery:
         self._snapshot = ClusterSnapshot()
         self._outlets: dict[Lane, Outlet] = {}
         self._crowded: dict[Connection, dict[Outlet, None]] = {}
-        self._openers: dict[BrokerAddress, asyncio.Task[None]] = {}
-        self._unreachable: dict[BrokerAddress, NoBrokerError] = {}
+        self._openers = Openers(
+            pool,
+            clock=clock,
+            loop=loop,
+            is_wanted=self._is_wanted,
+            on_open=self.fill,
+            on_unreachable=self._on_unreachable,
+        )
         self._tick: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._moves = 0
-        self._acknowledged_count = 0
-        self._acknowledged_bytes = 0
-        self._failed: Counter[str] = Counter()
-        self._retried_count = 0
-        self._moved_count = 0
-        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
-        self._latency_s = Histogram()
+        self._counters = DeliveryCounters()
 
     def start(self, accumulator: Accumulator) -> None:
         """Say where batches come from, once."""
@@ -186,16 +155,8 @@ class Delivery:
 
     def statistics(self) -> DeliveryStatistics:
         """Return a snapshot of the counters."""
-        return DeliveryStatistics(
-            acknowledged_count=self._acknowledged_count,
-            acknowledged_bytes=self._acknowledged_bytes,
-            failed=dict(self._failed),
-            retried_count=self._retried_count,
-            moved_count=self._moved_count,
-            in_flight_count=sum(len(o.in_flight) for o in self._outlets.values()),
-            batch_counts=self._batch_counts.snapshot(),
-            latency_s=self._latency_s.snapshot(),
-        )
+        in_flight_count = sum(len(o.in_flight) for o in self._outlets.values())
+        return self._counters.snapshot(in_flight_count)
 
     async def close(self, reason: str) -> None:
         """Fail what has no outcome yet, and stop.
@@ -205,10 +166,7 @@ class Delivery:
         self._is_closed = True
         if self._tick is not None:
             self._tick.cancel()
-        openers = list(self._openers.values())
-        for task in openers:
-            task.cancel()
-        await asyncio.gather(*openers, return_exceptions=True)
+        await self._openers.close()
         error = ClosedError(reason)
         self._accumulator.unanswered()  # seals what is open
         for lane in self._accumulator.take_ready():
@@ -281,17 +239,17 @@ class Delivery:
             return None
         connection = self._pool.ready(address)
         if connection is None:
-            outlet.trouble = self._unreachable.get(address)
+            outlet.trouble = self._openers.trouble(address)
             if outlet.trouble is not None:
                 self._move(outlet)
-            self._open(address)
+            self._openers.open(address)
             return None
         if connection is not outlet.connection:
             # The order: nothing overtakes what is in flight on the old one.
             if outlet.in_flight:
                 return None
             outlet.connection = connection
-            self._unreachable.pop(address, None)
+            self._openers.forget_trouble(address)
             self._accumulator.set_limits(outlet.lane, connection.capabilities)
         return connection
 
@@ -357,7 +315,7 @@ class Delivery:
         opaque = connection.next_opaque()
         part.attempt += 1
         if part.attempt > 1:
-            self._retried_count += 1
+            self._counters.retried_count += 1
         try:
             frame = encode(self._command(outlet, part, opaque))
         except LocalProtocolError as error:
@@ -371,7 +329,7 @@ class Delivery:
         except ClosedError as error:
             on_reply(error)
             return
-        self._batch_counts.record(part.message_count)
+        self._counters.on_sent(part.message_count)
 
     def _command(self, outlet: Outlet, part: Part, opaque: int) -> Command:
         batch, span = part.work.batch, part.span
@@ -471,16 +429,14 @@ class Delivery:
     def _succeed(self, part: Part, receipt: SendResult) -> None:
         batch, span = part.work.batch, part.span
         count = part.message_count
-        self._acknowledged_count += count
-        size_bytes = batch.size_of(span.first, span.end)
-        self._acknowledged_bytes += size_bytes - HEADER_BYTES * count
-        now_s = self._clock.monotonic_s()
-        self._latency_s.record(now_s - batch.created_s, count)
+        payload_bytes = batch.size_of(span.first, span.end) - HEADER_BYTES * count
+        latency_s = self._clock.monotonic_s() - batch.created_s
+        self._counters.on_acknowledged(count, payload_bytes, latency_s)
         self._settle(part, Outcome(span.first, receipt, None))
 
     def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
         final = final_error(error, outlet.partition, is_doubtful=part.is_doubtful)
-        self._failed[type(final).__name__] += part.message_count
+        self._counters.on_failed(part.message_count, final)
         self._settle(part, Outcome(part.span.first, None, final))
 
     def _settle(self, part: Part, outcome: Outcome) -> None:
@@ -493,31 +449,6 @@ class Delivery:
 
     # -- connections and other partitions ---------------------------------------------
 
-    def _open(self, address: BrokerAddress) -> None:
-        if address not in self._openers:
-            work = self._run_opener(address)
-            task = self._loop.create_task(work, name=f"producer-open-{address}")
-            self._openers[address] = task
-
-    async def _run_opener(self, address: BrokerAddress) -> None:
-        """Wait for a connection as long as somebody has messages for it."""
-        try:
-            while self._is_wanted(address):
-                deadline_s = self._clock.monotonic_s() + PATIENCE_S
-                try:
-                    await self._pool.get(address, deadline_s=deadline_s)
-                except NoBrokerError as error:
-                    self._on_unreachable(address, error)
-                else:
-                    self._unreachable.pop(address, None)
-                    return
-        except ClosedError as error:
-            _log.debug("connections are closed: broker=%s error=%s", address, error)
-        finally:
-            del self._openers[address]
-            if not self._is_closed:
-                self._loop.call_soon(self.fill)
-
     def _is_wanted(self, address: BrokerAddress) -> bool:
         """Tell whether there is anything to send to an address."""
         return any(
@@ -527,9 +458,6 @@ class Delivery:
         )
 
     def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
-        if address not in self._unreachable:
-            _log.warning("broker is unreachable: broker=%s error=%s", address, error)
-        self._unreachable[address] = error
         self._request_refresh()
         for outlet in list(self._outlets.values()):
             if self._address(outlet.partition.broker_id) == address:
@@ -572,7 +500,7 @@ class Delivery:
         return address is not None and self._pool.ready(address) is not None
 
     def _hand_over(self, part: Part, target: Outlet) -> None:
-        self._moved_count += 1
+        self._counters.moved_count += 1
         part.sequence = None
         part.place = target.next_place()
         target.waiting.append(part)

@@ -120,7 +120,16 @@ class Outlet:
         return self.places
 
     def take_back(self) -> None:
-        """Put what came back in front of what waits, in the old order."""
-        self.returned.sort(key=lambda part: (part.place, part.span.first))
+        """Put what came back in front of what waits, in the old order.
+
+        What may be stored goes first. The others get new sequences, and a broker does
+        not take a sequence below one that it has seen.
+        """
+        self.returned.sort(key=_order_of)
         self.waiting.extendleft(reversed(self.returned))
         self.returned.clear()
+
+
+def _order_of(part: Part) -> tuple[bool, int, int]:
+    place = part.place if part.sequence is None else part.sequence
+    return part.sequence is None, place, part.span.first

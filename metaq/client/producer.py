@@ -211,6 +211,7 @@ class AsyncProducer:
             key: the same key goes to the same partition; see `KeyHash`.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
+                Waiting for room, or for a new topic, takes at most as long again.
 
         Returns:
             Where it lies.

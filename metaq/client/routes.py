@@ -16,7 +16,7 @@ from metaq.client.partitioner import (
     Selector,
     parse_partition,
 )
-from metaq.errors import NoBrokerError
+from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import TopicPartition
 
 
@@ -80,7 +80,8 @@ class Routes:
 
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
-            LocalProtocolError: the message's partition is none.
+            LocalProtocolError: the message's partition is none, or the selector chose
+                one of another topic.
         """
         known = self._topics.get(topic)
         if known is None:
@@ -96,6 +97,10 @@ class Routes:
         if getattr(selector, "sees_absent", False):
             choice = known.known
         partition = selector(topic, choice, message)
+        if partition.topic != topic:
+            raise LocalProtocolError(
+                f"selector: expected a partition of {topic}, got {partition}"
+            )
         return self.lane(partition), getattr(selector, "may_move", False)
 
     def set_partitions(

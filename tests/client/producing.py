@@ -65,9 +65,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end, in no time."""
+    """Run a coroutine to its end, in no time; what callbacks raise fails the test."""
+    problems: list[dict[str, Any]] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(work)
+        loop = runner.get_loop()
+        loop.set_exception_handler(lambda _loop, context: problems.append(context))
+        result = runner.run(work)
+    assert not problems
+    return result
 
 
 def split_records(records: bytes) -> list[bytes]:
@@ -108,6 +113,8 @@ class StandInBroker:
         self.ends: dict[int, int] = {}
         self.commands: list[Put | Mput] = []
         self.seen: dict[tuple[int, str, int], tuple[int, bytes]] = {}
+        self.expected: dict[tuple[int, str], int] = {}
+        self.overlap_count = 0
         self.next_id = 1 << 30
         self.delay_s = 0.001
         self.is_up = True
@@ -125,8 +132,8 @@ class StandInBroker:
     def come_back(self) -> None:
         self.is_up = True
 
-    def carry_out(self, command: Put | Mput) -> bytes:
-        """Store a command, or recognise it; return the receipt."""
+    def carry_out(self, command: Put | Mput) -> bytes | None:
+        """Store or recognise a command; return the receipt, None for a wrong number."""
         number = command.partition
         key = None
         if isinstance(command, Mput) and command.producer and self.capabilities.dedup:
@@ -135,6 +142,11 @@ class StandInBroker:
                 count, receipt = self.seen[key]
                 assert count == command.count, "a repetition of another size"
                 return receipt
+            expected = self.expected.get(key[:2], 0)
+            if command.sequence < expected:
+                self.overlap_count += 1
+                return None
+            self.expected[key[:2]] = command.sequence + command.count
         payloads, size_bytes = [command.payload], 20 + len(command.payload)
         if isinstance(command, Mput):
             payloads = split_records(command.payload)
@@ -210,7 +222,9 @@ class StandInConnection:
         act = broker.acts.popleft() if broker.acts else broker.default
         if act in (Act.STORE, Act.SWALLOW_STORED, Act.CUT_STORED):
             receipt = broker.carry_out(command)
-            if act is Act.STORE:
+            if receipt is None:
+                self._answer(Result(500, b"already stored", command.opaque))
+            elif act is Act.STORE:
                 self._answer(Result(200, receipt, command.opaque))
         if act in (Act.CUT, Act.CUT_STORED):
             self.cut()

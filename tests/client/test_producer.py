@@ -160,6 +160,33 @@ def test_key_partition_and_selector_choose() -> None:
             result = await world.producer.send("test", b"x", attribute="k=v")
             assert result.partition == at(7)
 
+        def astray(*_: object) -> Any:
+            return at(0, topic="other")
+
+        async with producing(StandInBroker(), selector=astray) as world:
+            with pytest.raises(LocalProtocolError, match="of test, got other/0-0"):
+                await world.producer.send("test", b"x")
+
+    run_virtual(main())
+
+
+def test_a_closed_pool_is_not_asked_in_a_busy_loop() -> None:
+    """The messages fail at their deadline; time passes in between."""
+
+    async def main() -> None:
+        asked = 0
+
+        async def get(*_args: object, **_kwargs: object) -> Any:
+            nonlocal asked
+            asked += 1
+            raise ClosedError("the pool is closed")
+
+        async with producing(StandInBroker(), timeout_s=1) as world:
+            world.pool.get = get  # type: ignore[method-assign]
+            with pytest.raises(NotSentError):
+                await world.producer.send("test", b"x")
+        assert asked <= 25
+
     run_virtual(main())
 
 
@@ -292,6 +319,20 @@ def test_a_repeated_batch_is_recognised() -> None:
         assert isinstance(two, Mput)
         assert (one.producer, one.sequence) == (two.producer, two.sequence)
         assert one.sequence == 1
+
+    run_virtual(main())
+
+
+def test_a_doubtful_batch_goes_before_a_refused_one() -> None:
+    """The refused one gets a new number, which must not pass the doubtful one's."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.CLOSED, Act.CUT])
+        async with producing(broker, batch_count_max=4) as world:
+            await world.producer.send_many("test", [b"%d" % n for n in range(5)])
+        assert broker.stored() == [b"4", b"0", b"1", b"2", b"3"]
+        assert not broker.overlap_count
 
     run_virtual(main())
 
@@ -660,6 +701,7 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
     """
 
     async def main() -> None:
+        swallows = {Act.SWALLOW, Act.SWALLOW_STORED}
         broker = StandInBroker()
         broker.acts.extend(acts)
         sent = [b"%04d" % n for n in range(count)]
@@ -671,6 +713,8 @@ def test_whatever_fails_every_future_resolves_and_order_is_kept(
             assert world.producer.statistics().buffered_bytes == 0
         stored = broker.stored()
         assert len(set(stored)) == len(stored)
+        # Brokers carry out what they read in order; one that swallows does not.
+        assert not broker.overlap_count or swallows & set(acts)
         acknowledged = []
         for message, future in zip(sent, futures, strict=True):
             error = future.exception()
