@@ -8,9 +8,7 @@ absent or flapping ZooKeeper never reaches puts and gets.
 Source: broker spec 3.1 to 3.5; section 12 rows 11 and 12.
 """
 
-import contextlib
 import logging
-import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Final
@@ -18,6 +16,7 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.config import BrokerConfig
 from metaq.lifecycle import Service
+from metaq.net.own_host import own_host
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry, RegistrationStatistics
@@ -29,28 +28,10 @@ log = logging.getLogger(__name__)
 TAKEOVER_MARGIN_S: Final = 2.0
 """Added to the session time-out: how long a node of our own past may live on."""
 
-_ROUTE_PROBES: Final = (
-    (socket.AF_INET, ("192.0.2.1", 9)),
-    (socket.AF_INET6, ("2001:db8::1", 9)),
-)
-"""Documentation addresses; connecting a datagram socket to one sends nothing, it only
-asks the kernel which of our addresses it would send from."""
-
 
 def advertised_host(config: BrokerConfig) -> str:
     """Return the host that clients are told: hostName, or one of our addresses."""
-    if config.system.host_name:
-        return config.system.host_name
-    for family, target in _ROUTE_PROBES:
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(family, socket.SOCK_DGRAM) as s,
-        ):
-            s.connect(target)
-            host = str(s.getsockname()[0])
-            if not host.startswith("127.") and host != "::1":
-                return host
-    return "127.0.0.1"
+    return config.system.host_name or own_host()
 
 
 def listening_host(config: BrokerConfig) -> str:

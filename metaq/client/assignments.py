@@ -31,13 +31,19 @@ class Fence:
 
 
 class AssignmentSink(Protocol):
-    """Whoever reads partitions; all calls on the loop's thread, one at a time."""
+    """Whoever reads partitions; all calls on the loop's thread.
+
+    Calls for different partitions may run at once. `fence` may come while a `revoke`
+    of the same partitions waits, which then ends.
+    """
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now.
 
         Raises:
             MetaqError: their offsets could not be read; none of them is read.
+
+        Cancellation: none of them is read.
         """
         ...
 

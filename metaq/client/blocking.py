@@ -111,6 +111,8 @@ class Client:
         group: str,
         topics: Collection[str],
         *,
+        partitions: Collection[str] | None = None,
+        broadcast: bool = False,
         offsets: OffsetStore | None = None,
         **options: Unpack[ConsumerKeywords],
     ) -> "Consumer":
@@ -118,7 +120,14 @@ class Client:
         thread = self._require_thread()
 
         async def make() -> AsyncConsumer:
-            return self._twin.consumer(group, topics, offsets=offsets, **options)
+            return self._twin.consumer(
+                group,
+                topics,
+                partitions=partitions,
+                broadcast=broadcast,
+                offsets=offsets,
+                **options,
+            )
 
         return Consumer(thread.run(make()), thread)
 

@@ -83,6 +83,9 @@ class Committer:
 
         Cancellation: what was sent to the store may still be written.
         """
+        # Now, not after waiting: what was handled under one session may not be
+        # committed under the next.
+        fence = self._fence()
         async with self._lock:
             changed = self.changed(handled)
             if not changed:
@@ -92,7 +95,7 @@ class Committer:
                 failed = await self._store.commit(
                     self._group,
                     changed,
-                    fence=self._fence(),
+                    fence=fence,
                     deadline_s=limit_s if deadline_s is None else deadline_s,
                 )
             except MetaqError as error:

@@ -76,3 +76,9 @@ class PartlySentError(ClientError):
         super().__init__(message)
         self.outcomes = outcomes
         """One for each message, in their order: its `SendResult`, or its error."""
+
+
+class NotSettledError(ClientError):
+    """A member does not have all partitions of its share: others own them still."""
+
+    retriable = True

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Sequence
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
-from metaq.client.assignments import FixedSource, PartitionSource
 from metaq.client.consumer import AsyncConsumer, Marks
+from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
 from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
-from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.names import broadcast_group, check_group, check_topics
+from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
     ClientOptions,
@@ -30,7 +31,7 @@ from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
-from metaq.model import TopicPartition
+from metaq.net.own_host import own_host
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import NodePaths, normalize_root
@@ -214,6 +215,8 @@ class AsyncClient:
         group: str,
         topics: Collection[str],
         *,
+        partitions: Collection[str] | None = None,
+        broadcast: bool = False,
         offsets: OffsetStore | None = None,
         **options: Unpack[ConsumerKeywords],
     ) -> AsyncConsumer:
@@ -222,8 +225,12 @@ class AsyncClient:
         Args:
             group: consumer group; its members share the partitions.
             topics: topic names.
+            partitions: read these of each topic, `b-p` by name, and share them with
+                nobody; None has the group share all of them.
+            broadcast: every machine reads everything: the group is named
+                `<group>-<address of the machine>`. Consumers of one machine share.
             offsets: where offsets are committed; None takes ZooKeeper, or memory for
-                a client of named brokers.
+                a broadcast and for a client of named brokers.
             options: fields of `ConsumerOptions`.
 
         Raises:
@@ -231,17 +238,30 @@ class AsyncClient:
         """
         context = self.context
         settings = ConsumerOptions(**options)
-        source: PartitionSource = _all_partitions(context, tuple(topics))
+        name = check_group(group)
+        if broadcast:
+            name = check_group(broadcast_group(group, own_host()))
         consumer = AsyncConsumer(
             context,
-            group=group,
-            source=source,
-            store=offsets or MemoryOffsets(),
+            group=name,
+            source=make_source(
+                context,
+                group=name,
+                topics=check_topics(topics),
+                partitions=partitions,
+                consumer_id=settings.consumer_id or _new_consumer_id(),
+                strategy=settings.strategy,
+            ),
+            store=offsets or make_store(context, is_broadcast=broadcast),
             options=settings,
             marks=self._marks,
         )
         self._children.append(consumer)
         return consumer
+
+
+def _new_consumer_id() -> str:
+    return f"{own_host()}-{os.getpid()}-{uuid.uuid4()}"
 
 
 def parse_address(text: str) -> BrokerAddress:
@@ -255,19 +275,3 @@ def parse_address(text: str) -> BrokerAddress:
         return decode_address(f"meta://{bare}".encode())
     except PayloadError as error:
         raise ConfigError(f"broker: expected host:port, got {text!r}") from error
-
-
-def _all_partitions(context: ClientContext, topics: tuple[str, ...]) -> FixedSource:
-    """Return a source of every partition of some topics, known now or later."""
-    metadata = context.metadata
-    for topic in topics:
-        metadata.watch_topic(topic)
-
-    def find() -> list[TopicPartition]:
-        snapshot = metadata.snapshot
-        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
-
-    def listen(callback: Callable[[], None]) -> Callable[[], None]:
-        return metadata.add_listener(lambda _snapshot: callback())
-
-    return FixedSource(find, listen, clock=context.clock)

@@ -28,6 +28,7 @@ Source: client spec 4, 14.1, 14.4 and 14.6.
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from types import MappingProxyType
 from typing import Final
 
@@ -137,7 +138,7 @@ class GroupMembership:
         self._member = member_name(group, consumer_id)
         self._sessions: deque[int] = deque(maxlen=SESSIONS_REMEMBERED)
         self._registered_epoch = 0
-        self._registered_data = b""
+        self._payloads: set[bytes] = set()
         self._claims: dict[TopicPartition, int] = {}
         self._unanswered: set[TopicPartition] = set()
 
@@ -187,7 +188,9 @@ class GroupMembership:
         """
         data = encode_member_topics(sorted(set(topics)))
         path = self._paths.member(self._group, self._member)
-        mine = frozenset({data, self._registered_data})
+        # Before the request: its outcome may never be known.
+        self._payloads.add(data)
+        mine = frozenset(self._payloads)
         status, other = await self._take(path, data, mine, deadline_s)
         if other is not None:
             raise MemberTakenError(
@@ -196,15 +199,20 @@ class GroupMembership:
                 f" {other.data.decode(errors='replace')!r} of session"
                 f" {other.owner_session_id:#x}; consumer ids are unique in a group"
             )
-        self._registered_epoch, self._registered_data = status.epoch, data
+        self._registered_epoch = status.epoch
         log.info("member registered member=%s epoch=%d", self._member, status.epoch)
         return status.epoch
 
     async def unregister(self, *, deadline_s: float) -> None:
         """Leave the group; a node that is not ours stays. Claims are not released."""
         path = self._paths.member(self._group, self._member)
-        await self._delete_ours(path, self._registered_data, deadline_s)
+        await self._delete_ours(path, self._payloads, deadline_s)
         self._registered_epoch = 0
+
+    async def is_registered(self, *, deadline_s: float) -> bool:
+        """Return whether our node is there, of the present session, asked now."""
+        path = self._paths.member(self._group, self._member)
+        return await self._is_ours(path, self._payloads, deadline_s)
 
     async def members(self, *, deadline_s: float) -> Members:
         """Return who is in the group now, and with which topics."""
@@ -290,11 +298,16 @@ class GroupMembership:
         """
         path = self._paths.owner(self._group, partition)
         is_deleted = await self._delete_ours(
-            path, encode_owner(self._member), deadline_s
+            path, {encode_owner(self._member)}, deadline_s
         )
         self._claims.pop(partition, None)
         self._unanswered.discard(partition)
         return is_deleted
+
+    async def owns(self, partition: TopicPartition, *, deadline_s: float) -> bool:
+        """Return whether a partition is ours under the present session, asked now."""
+        path = self._paths.owner(self._group, partition)
+        return await self._is_ours(path, {encode_owner(self._member)}, deadline_s)
 
     async def owners(
         self, topic: str, *, deadline_s: float
@@ -348,16 +361,26 @@ class GroupMembership:
             f"take {path}: created and deleted by others, {TAKE_TRIES} times"
         )
 
-    async def _delete_ours(self, path: str, data: bytes, deadline_s: float) -> bool:
-        """Delete a node with our payload of the present session; else leave it."""
+    async def _delete_ours(
+        self, path: str, payloads: AbstractSet[bytes], deadline_s: float
+    ) -> bool:
+        """Delete a node of ours, of the present session; leave any other."""
+        if not await self._is_ours(path, payloads, deadline_s):
+            return False
+        return await self._coordinator.delete(path, deadline_s=deadline_s)
+
+    async def _is_ours(
+        self, path: str, payloads: AbstractSet[bytes], deadline_s: float
+    ) -> bool:
+        """Return whether a node holds one of our payloads, of the present session."""
         status = self._coordinator.status
         node = await self._coordinator.get(path, deadline_s=deadline_s)
         self._require_same_session(status, path)
-        if node is None or node.data != data:
-            return False
-        if node.owner_session_id != status.session_id:
-            return False
-        return await self._coordinator.delete(path, deadline_s=deadline_s)
+        return (
+            node is not None
+            and node.data in payloads
+            and node.owner_session_id == status.session_id
+        )
 
     def _require_same_session(self, status: SessionStatus, path: str) -> None:
         """Refuse to go on with what was read under another session."""

@@ -586,3 +586,53 @@ def test_groups_can_be_looked_at_from_outside() -> None:
         assert dict(none) == {}
 
     run_virtually(scenario())
+
+
+def test_a_member_knows_whether_its_nodes_are_its_own() -> None:
+    """Ours is what holds our payload and belongs to the present session."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with member_on(server) as (one, coordinator):
+
+            async def ask() -> tuple[bool, bool]:
+                return (
+                    await one.is_registered(deadline_s=in_s()),
+                    await one.owns(P0, deadline_s=in_s()),
+                )
+
+            assert await ask() == (False, False)
+            await one.register(["t"], deadline_s=in_s())
+            assert await ask() == (True, False)
+            await one.claim(P0, deadline_s=in_s())
+            assert await ask() == (True, True)
+            mine = coordinator.status.session_id
+            server.put(OWNER, b"g_other", session_id=mine)
+            assert await ask() == (True, False)
+            server.put(OWNER, b"g_c1", session_id=mine + 1)
+            server.put(MEMBER, b"t", session_id=mine + 1)
+            assert await ask() == (False, False)
+
+    run_virtually(scenario())
+
+
+def test_a_registration_without_an_answer_is_found_when_leaving() -> None:
+    """Nobody else would ever delete it while the session lives."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with member_on(server) as (one, coordinator):
+            create = coordinator.create_ephemeral
+
+            async def unheard(path: str, data: bytes, *, deadline_s: float) -> None:
+                await create(path, data, deadline_s=deadline_s)
+                raise CoordinationTimeoutError("the answer got lost")
+
+            coordinator.create_ephemeral = unheard  # type: ignore[method-assign]
+            with pytest.raises(CoordinationTimeoutError):
+                await one.register(["t"], deadline_s=in_s())
+            assert MEMBER in server.nodes
+            await one.unregister(deadline_s=in_s())
+            assert MEMBER not in server.nodes
+
+    run_virtually(scenario())

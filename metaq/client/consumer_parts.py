@@ -1,0 +1,89 @@
+"""Which partition source and which offset store a consumer gets."""
+
+from collections.abc import Callable, Collection
+
+from metaq.assignment import Strategy
+from metaq.client.assignments import FixedSource, PartitionSource
+from metaq.client.context import ClientContext
+from metaq.client.names import fixed_partitions
+from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.rebalancer import GroupSource
+from metaq.client.zk_offsets import ZooKeeperOffsets
+from metaq.errors import ConfigError
+from metaq.model import TopicPartition
+
+
+def make_source(
+    context: ClientContext,
+    *,
+    group: str,
+    topics: tuple[str, ...],
+    partitions: Collection[str] | None,
+    consumer_id: str,
+    strategy: str,
+) -> PartitionSource:
+    """Return who says which partitions are read.
+
+    Args:
+        context: the client's parts; without a coordinator there are no groups.
+        group: name of the group.
+        topics: what is subscribed to.
+        partitions: names `b-p` to read without a group; None: not fixed.
+        consumer_id: of the new member, should there be a group.
+        strategy: by which a group shares; one of MetaQ's names.
+
+    Raises:
+        ConfigError: a name of a partition or a strategy that is none.
+    """
+    if partitions is not None:
+        fixed = fixed_partitions(topics, partitions)
+        return FixedSource(lambda: fixed, _never, clock=context.clock)
+    if context.coordinator is None:
+        return _all_partitions(context, topics)
+    return GroupSource(
+        context.coordinator,
+        context.paths,
+        context.metadata,
+        group=group,
+        consumer_id=consumer_id,
+        topics=topics,
+        strategy=_check_strategy(strategy),
+        clock=context.clock,
+        options=context.options,
+    )
+
+
+def _check_strategy(name: str) -> Strategy:
+    try:
+        return Strategy(name)
+    except ValueError as error:
+        known = " or ".join(strategy.value for strategy in Strategy)
+        raise ConfigError(f"strategy: expected {known}, got {name!r}") from error
+
+
+def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
+    """Return where offsets are committed when nobody says where."""
+    if context.coordinator is None or is_broadcast:
+        return MemoryOffsets()
+    return ZooKeeperOffsets(context.coordinator, context.paths)
+
+
+def _all_partitions(context: ClientContext, topics: tuple[str, ...]) -> FixedSource:
+    """Return a source of every partition of some topics, known now or later."""
+    metadata = context.metadata
+    for topic in topics:
+        metadata.watch_topic(topic)
+
+    def find() -> list[TopicPartition]:
+        snapshot = metadata.snapshot
+        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
+
+    def listen(callback: Callable[[], None]) -> Callable[[], None]:
+        return metadata.add_listener(lambda _snapshot: callback())
+
+    return FixedSource(find, listen, clock=context.clock)
+
+
+def _never(_callback: Callable[[], None]) -> Callable[[], None]:
+    """Listen for changes of what never changes."""
+    return lambda: None

@@ -1,0 +1,50 @@
+"""One operation on many things, some at once; what fails does not stop the others."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
+
+from metaq.errors import MetaqError
+
+AT_ONCE_MAX: Final = 64
+"""Operations of one caller that are under way together."""
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+
+async def for_each(
+    operation: Callable[[K], Awaitable[T]], items: Iterable[K]
+) -> dict[K, T | MetaqError]:
+    """Run an operation on each item, at most AT_ONCE_MAX at once.
+
+    Args:
+        operation: its MetaqErrors are results; anything else ends all of them.
+        items: no two equal ones.
+
+    Returns:
+        What became of each item, in the order of the items.
+
+    Cancellation: cancels what is under way, and waits until that has ended.
+    """
+    gate = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def run_one(item: K) -> T | MetaqError:
+        async with gate:
+            try:
+                return await operation(item)
+            except MetaqError as error:
+                return error
+
+    async with asyncio.TaskGroup() as group:
+        tasks = {item: group.create_task(run_one(item)) for item in items}
+    return {item: task.result() for item, task in tasks.items()}
+
+
+def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
+    """Return what failed of the results of `for_each`."""
+    return {
+        item: result
+        for item, result in results.items()
+        if isinstance(result, MetaqError)
+    }

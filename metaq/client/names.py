@@ -1,0 +1,88 @@
+"""Names that users choose for groups, topics and partitions, checked and made.
+
+A name ends as a step of a ZooKeeper path, as a token of a command line and, for
+topics, in a comma-joined list, so what would break there is refused where the user can
+see it. Source: client spec 5.4, 12.3 and 15.3.
+"""
+
+from collections.abc import Collection
+from typing import Final
+
+from metaq.config.topic_rules import is_safe_topic
+from metaq.errors import ConfigError
+from metaq.model import TopicPartition
+from metaq.zk.paths import is_legal_step, parse_partition
+
+GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
+"""What MetaQ allows in no group name."""
+
+
+def check_group(group: str) -> str:
+    """Return a group's name.
+
+    Raises:
+        ConfigError: MetaQ or ZooKeeper would not take it.
+    """
+    refused = sorted(GROUP_REFUSED.intersection(group))
+    if refused:
+        raise ConfigError(
+            f"group {group!r}: a name without {' '.join(map(repr, refused))} is"
+            " expected"
+        )
+    if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
+        raise ConfigError(f"group: expected a name without blanks, got {group!r}")
+    return group
+
+
+def check_topics(topics: Collection[str]) -> tuple[str, ...]:
+    """Return topic names, sorted, each once.
+
+    Raises:
+        ConfigError: there is none, or one that no broker takes.
+    """
+    if isinstance(topics, str):
+        raise ConfigError(f"topics: expected a list of names, got the text {topics!r}")
+    for topic in topics:
+        if not is_safe_topic(topic) or "," in topic or not is_legal_step(topic):
+            raise ConfigError(
+                f"topics: expected names without blanks, commas and slashes, got"
+                f" {topic!r}"
+            )
+    if not topics:
+        raise ConfigError("topics: expected at least one name, got none")
+    return tuple(sorted(set(topics)))
+
+
+def fixed_partitions(
+    topics: Collection[str], names: Collection[str]
+) -> tuple[TopicPartition, ...]:
+    """Return the named partitions of each topic.
+
+    Args:
+        topics: topic names.
+        names: `b-p`: broker id and number of the partition.
+
+    Raises:
+        ConfigError: no name, or one that is none.
+    """
+    if isinstance(names, str) or not names:
+        raise ConfigError(
+            f"partitions: expected a list of names such as '0-1', got {names!r}"
+        )
+    found: set[TopicPartition] = set()
+    for name in names:
+        parsed = parse_partition(name)
+        if parsed is None:
+            raise ConfigError(f"partitions: expected names as '0-1', got {name!r}")
+        found.update(TopicPartition(topic, *parsed) for topic in topics)
+    return tuple(sorted(found))
+
+
+def broadcast_group(group: str, host: str) -> str:
+    """Return the group that a machine has for itself: `<group>-<host>`.
+
+    Args:
+        group: what all machines call the group.
+        host: this machine's address; dots and colons become dashes.
+    """
+    return f"{group}-{host.replace('.', '-').replace(':', '-')}"

@@ -1,0 +1,176 @@
+"""Members of a group on an in-memory ZooKeeper, with sinks that only keep books."""
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from metaq.assignment import Strategy, assign
+from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.options import ClientOptions
+from metaq.client.rebalancer import GroupSource
+from metaq.model import BrokerId, TopicPartition
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
+from metaq.zk.znodes import TopicRegistration, encode_registration
+from tests.zk.virtual import VirtualClock
+
+CLOCK = VirtualClock()
+PATHS = NodePaths()
+OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=20.0)
+GROUP = "g"
+TOPIC = "t"
+PATIENCE_S = 120.0
+
+
+def part(number: int, broker: int = 0, topic: str = TOPIC) -> TopicPartition:
+    return TopicPartition(topic, BrokerId(broker), number)
+
+
+def parts(*numbers: int) -> set[TopicPartition]:
+    return {part(number) for number in numbers}
+
+
+def owner_path(partition: TopicPartition) -> str:
+    return PATHS.owner(GROUP, partition)
+
+
+def serve(
+    server: MemoryZooKeeper, count: int, broker: int = 0, topic: str = TOPIC
+) -> None:
+    """Register a topic as a broker does; 0 partitions: withdraw it."""
+    role = BrokerRole(BrokerId(broker))
+    path = PATHS.topic(NodeKind.TOPIC_SUB, topic, role)
+    if count:
+        server.put(path, encode_registration(TopicRegistration(count, role)))
+    else:
+        server.remove(path)
+
+
+class Sink:
+    """Reads nothing; knows what it would read, and was told."""
+
+    def __init__(self) -> None:
+        self.reading: set[TopicPartition] = set()
+        self.calls: list[tuple[str, frozenset[TopicPartition]]] = []
+        self.on_assign: Callable[[TopicPartition], None] = lambda _partition: None
+        self.assign_s = 0.0
+        self.revoke_s = 0.0
+        self.before_release: Callable[[], None] = lambda: None
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            self.on_assign(partition)
+        await asyncio.sleep(self.assign_s)
+        assert self.reading.isdisjoint(partitions)
+        self.calls.append(("assign", frozenset(partitions)))
+        self.reading.update(partitions)
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("revoke", frozenset(partitions)))
+        await asyncio.sleep(self.revoke_s)
+        self.reading.difference_update(partitions)
+        self.before_release()
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        self.calls.append(("fence", frozenset(partitions)))
+        self.reading.difference_update(partitions)
+
+    def told(self, what: str) -> set[TopicPartition]:
+        return {p for call, many in self.calls if call == what for p in many}
+
+
+class Member:
+    """A session, a source and a sink."""
+
+    def __init__(
+        self,
+        server: MemoryZooKeeper,
+        consumer_id: str = "c1",
+        *,
+        topics: Collection[str] = (TOPIC,),
+        strategy: Strategy = Strategy.DEFAULT,
+        options: ClientOptions = OPTIONS,
+    ) -> None:
+        self.server = server
+        self.sink = Sink()
+        self.coordinator: MemoryCoordinator = server.coordinator(CLOCK)
+        self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
+        self.source = GroupSource(
+            self.coordinator,
+            PATHS,
+            self.metadata,
+            group=GROUP,
+            consumer_id=consumer_id,
+            topics=topics,
+            strategy=strategy,
+            clock=CLOCK,
+            options=options,
+        )
+        self.name = f"{GROUP}_{consumer_id}"
+
+    @property
+    def reading(self) -> set[TopicPartition]:
+        return self.sink.reading
+
+    @property
+    def is_settled(self) -> bool:
+        return self.source.unsettled_since_s is None
+
+    async def join(self) -> "Member":
+        await self.connect()
+        await self.source.start(self.sink)
+        return self
+
+    async def connect(self) -> None:
+        self.coordinator.start()
+        await self.metadata.start()
+
+    async def leave(self) -> None:
+        await self.source.stop()
+        await self.quit()
+
+    async def quit(self) -> None:
+        await self.metadata.stop()
+        await self.coordinator.stop(deadline_s=CLOCK.monotonic_s() + 1)
+
+    async def die(self) -> int:
+        """End as a killed process does; return the session that lives on."""
+        number = self.coordinator.status.session_id
+        self.sink.reading.clear()
+        self.server.abandon(self.coordinator)
+        assert self.source._task is not None
+        self.source._task.cancel()
+        await self.metadata.stop()
+        return number
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def owners(server: MemoryZooKeeper, topic: str = TOPIC) -> dict[str, str]:
+    """Return partition name → owner."""
+    parent = PATHS.group_partitions(NodeKind.OWNER, GROUP, topic)
+    return {
+        name: server.nodes[f"{parent}/{name}"].data.decode()
+        for name in server.names(parent) or ()
+    }
+
+
+def is_at_rest(
+    server: MemoryZooKeeper, members: Collection[Member], count: int, strategy: Strategy
+) -> bool:
+    """Whether everybody reads exactly its share, and ZooKeeper says the same."""
+    if not all(member.is_settled for member in members):
+        return False
+    names = [partition_name(part(number)) for number in range(count)]
+    plan = assign(strategy, [member.name for member in members], names)
+    read = {
+        member.name: {partition_name(partition) for partition in member.reading}
+        for member in members
+    }
+    found = {name: owner for owner, many in read.items() for name in many}
+    return found == owners(server) and all(
+        read[member] == set(many) for member, many in plan.items()
+    )

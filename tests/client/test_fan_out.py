@@ -1,0 +1,77 @@
+"""One operation on many things."""
+
+import asyncio
+
+import pytest
+
+from metaq.client.fan_out import AT_ONCE_MAX, failures, for_each
+from metaq.errors import ClientError, MetaqError
+
+
+def test_what_fails_does_not_stop_the_others() -> None:
+    """Results and errors, in the order of the items."""
+    error = ClientError("no")
+
+    async def half(number: int) -> int:
+        await asyncio.sleep(0)
+        if number % 2:
+            raise error
+        return number // 2
+
+    results = asyncio.run(for_each(half, [4, 3, 2]))
+    assert list(results.items()) == [(4, 2), (3, error), (2, 1)]
+    assert failures(results) == {3: error}
+
+
+def test_so_many_and_no_more_at_once() -> None:
+    """The bound is reached, and kept."""
+    running = most = 0
+
+    async def note(_number: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    asyncio.run(for_each(note, range(3 * AT_ONCE_MAX)))
+    assert most == AT_ONCE_MAX
+
+
+def test_a_bug_ends_all_of_them() -> None:
+    """Nothing runs on behind the caller's back."""
+    ended: list[int] = []
+
+    async def work(number: int) -> None:
+        if number == 0:
+            raise ValueError("a bug")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(for_each(work, range(3)))
+    assert sorted(ended) == [1, 2]
+
+
+def test_cancelling_ends_all_of_them() -> None:
+    """Before the caller goes on."""
+    ended: list[int] = []
+
+    async def work(number: int) -> MetaqError | None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+        return None
+
+    async def scenario() -> None:
+        task = asyncio.create_task(for_each(work, range(3)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert sorted(ended) == [0, 1, 2]
+
+    asyncio.run(scenario())

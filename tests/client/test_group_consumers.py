@@ -1,0 +1,357 @@
+"""Consumers of one group on a broker in this process: nothing lost, nothing read twice.
+
+The broker is real, ZooKeeper is in memory; both worlds.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from metaq.client import AsyncClient, Client
+from metaq.client.consumer import AsyncConsumer
+from metaq.client.progress import ConsumerState
+from metaq.errors import ConfigError, OwnershipLostError
+from metaq.model import BrokerId, Message, TopicPartition
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
+from metaq.zk.znodes import (
+    BrokerAddress,
+    TopicRegistration,
+    encode_address,
+    encode_registration,
+)
+
+PATIENCE_S = 20.0
+PARTITIONS = 4
+PATHS = NodePaths()
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={"t": PARTITIONS}) as running:
+        yield running
+
+
+def part(number: int) -> TopicPartition:
+    return TopicPartition("t", BrokerId(0), number)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def put(client: AsyncClient, texts: list[str]) -> None:
+    async with client.producer() as producer:
+        await producer.send_many("t", [text.encode() for text in texts])
+
+
+async def put_each(client: AsyncClient, text: str) -> None:
+    """Put one message into each partition."""
+    async with client.producer() as producer:
+        for number in range(PARTITIONS):
+            name = f"0-{number}"
+            await producer.send("t", f"{text} {name}".encode(), partition=name)
+
+
+@asynccontextmanager
+async def client_of(broker: EmbeddedBroker, **more: Any) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(**broker.client_options, **more) as client:
+        yield client
+
+
+class Reader:
+    """Reads until it is told to stop, and keeps what it was handed."""
+
+    def __init__(self, consumer: AsyncConsumer) -> None:
+        self.consumer = consumer
+        self.texts: list[str] = []
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self.consumer:
+            self.texts.append(bytes(message.data).decode())
+
+    async def stop(self) -> None:
+        self.consumer.let_go(is_handled=True)
+        await self.consumer.close()
+        await self.task
+
+
+async def joined(client: AsyncClient, group: str = "g", **options: Any) -> Reader:
+    consumer = client.consumer(group, ["t"], **options)
+    await consumer.start()
+    return Reader(consumer)
+
+
+def stored(broker: EmbeddedBroker, number: int, group: str = "g") -> bytes:
+    node = broker.zookeeper.nodes.get(PATHS.group_offset(group, part(number)))
+    return b"" if node is None else node.data
+
+
+def test_a_group_shares_and_hands_over(broker: EmbeddedBroker) -> None:
+    """Two share; one leaves, the other takes over; a third goes on where they were."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client, client_of(broker) as other:
+            first = [f"a{number}" for number in range(400)]
+            await put(client, first)
+            one, two = await joined(client), await joined(other)
+            await until(lambda: len(one.consumer.assignment()) == 2)
+            await until(lambda: len(two.consumer.assignment()) == 2)
+            assert one.consumer.assignment().isdisjoint(two.consumer.assignment())
+            await until(lambda: len(one.texts) + len(two.texts) == 400)
+            assert sorted(one.texts + two.texts) == sorted(first)
+            await one.stop()
+            await until(lambda: len(two.consumer.assignment()) == PARTITIONS)
+            second = [f"b{number}" for number in range(100)]
+            await put(client, second)
+            await until(lambda: len(one.texts) + len(two.texts) == 500)
+            assert sorted(two.texts[-100:]) == sorted(second)
+            await two.stop()
+            assert stored(broker, 0).rpartition(b"-")[2].isdigit()
+            three = await joined(client)
+            await put(client, ["c"])
+            await until(lambda: three.texts)
+            assert three.texts == ["c"]
+            await three.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_lost_session_loses_and_repeats_nothing(broker: EmbeddedBroker) -> None:
+    """What was handled and not committed is not handed to this process again."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            reader = await joined(client, commit_interval_s=None)
+            await put(client, [f"a{number}" for number in range(50)])
+            await until(lambda: len(reader.texts) == 50)
+            coordinator = client.context.coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.expire(coordinator)
+            await asyncio.sleep(0)
+            assert reader.consumer.health().state is ConsumerState.JOINING
+            assert reader.consumer.assignment() == frozenset()
+            await put(client, [f"b{number}" for number in range(50)])
+            await until(lambda: len(reader.texts) == 100)
+            await until(lambda: reader.consumer.health().is_ok)
+            expected = [f"{mark}{number}" for mark in "ab" for number in range(50)]
+            assert sorted(reader.texts) == sorted(expected)
+            await reader.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_message_in_hand_is_waited_for_and_committed(
+    broker: EmbeddedBroker,
+) -> None:
+    """The next owner is handed what comes behind it."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client, client_of(broker) as other:
+            await put_each(client, "a")
+            await put_each(client, "b")
+            one = client.consumer("g", ["t"], consumer_id="c1")
+            await one.start()
+            held: Message | None = None
+            while held is None or held.partition != part(PARTITIONS - 1):
+                held = await one.receive(PATIENCE_S)
+                assert held is not None
+            two = await joined(other, consumer_id="c2")
+            await until(lambda: "owned by other" in str(two.consumer.health()))
+            path = PATHS.owner("g", part(PARTITIONS - 1))
+            assert broker.zookeeper.nodes[path].data == b"g_c1"
+            assert two.texts == []
+            more = asyncio.create_task(one.receive(0.01))
+            await until(lambda: part(PARTITIONS - 1) in two.consumer.assignment())
+            await more
+            await until(lambda: "b 0-3" in two.texts)
+            assert "a 0-3" not in two.texts
+            await one.close()
+            await two.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_late_commit_of_a_former_owner_is_refused(broker: EmbeddedBroker) -> None:
+    """A handler that takes longer than the bound loses its partition, and is told."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client, client_of(broker) as other:
+            await put_each(client, "a")
+            one = client.consumer(
+                "g", ["t"], consumer_id="c1", revoke_timeout_s=0.1, start="earliest"
+            )
+            await one.start()
+            held: Message | None = None
+            while held is None or held.partition != part(PARTITIONS - 1):
+                held = await one.receive(PATIENCE_S)
+            two = await joined(other, consumer_id="c2", commit_interval_s=0.05)
+            await until(lambda: "a 0-3" in two.texts)
+            with pytest.raises(OwnershipLostError, match="will be delivered again"):
+                await one.commit()
+            await one.close()
+            await two.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_restarts_is_not_noticed_by_readers(
+    broker: EmbeddedBroker,
+) -> None:
+    """They read on while it is away; what they commit afterwards is stored."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            reader = await joined(client, commit_interval_s=0.05)
+            broker.zookeeper.stop()
+            async with client.producer() as producer:
+                await producer.send("t", b"a", partition="0-1")
+            await until(lambda: reader.texts == ["a"])
+            assert stored(broker, 1) == b""
+            broker.zookeeper.start()
+            await until(lambda: stored(broker, 1))
+            await reader.stop()
+
+    asyncio.run(scenario())
+
+
+def test_fixed_partitions_are_read_without_a_group(broker: EmbeddedBroker) -> None:
+    """No member, no owner; two read the same; offsets are stored all the same."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            await put_each(client, "a")
+            one = await joined(client, partitions=["0-1", "0-2"])
+            two = await joined(client, partitions=["0-2"])
+            await until(lambda: len(one.texts) == 2 and len(two.texts) == 1)
+            assert sorted(one.texts) == ["a 0-1", "a 0-2"]
+            assert two.texts == ["a 0-2"]
+            assert one.consumer.assignment() == {part(1), part(2)}
+            names = [path for path in broker.zookeeper.nodes if "/consumers/g/" in path]
+            assert not [path for path in names if "/ids/" in path or "/owners/" in path]
+            await one.stop()
+            await two.stop()
+            assert stored(broker, 1).rpartition(b"-")[2] != b"0"
+            again = await joined(client, partitions=["0-1"])
+            await put_each(client, "b")
+            await until(lambda: again.texts)
+            assert again.texts == ["b 0-1"]
+            await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broadcast_reaches_every_machine(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each machine is a group of its own, named after its address."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            readers = []
+            for host in ("10.0.0.7", "fe80::1"):
+                monkeypatch.setattr("metaq.client.session.own_host", lambda h=host: h)
+                readers.append(await joined(client, broadcast=True))
+            assert [r.consumer.group for r in readers] == ["g-10-0-0-7", "g-fe80--1"]
+            await put_each(client, "a")
+            for reader in readers:
+                await until(lambda r=reader: len(r.texts) == PARTITIONS)
+                await reader.stop()
+            assert stored(broker, 0, "g-10-0-0-7") == b"", "offsets stay here"
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_is_read_when_the_leader_is_gone(broker: EmbeddedBroker) -> None:
+    """The group shares what followers serve; the leader is preferred when it is back.
+
+    The broker plays both: its address stands in another tree.
+    """
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        follower = BrokerRole(BrokerId(0), 0)
+        address = encode_address(BrokerAddress("127.0.0.1", broker.port))
+        server.put(PATHS.role(follower), address)
+        data = encode_registration(TopicRegistration(PARTITIONS, follower))
+        server.put(PATHS.topic(NodeKind.TOPIC_SUB, "t", follower), data)
+        async with client_of(broker) as client:
+            await put_each(client, "a")
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            reader = await joined(client)
+            await until(lambda: len(reader.texts) == PARTITIONS)
+            await reader.stop()
+        member_nodes = [path for path in server.nodes if "/offsets/t/" in path]
+        assert len(member_nodes) == PARTITIONS
+
+    asyncio.run(scenario())
+
+
+def test_both_worlds_share_a_group(broker: EmbeddedBroker) -> None:
+    """A consumer of threads and one of a loop."""
+    with Client(**broker.client_options) as client:
+        with client.consumer("g", ["t"], consumer_id="sync") as consumer:
+            assert len(consumer.assignment()) == PARTITIONS
+
+            async def scenario() -> None:
+                async with client_of(broker) as other:
+                    reader = await joined(other, consumer_id="async")
+                    await until(lambda: len(reader.consumer.assignment()) == 2)
+                    assert len(consumer.assignment()) == 2
+                    await reader.stop()
+
+            asyncio.run(scenario())
+        names = list(broker.zookeeper.nodes)
+        assert not [path for path in names if "/ids/g_" in path]
+
+
+@pytest.mark.parametrize(
+    ("group", "topics", "options"),
+    [
+        ("a.b", ["t"], {}),
+        ("g", "t", {}),
+        ("g", [], {}),
+        ("g", ["t"], {"partitions": ["x"]}),
+        ("g", ["t"], {"strategy": "STICKY"}),
+    ],
+)
+def test_what_no_consumer_is_made_of(
+    broker: EmbeddedBroker, group: str, topics: Any, options: dict[str, Any]
+) -> None:
+    """It is told when it is asked for, before anything is written."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            with pytest.raises(ConfigError):
+                client.consumer(group, topics, **options)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_is_named_as_metaq_names_it(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`<group>_<ip>-<pid>-<uuid>`, or with the id that was asked for."""
+    monkeypatch.setattr("metaq.client.session.own_host", lambda: "10.0.0.7")
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            for consumer_id in (None, "mine"):
+                await client.consumer("g", ["t"], consumer_id=consumer_id).start()
+            names = broker.zookeeper.names(PATHS.members("g")) or ()
+            [made, chosen] = sorted(names)
+            assert chosen == "g_mine"
+            host, _, rest = made.removeprefix("g_").partition("-")
+            pid, _, unique = rest.partition("-")
+            assert host == "10.0.0.7"
+            assert pid.isdigit()
+            assert len(unique) == 36
+
+    asyncio.run(scenario())

@@ -1,0 +1,212 @@
+"""What others leave in ZooKeeper, MetaQ's members among them, and what is deleted."""
+
+import asyncio
+import logging
+
+import pytest
+
+from metaq.client.errors import NotSettledError
+from metaq.client.rebalancer import CHECK_S
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.errors import MemberTakenError
+from tests.client.group_members import (
+    CLOCK,
+    GROUP,
+    PATHS,
+    Member,
+    owner_path,
+    owners,
+    part,
+    parts,
+    serve,
+    until,
+)
+from tests.zk.virtual import run_virtually
+
+ID = PATHS.member(GROUP, "g_c1")
+
+
+def serving(count: int) -> MemoryZooKeeper:
+    server = MemoryZooKeeper()
+    serve(server, count)
+    return server
+
+
+# -- what others leave, hold and delete -----------------------------------------------
+
+
+def test_what_a_dead_process_owned_is_claimed_when_its_session_ends() -> None:
+    """`start` does not wait for that; trying goes on for as long as it takes."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        dead = await Member(server, "c9").join()
+        session_id = await dead.die()
+        one = await Member(server).join()
+        assert one.reading == set()
+        await asyncio.sleep(300)
+        assert one.reading == set()
+        assert isinstance(one.source.last_error, NotSettledError)
+        since_s = one.source.unsettled_since_s
+        assert since_s is not None
+        assert CLOCK.monotonic_s() - since_s >= 300
+        ended_s = CLOCK.monotonic_s()
+        server.reap(session_id)
+        await until(lambda: one.reading == parts(0, 1))
+        assert CLOCK.monotonic_s() - ended_s < 1, "woken by the node, not by time"
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_waiting_for_others_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Not with every attempt."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        server.put(owner_path(part(0)), b"g_java", session_id=77)
+        one = await Member(server).join()
+        asked = server.calls.count(("create", owner_path(part(0))))
+        await asyncio.sleep(100)
+        assert server.calls.count(("create", owner_path(part(0)))) >= asked + 10
+        await one.leave()
+
+    run_virtually(scenario())
+    warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "owned by other members still: t/0-0" in warnings[0]
+
+
+def test_a_deleted_member_node_comes_back() -> None:
+    """Reading goes on meanwhile."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        calls = list(one.sink.calls)
+        server.remove(ID)
+        await until(lambda: ID in server.nodes)
+        await until(lambda: one.is_settled)
+        assert one.sink.calls == calls
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_deleted_owner_node_fences_and_is_claimed_again() -> None:
+    """Somebody else might have it; only that partition is touched."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.remove(owner_path(part(1)))
+        began_s = CLOCK.monotonic_s()
+        await until(lambda: one.sink.told("fence") == parts(1))
+        await until(lambda: one.is_settled and one.reading == parts(0, 1))
+        assert CLOCK.monotonic_s() - began_s < 1, "told by a watch"
+        assert owners(server) == dict.fromkeys(["0-0", "0-1"], "g_c1")
+        assert [call for call in one.sink.calls if part(0) in call[1]] == [
+            ("assign", frozenset([part(0)]))
+        ]
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_an_owner_node_that_changed_hands_is_found_by_the_check() -> None:
+    """Its name is still there, so no watch tells."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        one = await Member(server).join()
+        server.put(owner_path(part(0)), b"g_java", session_id=77)
+        await asyncio.sleep(CHECK_S + 1)
+        assert one.reading == set()
+        assert one.sink.told("fence") == parts(0)
+        assert not one.is_settled
+        server.remove(owner_path(part(0)))
+        await until(lambda: one.is_settled and one.reading == parts(0))
+        await one.leave()
+        assert owners(server) == {}
+
+    run_virtually(scenario())
+
+
+def test_a_member_node_that_changed_hands_is_told() -> None:
+    """Somebody else took our name: reading goes on, and health says so."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        one = await Member(server).join()
+        server.put(ID, b"t", session_id=77)
+        await asyncio.sleep(CHECK_S + 1)
+        assert isinstance(one.source.last_error, MemberTakenError)
+        assert one.reading == parts(0)
+        server.remove(ID)
+        await until(lambda: one.is_settled)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+# -- members of MetaQ -----------------------------------------------------------------
+
+
+def test_a_member_of_metaq_that_joins_gets_its_share() -> None:
+    """It writes its id node, computes its share, and claims until it can."""
+
+    async def scenario() -> None:
+        server = serving(5)
+        one = await Member(server).join()
+        server.put(PATHS.member(GROUP, "g_java"), b"t", session_id=77)
+        # DEFAULT: g_c1 has the longer run 0-0 to 0-2, g_java the rest.
+        kept = dict.fromkeys(["0-0", "0-1", "0-2"], "g_c1")
+        await until(lambda: owners(server) == kept)
+        assert one.reading == parts(0, 1, 2)
+        for number in (3, 4):
+            server.put(owner_path(part(number)), b"g_java", session_id=77)
+        await asyncio.sleep(2 * CHECK_S)
+        assert one.reading == parts(0, 1, 2)
+        assert one.is_settled
+        # It dies; what it had is claimed when its session has ended.
+        server.reap(77)
+        await until(lambda: one.reading == parts(0, 1, 2, 3, 4))
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_member_of_metaq_that_is_there_keeps_its_share() -> None:
+    """Ours takes what it releases, whenever that is, and nothing else."""
+
+    async def scenario() -> None:
+        server = serving(3)
+        server.put(PATHS.member(GROUP, "g_a-java"), b"t,other", session_id=77)
+        for number in range(3):
+            server.put(owner_path(part(number)), b"g_a-java", session_id=77)
+        one = await Member(server).join()
+        assert one.reading == set()
+        await asyncio.sleep(35)
+        server.remove(owner_path(part(2)))
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(2)
+        assert owners(server) == {"0-0": "g_a-java", "0-1": "g_a-java", "0-2": "g_c1"}
+        await one.leave()
+        assert owners(server) == {"0-0": "g_a-java", "0-1": "g_a-java"}
+
+    run_virtually(scenario())
+
+
+@pytest.mark.parametrize("topics", [b"", b"other", b"\xff"])
+def test_a_member_that_does_not_subscribe_gets_nothing(topics: bytes) -> None:
+    """Blank lists, other topics, and what nobody can read."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        server.put(PATHS.member(GROUP, "g_a"), topics, session_id=77)
+        one = await Member(server).join()
+        assert one.reading == parts(0, 1)
+        assert one.is_settled
+        await one.leave()
+
+    run_virtually(scenario())

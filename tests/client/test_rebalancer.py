@@ -1,0 +1,654 @@
+"""One member, and its group, on an in-memory ZooKeeper in virtual time."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from metaq.client.assignments import Fence
+from metaq.client.errors import NotSettledError
+from metaq.client.rebalancer import CHECK_S
+from metaq.errors import (
+    ClosedError,
+    ConfigError,
+    CoordinationError,
+    NoBrokerError,
+    SessionLostError,
+)
+from metaq.model import TopicPartition
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
+from metaq.zk.session import SessionEvent, SessionState
+from metaq.zk.znodes import Node
+from tests.client.group_members import (
+    CLOCK,
+    GROUP,
+    OPTIONS,
+    PATHS,
+    Member,
+    owner_path,
+    owners,
+    part,
+    parts,
+    serve,
+    until,
+)
+from tests.zk.virtual import run_virtually
+
+ID = PATHS.member(GROUP, "g_c1")
+
+
+def serving(count: int) -> MemoryZooKeeper:
+    server = MemoryZooKeeper()
+    serve(server, count)
+    return server
+
+
+def refusing(error: Exception, *refused: TopicPartition) -> Callable[..., None]:
+    def check(partition: TopicPartition) -> None:
+        if partition in refused:
+            raise error
+
+    return check
+
+
+# -- joining and leaving --------------------------------------------------------------
+
+
+def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
+    """Its nodes are MetaQ's, byte by byte; after `stop` there are none."""
+
+    async def scenario() -> None:
+        server = serving(3)
+        one = await Member(server).join()
+        assert one.reading == parts(0, 1, 2)
+        assert one.is_settled
+        assert one.source.generation == 1
+        assert one.source.fence == Fence("g_c1", 1)
+        assert server.nodes[ID].data == b"t"
+        assert server.nodes[ID].is_ephemeral
+        assert owners(server) == dict.fromkeys(["0-0", "0-1", "0-2"], "g_c1")
+        assert server.nodes[owner_path(part(0))].is_ephemeral
+        await one.source.stop()
+        assert one.sink.told("revoke") == parts(0, 1, 2)
+        assert owners(server) == {}
+        assert ID not in server.nodes
+        await one.source.stop()
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_what_stays_is_not_touched() -> None:
+    """A second member takes its half; the first one's other half is never stopped."""
+
+    async def scenario() -> None:
+        server = serving(4)
+        one = await Member(server).join()
+        two = await Member(server, "c2").join()
+        await until(lambda: two.is_settled)
+        assert one.reading == parts(0, 1)
+        assert two.reading == parts(2, 3)
+        assert one.sink.told("revoke") == parts(2, 3)
+        assert one.sink.told("fence") == set()
+        assigned = [call for call in one.sink.calls if call[0] == "assign"]
+        assert len(assigned) == 4
+        await two.leave()
+        await until(lambda: one.reading == parts(0, 1, 2, 3))
+        assert one.sink.told("revoke") == parts(2, 3)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
+    """Nobody else claims it before: the handler in flight and its commit come first."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        one.sink.revoke_s = 10.0
+        seen: list[dict[str, str]] = []
+        one.sink.before_release = lambda: seen.append(owners(server))
+        two = await Member(server, "c2").join()
+        assert two.reading == set()
+        assert not two.is_settled
+        assert isinstance(two.source.last_error, NotSettledError)
+        assert "1 of our partitions" in str(two.source.last_error)
+        await until(lambda: two.is_settled)
+        assert seen == [{"0-0": "g_c1", "0-1": "g_c1"}]
+        assert two.reading == parts(1)
+        assert two.source.last_error is None
+        one.sink.before_release = lambda: None
+        await one.leave()
+        await two.leave()
+
+    run_virtually(scenario())
+
+
+def test_changes_during_a_rebalance_are_looked_at_after_it() -> None:
+    """Two join while a slow revocation is under way; one pass later all is right."""
+
+    async def scenario() -> None:
+        server = serving(3)
+        one = await Member(server).join()
+        one.sink.revoke_s = 5.0
+        two = await Member(server, "c2").join()
+        three = await Member(server, "c3").join()
+        members = (one, two, three)
+        await until(lambda: all(m.is_settled for m in members))
+        assert [m.reading for m in members] == [parts(0), parts(1), parts(2)]
+        for member in members:
+            await member.leave()
+
+    run_virtually(scenario())
+
+
+def test_members_share_the_topics_that_both_subscribe_to() -> None:
+    """Who does not subscribe to a topic takes no part in it."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        serve(server, 2, topic="u")
+        one = await Member(server, topics=["t", "u"]).join()
+        two = await Member(server, "c2", topics=["u"]).join()
+        await until(lambda: two.is_settled)
+        assert server.nodes[ID].data == b"t,u"
+        assert one.reading == parts(0, 1) | {part(0, topic="u")}
+        assert two.reading == {part(1, topic="u")}
+        await one.leave()
+        await two.leave()
+
+    run_virtually(scenario())
+
+
+def test_partitions_that_come_and_go_are_followed() -> None:
+    """A topic that is not there yet, that grows, and that goes."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        one = await Member(server).join()
+        assert one.is_settled
+        assert one.reading == set()
+        serve(server, 1)
+        await until(lambda: one.reading == parts(0))
+        serve(server, 3)
+        await until(lambda: one.reading == parts(0, 1, 2))
+        serve(server, 1, broker=7)
+        await until(lambda: part(0, broker=7) in one.reading)
+        assert one.sink.told("revoke") == set()
+        serve(server, 0)
+        await until(lambda: one.reading == {part(0, broker=7)})
+        assert owners(server) == {"7-0": "g_c1"}
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """With who, how many, and how long; a look without effect is none."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        one.source._wake.set()
+        await asyncio.sleep(2 * CHECK_S)
+        two = await Member(server, "c2").join()
+        await until(lambda: two.is_settled)
+        await one.leave()
+        await two.leave()
+
+    caplog.set_level(logging.INFO, "metaq.client.rebalancer")
+    run_virtually(scenario())
+    texts = [record.getMessage() for record in caplog.records]
+    mine = [t for t in texts if "rebalanced" in t and "member=g_c1" in t]
+    assert [t.rpartition(" duration_ms=")[0] for t in mine] == [
+        "rebalanced group=g member=g_c1 generation=1 added=2 removed=0 partitions=2",
+        "rebalanced group=g member=g_c1 generation=2 added=0 removed=1 partitions=1",
+    ]
+
+
+# -- the session ----------------------------------------------------------------------
+
+
+def test_a_lost_session_stops_reading_at_once() -> None:
+    """Before anybody else can claim; nothing is revoked, and all of it comes back."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.expire(one.coordinator)
+        await asyncio.sleep(0)
+        assert one.reading == set()
+        assert one.sink.told("fence") == parts(0, 1)
+        assert not one.is_settled
+        assert isinstance(one.source.last_error, SessionLostError)
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0, 1)
+        assert one.source.fence == Fence("g_c1", 2)
+        assert one.sink.told("revoke") == set()
+        session_id = one.coordinator.status.session_id
+        for path in (ID, owner_path(part(0)), owner_path(part(1))):
+            assert server.nodes[path].owner_session_id == session_id
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_suspended_session_changes_nothing() -> None:
+    """What is read is read on; nothing is asked, and nothing is done twice after it."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        calls = list(one.sink.calls)
+        server.suspend(one.coordinator)
+        await asyncio.sleep(3 * CHECK_S)
+        assert one.reading == parts(0, 1)
+        server.resume(one.coordinator)
+        await asyncio.sleep(1)
+        assert one.sink.calls == calls
+        assert one.is_settled
+        assert one.source.fence == Fence("g_c1", 1)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_session_lost_while_reading_begins_begins_nothing() -> None:
+    """What was claimed under it is not read."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = Member(server)
+        one.sink.assign_s = 3.0
+        await one.connect()
+        starting = asyncio.create_task(one.source.start(one.sink))
+        await until(lambda: len(owners(server)) == 2)
+        server.expire(one.coordinator)
+        await starting
+        assert one.sink.calls == []
+        assert not one.is_settled
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0, 1)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_session_lost_while_it_revokes_is_the_end_of_all() -> None:
+    """Also of what was not being revoked."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        one.sink.revoke_s = 10.0
+        two = await Member(server, "c2").join()
+        await until(lambda: one.sink.told("revoke") == parts(1))
+        server.expire(one.coordinator)
+        await asyncio.sleep(0)
+        assert one.reading == set()
+        await until(lambda: one.is_settled and two.is_settled)
+        assert (one.reading, two.reading) == (parts(0), parts(1))
+        await one.leave()
+        await two.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_server_that_comes_back_empty_is_joined_again() -> None:
+    """Nodes, topics and sessions are gone; the topics come back later."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.stop()
+        await asyncio.sleep(30)
+        assert one.reading == parts(0, 1)
+        server.start(is_wiped=True)
+        await until(lambda: ID in server.nodes and one.is_settled and not one.reading)
+        serve(server, 2)
+        await until(lambda: one.reading == parts(0, 1))
+        assert owners(server) == dict.fromkeys(["0-0", "0-1"], "g_c1")
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+# -- what goes wrong ------------------------------------------------------------------
+
+
+def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
+    """Its broker is away: it is tried again, and told meanwhile."""
+
+    async def scenario() -> None:
+        server = serving(3)
+        one = Member(server)
+        away = NoBrokerError("broker 0 is away")
+        one.sink.on_assign = refusing(away, part(1))
+        await one.join()
+        assert one.reading == parts(0, 2)
+        assert one.source.last_error is away
+        assert not one.is_settled
+        one.sink.on_assign = refusing(away)
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0, 1, 2)
+        assert one.source.last_error is None
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_broken_sink_is_told_and_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An error of no known kind does not end the task in silence."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        one = Member(server)
+        one.sink.on_assign = refusing(NoBrokerError("away"), part(0))
+        await one.join()
+        one.sink.on_assign = refusing(ValueError("a bug"), part(0))
+        await until(lambda: "a bug" in str(one.source.last_error))
+        one.sink.on_assign = refusing(NoBrokerError("away"))
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0)
+        await one.leave()
+
+    run_virtually(scenario())
+    assert "rebalance failed group=g" in caplog.text
+
+
+def test_what_will_never_work_fails_the_start() -> None:
+    """A start that no broker can find is the user's to hear of; nothing is left."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = Member(server)
+        one.sink.on_assign = refusing(ConfigError("no such start"), part(1))
+        with pytest.raises(ConfigError, match="no such start"):
+            await one.join()
+        assert one.reading == set()
+        assert owners(server) == {}
+        assert ID not in server.nodes
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_start_without_zookeeper_fails() -> None:
+    """Within the time-out of a request; nothing runs on."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        one = Member(server)
+        began_s = CLOCK.monotonic_s()
+        with pytest.raises(CoordinationTimeoutError, match="expected to join"):
+            await one.join()
+        assert CLOCK.monotonic_s() - began_s <= 2 * OPTIONS.request_timeout_s
+        assert one.source._task is not None
+        assert one.source._task.done()
+        server.start()
+        await asyncio.sleep(60)
+        assert ID not in server.nodes
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_registration_without_an_answer_leaves_no_ghost() -> None:
+    """A member node nobody knows of would be given partitions for ever."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        one = Member(server)
+        await one.connect()
+        create = one.coordinator.create_ephemeral
+
+        async def unheard(path: str, data: bytes, *, deadline_s: float) -> None:
+            await create(path, data, deadline_s=deadline_s)
+            raise CoordinationTimeoutError("the answer got lost")
+
+        one.coordinator.create_ephemeral = unheard  # type: ignore[method-assign]
+        starting = asyncio.create_task(one.source.start(one.sink))
+        await until(lambda: ID in server.nodes)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert ID not in server.nodes
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_name_left_behind_is_waited_for() -> None:
+    """A restarted process with a fixed id outlives what its predecessor left."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        server.put(ID, b"t", session_id=77)
+        one = Member(server)
+        began_s = CLOCK.monotonic_s()
+        joining = asyncio.create_task(one.join())
+        await asyncio.sleep(15)
+        server.remove(ID)
+        await joining
+        assert one.reading == parts(0)
+        assert CLOCK.monotonic_s() - began_s < 21
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_name_in_use_fails_the_start() -> None:
+    """After longer than the session time-out; the other one's node stays."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        server.put(ID, b"t", session_id=77)
+        one = Member(server)
+        began_s = CLOCK.monotonic_s()
+        with pytest.raises(MemberTakenError, match="consumer ids are unique"):
+            await one.join()
+        assert CLOCK.monotonic_s() - began_s >= OPTIONS.session_timeout_s
+        assert ID in server.nodes
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_claims_without_an_answer_are_claimed_again_or_released() -> None:
+    """An owner node that nobody knows of would stay for as long as the session.
+
+    Before the next attempt gets anywhere the plan changes: one of them is another's.
+    """
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = Member(server)
+        create = one.coordinator.create_ephemeral
+
+        async def unheard(path: str, data: bytes, *, deadline_s: float) -> None:
+            await create(path, data, deadline_s=deadline_s)
+            if path != ID:
+                raise CoordinationTimeoutError("the answer got lost")
+
+        one.coordinator.create_ephemeral = unheard  # type: ignore[method-assign]
+        await one.join()
+        assert one.reading == set()
+        assert len(owners(server)) == 2
+
+        async def barred(path: str, data: bytes, *, deadline_s: float) -> None:
+            raise CoordinationError(f"no rights to create {path}")
+
+        one.coordinator.create_ephemeral = barred  # type: ignore[method-assign]
+        two = await Member(server, "c2").join()
+        await until(lambda: two.is_settled)
+        assert (one.reading, two.reading) == (set(), parts(1))
+        one.coordinator.create_ephemeral = create  # type: ignore[method-assign]
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0)
+        assert owners(server) == {"0-0": "g_c1", "0-1": "g_c2"}
+        await one.leave()
+        await two.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_check_that_fails_is_made_again() -> None:
+    """At once, not when the next one is due."""
+
+    async def scenario() -> None:
+        server = serving(1)
+        one = await Member(server).join()
+        get = one.coordinator.get
+        failed: list[str] = []
+
+        async def failing(path: str, *, deadline_s: float) -> Node | None:
+            if not failed:
+                failed.append(path)
+                raise CoordinationTimeoutError("the answer got lost")
+            return await get(path, deadline_s=deadline_s)
+
+        one.coordinator.get = failing  # type: ignore[method-assign]
+        began_s = CLOCK.monotonic_s()
+        server.remove(owner_path(part(0)))
+        await until(lambda: one.sink.told("fence") == parts(0))
+        await until(lambda: one.is_settled)
+        assert failed
+        assert CLOCK.monotonic_s() - began_s < 1
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_release_that_fails_is_tried_again() -> None:
+    """The partition is not read meanwhile, and goes to the other as soon as it can."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        delete = one.coordinator.delete
+
+        async def failing(path: str, *, deadline_s: float) -> bool:
+            raise CoordinationError(f"no rights to delete {path}")
+
+        one.coordinator.delete = failing  # type: ignore[method-assign]
+        two = await Member(server, "c2").join()
+        await asyncio.sleep(30)
+        assert one.reading == parts(0)
+        assert "no rights" in str(one.source.last_error)
+        assert one.sink.told("revoke") == parts(1)
+        one.coordinator.delete = delete  # type: ignore[method-assign]
+        await until(lambda: one.is_settled and two.is_settled)
+        assert two.reading == parts(1)
+        assert [call for call, _ in one.sink.calls].count("revoke") == 1
+        await one.leave()
+        await two.leave()
+
+    run_virtually(scenario())
+
+
+# -- stopping -------------------------------------------------------------------------
+
+
+def test_a_stop_while_suspended_is_finished_when_zookeeper_answers() -> None:
+    """`stop` is bounded; the nodes of the living session do not stay for ever."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.suspend(one.coordinator)
+        began_s = CLOCK.monotonic_s()
+        await one.source.stop()
+        assert CLOCK.monotonic_s() - began_s <= OPTIONS.request_timeout_s + 1
+        assert one.sink.told("revoke") == parts(0, 1)
+        assert one.reading == set()
+        assert len(owners(server)) == 2
+        server.resume(one.coordinator)
+        await until(lambda: ID not in server.nodes)
+        assert owners(server) == {}
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_stop_without_a_session_asks_for_nothing() -> None:
+    """What was ours is gone with it."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.stop()
+        one.coordinator.report(SessionEvent.EXPIRED)
+        await until(lambda: one.coordinator.status.state is SessionState.LOST)
+        await one.source.stop()
+        assert one.sink.told("fence") == parts(0, 1)
+        assert one.source._leaving is not None
+        assert one.source._leaving.done()
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_stop_while_joining_ends_the_start() -> None:
+    """Whoever waits for it hears so at once."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        one = Member(server)
+        joining = asyncio.create_task(one.join())
+        await asyncio.sleep(0.1)
+        await one.source.stop()
+        with pytest.raises(ClosedError, match="left while joining"):
+            await joining
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_stop_ends_what_is_being_taken() -> None:
+    """Claims and readings under way are given up, not waited for."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        one.sink.assign_s = 1000.0
+        serve(server, 4)
+        await until(lambda: len(owners(server)) == 4)
+        began_s = CLOCK.monotonic_s()
+        await one.source.stop()
+        assert CLOCK.monotonic_s() - began_s < 1
+        assert one.sink.told("revoke") == parts(0, 1)
+        assert owners(server) == {}
+        assert ID not in server.nodes
+        await one.quit()
+
+    run_virtually(scenario())
+
+
+def test_a_stop_waits_for_a_revocation_under_way() -> None:
+    """What is in hand is handled and committed before anything is released."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        one.sink.revoke_s = 10.0
+        two = await Member(server, "c2").join()
+        await until(lambda: one.sink.told("revoke") == parts(1))
+        seen: list[dict[str, str]] = []
+        one.sink.before_release = lambda: seen.append(owners(server))
+        await one.source.stop()
+        assert seen == [
+            {"0-0": "g_c1", "0-1": "g_c1"},
+            {"0-0": "g_c1", "0-1": "g_c2"},
+        ]
+        await until(lambda: two.reading == parts(0, 1))
+        await one.quit()
+        await two.leave()
+
+    run_virtually(scenario())

@@ -1,0 +1,88 @@
+"""Shares and plans: tables, and what holds for any of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.assignment import Strategy
+from metaq.client.shares import Plan, plan_rebalance, share_of
+from metaq.model import BrokerId, TopicPartition
+
+numbers = st.sets(st.integers(0, 8))
+
+
+def parts(numbers: set[int], topic: str = "t") -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(topic, BrokerId(0), n) for n in numbers)
+
+
+def test_what_is_lost_goes_and_what_is_new_comes() -> None:
+    """What stays is in neither set."""
+    plan = plan_rebalance(
+        owned=parts({0, 1}), reading=parts({0, 1}), share=parts({1, 2})
+    )
+    assert plan == Plan(give_up=parts({0}), take=parts({2}))
+
+
+def test_what_is_owned_and_not_read_is_taken_again() -> None:
+    """Its reading could not begin; or, if it is another's by now, it is released."""
+    plan = plan_rebalance(owned=parts({0, 1}), reading=parts(set()), share=parts({1}))
+    assert plan == Plan(give_up=parts({0}), take=parts({1}))
+
+
+@given(owned=numbers, reading=numbers, share=numbers)
+def test_a_plan_leads_to_the_share(
+    owned: set[int], reading: set[int], share: set[int]
+) -> None:
+    """After it exactly the share is read, and nothing else owned."""
+    plan = plan_rebalance(
+        owned=parts(owned), reading=parts(reading), share=parts(share)
+    )
+    assert (parts(reading) - plan.give_up) | plan.take == parts(share)
+    assert parts(owned) - plan.give_up <= parts(share)
+    assert plan.give_up.isdisjoint(plan.take)
+    assert plan.take.isdisjoint(parts(reading))
+
+
+@given(
+    strategy=st.sampled_from(Strategy),
+    members=st.dictionaries(
+        st.text(min_size=1, max_size=3),
+        st.lists(st.sampled_from(["t", "u"])).map(tuple),
+        max_size=5,
+    ),
+    counts=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+)
+def test_shares_divide_what_is_subscribed_to(
+    strategy: Strategy, members: dict[str, tuple[str, ...]], counts: tuple[int, int]
+) -> None:
+    """Each partition has one reader, of those who want its topic, if there is one."""
+    topics = {
+        topic: parts(set(range(count)), topic)
+        for topic, count in zip(("t", "u"), counts, strict=True)
+    }
+    shares = [
+        share_of(
+            member,
+            strategy=strategy,
+            members=members,
+            partitions={topic: topics[topic] for topic in subscribed},
+        )
+        for member, subscribed in members.items()
+    ]
+    wanted = {topic for subscribed in members.values() for topic in subscribed}
+    expected = frozenset().union(*(topics[topic] for topic in wanted))
+    assert sum(map(len, shares)) == len(expected)
+    assert frozenset().union(*shares) == expected
+
+
+def test_names_are_ordered_as_metaq_orders_them() -> None:
+    """`0-10` stands before `0-2`: the vector of MetaQ's tests."""
+    shares = [
+        share_of(
+            member,
+            strategy=Strategy.DEFAULT,
+            members=dict.fromkeys(("g_c3", "g_c1", "g_c2"), ("t",)),
+            partitions={"t": parts(set(range(11)))},
+        )
+        for member in ("g_c1", "g_c2", "g_c3")
+    ]
+    assert shares == [parts({0, 1, 10, 2}), parts({3, 4, 5, 6}), parts({7, 8, 9})]

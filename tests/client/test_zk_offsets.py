@@ -1,0 +1,122 @@
+"""Offsets in ZooKeeper as a consumer's store; the fence is the group's."""
+
+import asyncio
+
+from metaq.client.assignments import Fence
+from metaq.client.committer import Committer
+from metaq.client.starts import NO_MESSAGE
+from metaq.client.zk_offsets import ZooKeeperOffsets
+from metaq.errors import OwnershipLostError
+from metaq.model import MessageId, Offset
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.znodes import GroupOffset
+from tests.client.group_members import (
+    CLOCK,
+    GROUP,
+    PATHS,
+    Member,
+    owner_path,
+    part,
+    serve,
+    until,
+)
+from tests.zk.virtual import run_virtually
+
+AT_10 = GroupOffset(Offset(10), MessageId(7))
+
+
+def in_s(seconds: float = 5.0) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+def test_an_owner_commits_what_metaq_would_read() -> None:
+    """`id-offset`, and -1 for no message; the others are told and left alone."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        serve(server, 2)
+        one = await Member(server).join()
+        store = ZooKeeperOffsets(one.coordinator, PATHS)
+        assert await store.load(GROUP, part(0), deadline_s=in_s()) is None
+        begun = GroupOffset(Offset(5), NO_MESSAGE)
+        offsets = {part(0): AT_10, part(1): begun, part(2): AT_10}
+        failed = await store.commit(
+            GROUP, offsets, fence=one.source.fence, deadline_s=in_s()
+        )
+        assert failed.keys() == {part(2)}
+        assert isinstance(failed[part(2)], OwnershipLostError)
+        assert server.nodes[PATHS.group_offset(GROUP, part(0))].data == b"7-10"
+        assert server.nodes[PATHS.group_offset(GROUP, part(1))].data == b"-1-5"
+        assert PATHS.group_offset(GROUP, part(2)) not in server.nodes
+        assert await store.load(GROUP, part(0), deadline_s=in_s()) == AT_10
+        assert await store.load(GROUP, part(1), deadline_s=in_s()) == begun
+        await store.close()
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_who_lost_the_session_commits_nothing() -> None:
+    """Neither under the old one, nor, before it has claimed again, the new one."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        serve(server, 1)
+        one = await Member(server).join()
+        store = ZooKeeperOffsets(one.coordinator, PATHS)
+        old = one.source.fence
+        server.expire(one.coordinator)
+        await until(lambda: one.coordinator.status.epoch == 2)
+        server.put(owner_path(part(0)), b"g_c2", session_id=77)
+        for fence in (old, Fence(old.member, 2)):
+            failed = await store.commit(
+                GROUP, {part(0): AT_10}, fence=fence, deadline_s=in_s()
+            )
+            assert isinstance(failed[part(0)], OwnershipLostError)
+        assert PATHS.group_offset(GROUP, part(0)) not in server.nodes
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_without_a_group_there_is_no_fence() -> None:
+    """A reader of fixed partitions stores offsets as a tool does."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        coordinator = server.coordinator(CLOCK)
+        coordinator.start()
+        store = ZooKeeperOffsets(coordinator, PATHS)
+        await until(lambda: coordinator.status.epoch)
+        offsets = {part(0): AT_10}
+        assert not await store.commit(GROUP, offsets, fence=None, deadline_s=in_s())
+        assert await store.load(GROUP, part(0), deadline_s=in_s()) == AT_10
+        await coordinator.stop(deadline_s=in_s())
+
+    run_virtually(scenario())
+
+
+def test_what_waits_for_another_commit_keeps_its_fence() -> None:
+    """What was handled under one session is not committed under the next."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        serve(server, 1)
+        one = await Member(server).join()
+        committer = Committer(
+            ZooKeeperOffsets(one.coordinator, PATHS),
+            group=GROUP,
+            clock=CLOCK,
+            timeout_s=5.0,
+            fence=lambda: one.source.fence,
+        )
+        async with committer._lock:
+            commit = asyncio.create_task(committer.commit({part(0): AT_10}))
+            await asyncio.sleep(0)
+            server.expire(one.coordinator)
+            await until(lambda: one.is_settled and one.source.fence.epoch == 2)
+        failed = await commit
+        assert isinstance(failed[part(0)], OwnershipLostError)
+        await one.leave()
+
+    run_virtually(scenario())
