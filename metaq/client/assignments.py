@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from metaq.client.metadata import Metadata
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
@@ -131,14 +132,21 @@ class FixedSource:
         return None
 
     async def start(self, sink: AssignmentSink) -> None:
-        """Read all there are now; raises when that fails."""
+        """Read all there are now; those that cannot be read yet, as soon as they can.
+
+        Raises:
+            MetaqError: there are some, and none of them can be read.
+        """
         self._sink = sink
         self._unlisten = self._listen(self._changed.set)
         try:
             await self._settle(sink)
-        except BaseException:
-            self._unlisten()
-            raise
+        except BaseException as error:
+            if not self._assigned or not isinstance(error, MetaqError):
+                self._unlisten()
+                raise
+            self._note(error)
+            self._changed.set()
         self._task = asyncio.create_task(self._run(sink), name="fixed partitions")
 
     async def stop(self) -> None:
@@ -153,10 +161,22 @@ class FixedSource:
         self._assigned = set()
 
     async def _settle(self, sink: AssignmentSink) -> None:
-        missing = set(self._find()) - self._assigned
-        if missing:
-            await sink.assign(missing)
-            self._assigned |= missing
+        """Read what is missing; a broker that is away keeps no other one waiting."""
+        missing = sorted(set(self._find()) - self._assigned)
+
+        async def assign(partition: TopicPartition) -> None:
+            await sink.assign([partition])
+            self._assigned.add(partition)
+
+        ends = await asyncio.gather(*map(assign, missing), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+
+    def _note(self, error: MetaqError) -> None:
+        self.last_error = error
+        self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
+        log.warning("some partitions cannot be read yet: %s", error)
 
     async def _run(self, sink: AssignmentSink) -> None:
         failures = 0
@@ -168,11 +188,24 @@ class FixedSource:
                 await self._settle(sink)
             except MetaqError as error:
                 failures += 1
-                self.last_error = error
-                self.unsettled_since_s = (
-                    self.unsettled_since_s or self._clock.monotonic_s()
-                )
-                log.warning("new partitions cannot be read yet: %s", error)
+                self._note(error)
                 await asyncio.sleep(RETRY.delay_s(failures, lambda: 1.0))
             else:
                 failures, self.last_error, self.unsettled_since_s = 0, None, None
+
+
+def topic_source(
+    metadata: Metadata, topics: Collection[str], *, clock: Clock
+) -> FixedSource:
+    """Return a source of every partition of some topics, known now or later."""
+    for topic in topics:
+        metadata.watch_topic(topic)
+
+    def find() -> list[TopicPartition]:
+        snapshot = metadata.snapshot
+        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
+
+    def listen(callback: Callable[[], None]) -> Callable[[], None]:
+        return metadata.add_listener(lambda _snapshot: callback())
+
+    return FixedSource(find, listen, clock=clock)

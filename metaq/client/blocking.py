@@ -6,13 +6,19 @@ not: an iterator takes whole batches out of the consumer's feed in the caller's 
 and a producer appends to its accumulator there.
 """
 
+import asyncio
 import atexit
-from collections.abc import Collection, Iterator, Sequence
+import contextlib
+import threading
+import weakref
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Self, Unpack
 
 from metaq.client.blocking_producer import Producer
-from metaq.client.consumer import AsyncConsumer, ConsumerStatistics
+from metaq.client.browse import GetResult, browse_topic
+from metaq.client.consumer import AsyncConsumer
+from metaq.client.cursor import FETCH_BYTES
 from metaq.client.loop_thread import LoopThread
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
@@ -20,10 +26,11 @@ from metaq.client.options import (
     ConsumerKeywords,
     ProducerKeywords,
     ProducerOptions,
+    Start,
 )
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
-from metaq.client.progress import Health, Lag
+from metaq.client.progress import ConsumerStatistics, Health, Lag
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.clock import Clock
 from metaq.errors import ClosedError
@@ -50,19 +57,26 @@ class Client:
             zookeeper, brokers=brokers, coordinator=coordinator, clock=clock, **options
         )
         self._thread: LoopThread | None = None
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
     def start(self) -> None:
         """Start the client's thread and begin to connect; `with` calls it."""
         self._twin.require_new()
-        self._thread = LoopThread("metaq-client")
+        thread = self._thread = LoopThread("metaq-client")
+        try:
+            thread.run(self._twin.start())
+        except BaseException:
+            thread.stop()
+            raise
         atexit.register(self.close)
-        self._thread.run(self._twin.start())
 
     def close(self) -> None:
         """Close producers and consumers, then the client; see `AsyncClient.close`."""
         thread = self._thread
         if thread is None or not thread.is_usable:
             return
+        for consumer in tuple(self._consumers):
+            consumer.let_go()
         try:
             thread.run(self._twin.close())
         finally:
@@ -129,7 +143,84 @@ class Client:
                 **options,
             )
 
-        return Consumer(thread.run(make()), thread)
+        consumer = Consumer(thread.run(make()), thread)
+        self._consumers.add(consumer)
+        return consumer
+
+    # -- looking, without a group -----------------------------------------------------
+
+    def browse(
+        self,
+        topic: str,
+        *,
+        partitions: Collection[str] | None = None,
+        start: Start = "earliest",
+        stop_at_end: bool = True,
+    ) -> Iterator[Message]:
+        """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
+        thread = self._require_thread()
+        batches = browse_topic(
+            self._twin.context,
+            topic,
+            partitions=partitions,
+            start=start,
+            stop_at_end=stop_at_end,
+        )
+
+        taking: set[asyncio.Task[list[Message] | None]] = set()
+
+        async def take() -> list[Message] | None:
+            task = asyncio.ensure_future(_next_of(batches))
+            taking.add(task)
+            task.add_done_callback(taking.discard)
+            return await task
+
+        async def stop() -> None:
+            # An interrupt of the caller may leave a step under way.
+            for task in taking:
+                task.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+            await batches.aclose()
+
+        try:
+            while batch := thread.run(take()):
+                yield from batch
+        finally:
+            # Of a client that was closed meanwhile nothing is left to be closed.
+            with contextlib.suppress(ClosedError):
+                thread.run(stop())
+
+    def get(
+        self,
+        topic: str,
+        partition: str,
+        offset: Offset,
+        max_bytes: int = FETCH_BYTES,
+        timeout: float | None = None,
+    ) -> GetResult:
+        """Return the messages at an offset; see `AsyncClient.get`."""
+        thread = self._require_thread()
+        return thread.run(self._twin.get(topic, partition, offset, max_bytes, timeout))
+
+    def topics(self, timeout: float | None = None) -> tuple[str, ...]:
+        """Return the names of all topics; see `AsyncClient.topics`."""
+        return self._require_thread().run(self._twin.topics(timeout))
+
+    def partitions(
+        self, topic: str, timeout: float | None = None
+    ) -> tuple[TopicPartition, ...]:
+        """Return a topic's partitions; see `AsyncClient.partitions`."""
+        return self._require_thread().run(self._twin.partitions(topic, timeout))
+
+    def stats(
+        self, item: str = "", timeout: float | None = None
+    ) -> Mapping[str, Mapping[str, str]]:
+        """Return what brokers count; see `AsyncClient.stats`."""
+        return self._require_thread().run(self._twin.stats(item, timeout))
+
+
+async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | None:
+    return await anext(batches, None)
 
 
 class Consumer:
@@ -147,7 +238,22 @@ class Consumer:
     def close(self) -> None:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
         if self._thread.is_usable:
+            self.let_go()
             self._thread.run(self._twin.close())
+
+    def let_go(self) -> None:
+        """Give the batch in hand back, unless another thread's loop has it."""
+        if self._is_free:
+            self._twin.hand.drop()
+
+    @property
+    def _is_free(self) -> bool:
+        return self._twin.hand.is_free_for(threading.get_ident())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or could not be started."""
+        return self._twin.is_closed
 
     def __enter__(self) -> Self:
         self.start()
@@ -159,20 +265,27 @@ class Consumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._twin.let_go(is_handled=kind is None)
+        if kind is None and self._thread.is_usable and self._is_free:
+            self._twin.hand.count()
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
         hand, feed = self._twin.hand, self._twin.feed
-        try:
+        self._require_started()
+        with hand.loop_of(threading.get_ident()):
             while True:
                 yield from hand.messages()
-                self._thread.require_usable()
-                batch = feed.take(None)
+                self._thread.require_own()
+                try:
+                    batch = feed.take(None)
+                except ClosedError:
+                    return
                 assert batch is not None
                 hand.hold(batch)
-        except ClosedError:
-            return
+
+    def _require_started(self) -> None:
+        self._thread.require_own()
+        self._twin.require_started()
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; see `AsyncConsumer.receive`."""
@@ -184,11 +297,11 @@ class Consumer:
     ) -> list[Message]:
         """Return messages of one partition; see `AsyncConsumer.receive_many`."""
         hand = self._twin.hand
+        self._require_started()
         while True:
             many = hand.some(count_max)
             if many:
                 return many
-            self._thread.require_usable()
             # One wait is enough: a batch that is taken has something to hand out,
             # unless its partition is being taken away.
             batch = self._twin.feed.take(timeout)

@@ -7,8 +7,7 @@ message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Collection
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,46 +15,29 @@ from metaq.client.assignments import PartitionSource
 from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
-from metaq.client.feed import Batch, Feed
-from metaq.client.fetcher import FetchStatistics, PartitionFetcher
+from metaq.client.feed import Feed
+from metaq.client.fetcher import PartitionFetcher
 from metaq.client.hand import Hand
+from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
-from metaq.client.progress import ConsumerState, Health, Lag, Watchdog, lag_of
+from metaq.client.progress import (
+    ConsumerState,
+    ConsumerStatistics,
+    Health,
+    Lag,
+    Watchdog,
+    lag_of,
+)
 from metaq.client.starts import NO_MESSAGE, first_offset
 from metaq.errors import ClosedError, MetaqError
-from metaq.model import BrokerId, Message, Offset, TopicPartition
-from metaq.zk.znodes import BrokerAddress, GroupOffset
+from metaq.model import Message, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 
 FETCH_BYTES_MIN: Final = 64 * 1024
 """With very many partitions each get still asks for so much."""
-
-Marks = dict[tuple[str, TopicPartition], Offset]
-"""How far this process has handled what it may be handed again; see `skip_repeats`."""
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerStatistics:
-    """A snapshot of a consumer's counters, since it was made."""
-
-    delivered_count: int
-    """Messages fetched and let through by the filter."""
-    filtered_count: int
-    """Messages that the filter held back."""
-    repeat_count: int
-    """Messages suppressed because this process had handled them."""
-    reset_count: int
-    """Committed offsets given up because they lay outside the log."""
-    missing_bytes: int
-    """Bytes of the log passed over: deleted before they were read, or damaged."""
-    commit_count: int
-    """Commits that wrote something."""
-    commit_failure_count: int
-    """Partitions whose commit failed, counted each time."""
-    fetches: Mapping[TopicPartition, FetchStatistics]
-    """Of the partitions it reads now."""
 
 
 class AsyncConsumer:
@@ -99,7 +81,6 @@ class AsyncConsumer:
         self._context = context
         self._source = source
         self._store = store
-        self._marks = marks
         self._loop = asyncio.get_running_loop()
         self.feed = Feed(
             clock=context.clock,
@@ -108,6 +89,14 @@ class AsyncConsumer:
             on_room=self._on_room,
         )
         """Fetched messages; for the sync world and for handlers."""
+        self._intake = Intake(
+            context,
+            self.feed,
+            group=group,
+            options=options,
+            marks=marks,
+            on_fatal=self._fail,
+        )
         self.hand = Hand(self.feed)
         """What the iterator holds."""
         self._committer = Committer(
@@ -121,11 +110,7 @@ class AsyncConsumer:
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten = context.metadata.add_listener(lambda _: self._hurry())
         self._state = ConsumerState.NEW
-        self._delivered_count = 0
-        self._filtered_count = 0
-        self._repeat_count = 0
         self._reset_count = 0
-        self._missing_bytes = 0
 
     # -- life -------------------------------------------------------------------------
 
@@ -133,14 +118,19 @@ class AsyncConsumer:
         """Join the group and begin to fetch; `async with` calls it.
 
         Raises:
-            MetaqError: it could not join, or not read its offsets.
+            ClosedError: it was started before.
+            MetaqError: it could not join, or not read its offsets; it is closed then.
         """
+        if self._state is not ConsumerState.NEW:
+            raise ClosedError("a consumer is started once; make another one")
         self._state = ConsumerState.JOINING
         try:
             await self._source.start(self)
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
+            self.fence(self.assignment())
+            await self._store.close()
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
@@ -150,7 +140,11 @@ class AsyncConsumer:
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
             watchdog = Watchdog(
-                self._context, self.feed, bound_s=self.options.watchdog_s
+                self._context,
+                self.feed,
+                bound_s=self.options.watchdog_s,
+                failures_of=self._failures_of,
+                on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
 
@@ -163,23 +157,53 @@ class AsyncConsumer:
         if not task.cancelled() and task.exception() is not None:
             error = task.exception()
             log.error("%s failed", task.get_name(), exc_info=error)
-            self.feed.fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
+            self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
+
+    def _fail(self, error: MetaqError) -> None:
+        """Fetch no more; whoever takes hears the error behind what was fetched."""
+        log.error("consumer of group %s stops: %s", self.group, error)
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+        self.feed.fail(error)
+
+    def _failures_of(self, partition: TopicPartition) -> int:
+        fetcher = self._fetchers.get(partition)
+        return 0 if fetcher is None else fetcher.statistics().error_count
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or could not be started."""
+        return self._state is ConsumerState.CLOSED
+
+    def require_started(self) -> None:
+        """Raise when nothing can ever be received.
+
+        Raises:
+            ClosedError: it was not started.
+        """
+        if self._state is ConsumerState.NEW:
+            raise ClosedError("the consumer is not started: use it as 'with'")
 
     async def close(self) -> None:
         """Give the partitions up, commit what is handled, and leave the group.
 
         The message in hand counts as handled only if `commit` was called or the next
-        one asked for. Bounded by `revoke_timeout_s` and the commit's time-out; never
-        raises; calling it again is harmless.
+        one asked for. Waits for a loop over it that runs in another task or thread to
+        do that, at most `revoke_timeout_s`; whatever else it waits for is bounded by
+        the commit's time-out. Never raises; calling it again is harmless.
         """
         if self._state is ConsumerState.CLOSED:
             return
+        is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
+        if self.hand.is_free_for(asyncio.current_task()):
+            self.hand.drop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._source.stop()
+        if not is_new:
+            await self._source.stop()
         self.feed.fail(ClosedError(f"consumer of group '{self.group}' is closed"))
         await self._store.close()
 
@@ -193,14 +217,9 @@ class AsyncConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.let_go(is_handled=kind is None)
+        if kind is None and self.hand.is_free_for(asyncio.current_task()):
+            self.hand.count()
         await self.close()
-
-    def let_go(self, *, is_handled: bool) -> None:
-        """Give the batch in hand back; the last message counts as handled or not."""
-        if is_handled and self.hand.batch is not None:
-            self.hand.batch.confirm()
-        self.hand.release()
 
     # -- messages ---------------------------------------------------------------------
 
@@ -208,15 +227,18 @@ class AsyncConsumer:
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message]:
-        try:
+        self.require_started()
+        with self.hand.loop_of(asyncio.current_task()):
             while True:
                 for message in self.hand.messages():
                     yield message
-                self.hand.hold(await self.feed.take_async())
+                try:
+                    batch = await self.feed.take_async()
+                except ClosedError:
+                    return
+                self.hand.hold(batch)
                 # Fetching shares this loop, and a full buffer never waits.
                 await asyncio.sleep(0)
-        except ClosedError:
-            return
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message; None when none came in time.
@@ -246,6 +268,7 @@ class AsyncConsumer:
         Raises:
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
+        self.require_started()
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -275,11 +298,8 @@ class AsyncConsumer:
             self.hand.confirm()
         except MetaqError as error:
             lost = error
-        deadline_s = None
-        if timeout is not None:
-            deadline_s = self._context.clock.monotonic_s() + timeout
         failed = await self._committer.commit(
-            self.feed.handled(), deadline_s=deadline_s
+            self.feed.handled(), deadline_s=self._context.deadline_s(timeout)
         )
         for failure in failed.values():
             raise failure
@@ -295,10 +315,9 @@ class AsyncConsumer:
         if partition not in self._fetchers:
             raise ClosedError(f"{partition}: not assigned to this consumer")
         if self.hand.batch is not None and self.hand.batch.partition == partition:
-            self.hand.batch.is_stopped = True
-            self.hand.release()
+            self.hand.drop()
         self._drop(partition)
-        self._marks.pop((self.group, partition), None)
+        self._intake.unmark(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
     async def rollback(self) -> None:
@@ -307,7 +326,7 @@ class AsyncConsumer:
         Raises:
             MetaqError: the store cannot say what was committed.
         """
-        deadline_s = self._deadline_s()
+        deadline_s = self._context.deadline_s()
         for partition in tuple(self._fetchers):
             committed = await self._store.load(
                 self.group, partition, deadline_s=deadline_s
@@ -337,7 +356,7 @@ class AsyncConsumer:
         Raises:
             MetaqError: a broker cannot be asked.
         """
-        deadline_s = self._deadline_s(timeout)
+        deadline_s = self._context.deadline_s(timeout)
         handled = self.feed.handled()
         lags = await asyncio.gather(
             *(
@@ -353,7 +372,7 @@ class AsyncConsumer:
         lanes = self.feed.statistics()
         problems = [
             f"{fetcher.partition}: {fetcher.last_error}"
-            for fetcher in self._fetchers.values()
+            for fetcher in tuple(self._fetchers.values())
             if fetcher.last_error is not None
         ]
         if self._committer.last_error is not None:
@@ -379,17 +398,18 @@ class AsyncConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
+        intake = self._intake
         return ConsumerStatistics(
-            delivered_count=self._delivered_count,
-            filtered_count=self._filtered_count,
-            repeat_count=self._repeat_count,
+            delivered_count=intake.delivered_count,
+            filtered_count=intake.filtered_count,
+            repeat_count=intake.repeat_count,
             reset_count=self._reset_count,
-            missing_bytes=self._missing_bytes,
+            missing_bytes=intake.missing_bytes,
             commit_count=self._committer.commit_count,
             commit_failure_count=self._committer.failure_count,
             fetches={
-                partition: fetcher.statistics()
-                for partition, fetcher in self._fetchers.items()
+                fetcher.partition: fetcher.statistics()
+                for fetcher in tuple(self._fetchers.values())
             },
         )
 
@@ -397,7 +417,7 @@ class AsyncConsumer:
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now; for the partition source."""
-        deadline_s = self._deadline_s()
+        deadline_s = self._context.deadline_s()
         begins = await asyncio.gather(
             *(self._find_begin(partition, deadline_s) for partition in partitions)
         )
@@ -418,7 +438,7 @@ class AsyncConsumer:
         )
         self._reset_count += is_reset
         if is_reset:
-            self._marks.pop((self.group, partition), None)
+            self._intake.unmark(partition)
         self._committer.begin(partition, committed)
         return begin
 
@@ -434,7 +454,7 @@ class AsyncConsumer:
         fetcher = PartitionFetcher(
             cursor,
             group=self.group,
-            owner=self,
+            owner=self._intake,
             pool=self._context.pool,
             clock=self._context.clock,
             options=options,
@@ -442,7 +462,8 @@ class AsyncConsumer:
         )
         self.feed.add(partition, begin)
         self._fetchers[partition] = fetcher
-        fetcher.step()
+        if self.feed.error is None:
+            fetcher.step()
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
         """Wait for what is in hand, commit, stop; for the partition source."""
@@ -467,81 +488,20 @@ class AsyncConsumer:
                 handled[partition] = offset
         failed = await self._committer.commit(handled)
         for partition in failed:
-            self._mark(partition, handled[partition])
+            self._intake.mark(partition, handled[partition])
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop at once, commit nothing; for the partition source."""
         for partition in partitions:
             handled = self._drop(partition)
             if handled is not None:
-                self._mark(partition, handled)
+                self._intake.mark(partition, handled)
 
     def _drop(self, partition: TopicPartition) -> GroupOffset | None:
         fetcher = self._fetchers.pop(partition, None)
         if fetcher is not None:
             fetcher.stop()
         return self.feed.fence(partition)
-
-    def _mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
-        if self.options.skip_repeats:
-            key = (self.group, partition)
-            self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
-
-    # -- fetching: what fetchers ask for ----------------------------------------------
-
-    def has_room(self, partition: TopicPartition) -> bool:
-        """Return whether more may be fetched; for the fetchers."""
-        return self.feed.has_room(partition)
-
-    def on_messages(
-        self, partition: TopicPartition, messages: list[Message], size_bytes: int
-    ) -> None:
-        """Take over what was fetched; for the fetchers."""
-        follower = messages[-1].next_offset
-        mark = self._marks.get((self.group, partition))
-        if mark is not None:
-            fresh = [message for message in messages if message.offset >= mark]
-            self._repeat_count += len(messages) - len(fresh)
-            messages = fresh
-            if messages:
-                del self._marks[self.group, partition]
-        accepts = self.options.message_filter
-        if accepts is not None and messages:
-            try:
-                kept = [message for message in messages if accepts(message)]
-            except Exception as error:
-                log.exception("message filter failed group=%s", self.group)
-                self.on_fatal(MetaqError(f"{partition}: message filter: {error!r}"))
-                return
-            self._filtered_count += len(messages) - len(kept)
-            messages = kept
-        self._delivered_count += len(messages)
-        self.feed.put(Batch(partition, messages, follower, size_bytes))
-
-    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
-        """Hear that bytes are missing; for the fetchers."""
-        self._missing_bytes += max(0, new - old)
-        log.warning(
-            "reading goes on elsewhere group=%s partition=%s old=%d new=%d",
-            self.group,
-            partition,
-            old,
-            new,
-        )
-        self.feed.put(Batch(partition, [], new, 0))
-
-    def on_fatal(self, error: MetaqError) -> None:
-        """Hear that a partition cannot be read on; for the fetchers."""
-        log.error("consumer of group %s stops: %s", self.group, error)
-        self.feed.fail(error)
-
-    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker's logs are read; for the fetchers."""
-        return self._context.address_of(broker_id)
-
-    def on_stale(self) -> None:
-        """Hear that the cluster may have changed; for the fetchers."""
-        self._context.metadata.request_refresh()
 
     def _on_room(self) -> None:
         self._loop.call_soon_threadsafe(self._step_all)
@@ -553,9 +513,3 @@ class AsyncConsumer:
     def _hurry(self) -> None:
         for fetcher in tuple(self._fetchers.values()):
             fetcher.hurry()
-
-    def _deadline_s(self, timeout: float | None = None) -> float:
-        limit_s = self._context.options.request_timeout_s
-        return self._context.clock.monotonic_s() + (
-            limit_s if timeout is None else timeout
-        )

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Collection
 
 from metaq.assignment import Strategy
-from metaq.client.assignments import FixedSource, PartitionSource
+from metaq.client.assignments import FixedSource, PartitionSource, topic_source
 from metaq.client.context import ClientContext
 from metaq.client.names import fixed_partitions
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.rebalancer import GroupSource
 from metaq.client.zk_offsets import ZooKeeperOffsets
 from metaq.errors import ConfigError
-from metaq.model import TopicPartition
 
 
 def make_source(
@@ -39,7 +38,7 @@ def make_source(
         fixed = fixed_partitions(topics, partitions)
         return FixedSource(lambda: fixed, _never, clock=context.clock)
     if context.coordinator is None:
-        return _all_partitions(context, topics)
+        return topic_source(context.metadata, topics, clock=context.clock)
     return GroupSource(
         context.coordinator,
         context.paths,
@@ -66,22 +65,6 @@ def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
     if context.coordinator is None or is_broadcast:
         return MemoryOffsets()
     return ZooKeeperOffsets(context.coordinator, context.paths)
-
-
-def _all_partitions(context: ClientContext, topics: tuple[str, ...]) -> FixedSource:
-    """Return a source of every partition of some topics, known now or later."""
-    metadata = context.metadata
-    for topic in topics:
-        metadata.watch_topic(topic)
-
-    def find() -> list[TopicPartition]:
-        snapshot = metadata.snapshot
-        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
-
-    def listen(callback: Callable[[], None]) -> Callable[[], None]:
-        return metadata.add_listener(lambda _snapshot: callback())
-
-    return FixedSource(find, listen, clock=context.clock)
 
 
 def _never(_callback: Callable[[], None]) -> Callable[[], None]:

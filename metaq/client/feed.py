@@ -19,6 +19,7 @@ commit of it is refused (`is_current`).
     Invariant: a batch in hand belongs to exactly one worker.
     Invariant: handled offsets of a lane never go back.
     Invariant: buffered bytes are those of batches that were put and not taken.
+    Invariant: a lane in line has a batch and nobody's hand on it.
 
 Concurrency: everything may be called from any thread unless it says otherwise.
 """
@@ -79,7 +80,6 @@ class _Lane:
     ready: deque[Batch] = field(default_factory=deque)
     in_hand: Batch | None = None
     is_queued: bool = False
-    is_gone: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -249,24 +249,26 @@ class Feed:
                 self._waiting_count += 1
             try:
                 await sleeper
+            except BaseException:
+                with self._lock:
+                    self._sleepers.discard(sleeper)
+                    if self._line:
+                        # The wake-up may have been meant for this one: pass it on.
+                        self._wake()
+                raise
             finally:
                 with self._lock:
                     self._sleepers.discard(sleeper)
                     self._waiting_count -= 1
-                    if sleeper.cancelled() and self._line:
-                        # The wake-up may have been meant for this one: pass it on.
-                        self._wake()
 
     def _has_something(self) -> bool:
         return bool(self._line) or self._error is not None
 
     def _take(self) -> Batch | None:
         """Take the next batch in line; the lock is held."""
-        while self._line:
+        if self._line:
             lane = self._line.popleft()
             lane.is_queued = False
-            if lane.is_gone or not lane.ready:
-                continue
             batch = lane.ready.popleft()
             lane.in_hand = batch
             lane.progress_s = self._clock.monotonic_s()
@@ -319,7 +321,6 @@ class Feed:
             if lane.in_hand is not None:
                 lane.in_hand.is_stopped = True
                 handled = _handled(handled, lane.in_hand)
-            lane.is_gone = True
             self._drop_ready(lane)
         for tell in lane.returned:
             tell()
@@ -355,6 +356,10 @@ class Feed:
         return self.fence(partition), is_returned
 
     def _drop_ready(self, lane: _Lane) -> None:
+        """Forget what waits in a lane, and its place in line; the lock is held."""
+        if lane.is_queued:
+            self._line.remove(lane)
+            lane.is_queued = False
         for batch in lane.ready:
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)

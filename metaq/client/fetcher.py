@@ -256,6 +256,7 @@ class PartitionFetcher:
                 self._is_busy = True
                 self._pause(self._grown_idle_s())
                 return
+            self._pause_s = 0.0
         elif self.cursor.offset != before:
             self._owner.on_skip(self.partition, before, self.cursor.offset)
         self.step()
@@ -264,9 +265,11 @@ class PartitionFetcher:
 
     def _on_error(self, error: MetaqError) -> None:
         self._count(error_count=1)
+        # One line when the trouble begins: it may go on for hours.
+        level = logging.DEBUG if self.last_error is not None else logging.WARNING
+        log.log(level, "get failed partition=%s error=%s", self.partition, error)
         self.last_error = error
         self._owner.on_stale()
-        log.debug("get failed partition=%s error=%s", self.partition, error)
         self._is_busy = True
         self._pause(self._grown_pause_s())
 

@@ -8,6 +8,7 @@ exception does not.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 from metaq.client.feed import Batch, Feed
@@ -27,6 +28,24 @@ class Hand:
         self._feed = feed
         self.batch: Batch | None = None
         """The batch in hand."""
+        self._loops: list[object] = []
+
+    # -- whose hand it is -------------------------------------------------------------
+
+    @contextmanager
+    def loop_of(self, who: object) -> Iterator[None]:
+        """Say inside the block that a loop runs: `who` is its task, or its thread."""
+        self._loops.append(who)
+        try:
+            yield
+        finally:
+            self._loops.remove(who)
+
+    def is_free_for(self, who: object) -> bool:
+        """Return whether no loop of anybody else runs, who may be at work."""
+        return all(one == who for one in self._loops)
+
+    # -- messages ---------------------------------------------------------------------
 
     def hold(self, batch: Batch) -> None:
         """Take a batch in hand."""
@@ -48,11 +67,6 @@ class Hand:
             yield message
         batch.confirm()
         self.release()
-
-    def next(self) -> Message | None:
-        """Hand out one message; None when a new batch is needed."""
-        many = self.some(1)
-        return many[0] if many else None
 
     def some(self, count_max: int) -> list[Message]:
         """Hand out up to so many messages at once; [] when a new batch is needed."""
@@ -85,6 +99,17 @@ class Hand:
                 " be delivered again"
             )
         batch.confirm()
+
+    def count(self) -> None:
+        """Count what is in hand as handled, whoever owns its partition now."""
+        if self.batch is not None:
+            self.batch.confirm()
+
+    def drop(self) -> None:
+        """Give the batch back for good: a loop that still runs goes to the next one."""
+        if self.batch is not None:
+            self.batch.is_stopped = True
+        self.release()
 
     def release(self) -> None:
         """Give the batch back; what is not handled of it is handed out again."""

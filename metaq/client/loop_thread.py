@@ -92,13 +92,21 @@ class LoopThread:
         Raises:
             ClosedError: stopped, or left behind by a fork.
         """
+        self.require_own()
+        if not self.is_usable:
+            raise ClosedError("the client is closed")
+
+    def require_own(self) -> None:
+        """Raise in the child of a fork.
+
+        Raises:
+            ClosedError: the loop belongs to another process.
+        """
         if self._is_forked:
             raise ClosedError(
                 f"this client was made before a fork: process {os.getpid()} needs a"
                 " client of its own"
             )
-        if not self.is_usable:
-            raise ClosedError("the client is closed")
 
     def stop(self) -> None:
         """End the thread; harmless when it has ended, or is in another process."""

@@ -96,6 +96,16 @@ class Metadata(Protocol):
         """
         ...
 
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names of all topics, also of those that nobody serves now.
+
+        Raises:
+            NoBrokerError: no broker has told any before the deadline.
+            CoordinationError: ZooKeeper cannot be asked.
+            ClosedError: stopped.
+        """
+        ...
+
     async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its epoch is above `epoch`.
 
@@ -178,6 +188,10 @@ class ZooKeeperMetadata:
         """Watch a topic; return the first snapshot in which it has partitions."""
         self._watch.watch_topic(name)
         return await _wait_served(self, name, deadline_s=deadline_s, clock=self._clock)
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names of all topics there have ever been, asked now."""
+        return await self._watch.topics(deadline_s=deadline_s)
 
     async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its epoch is above `epoch`."""
@@ -272,6 +286,13 @@ class AddressMetadata(Service):
         """Watch a topic; return the first snapshot in which it has partitions."""
         self.watch_topic(name)
         return await _wait_served(self, name, deadline_s=deadline_s, clock=self._clock)
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names that the brokers told last; waits for the first time."""
+        snapshot = self._snapshot
+        if not snapshot.epoch:
+            snapshot = await self.wait_newer(0, deadline_s=deadline_s)
+        return frozenset(snapshot.puts.keys() | snapshot.gets.keys())
 
     async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its epoch is above `epoch`."""

@@ -368,6 +368,11 @@ class AsyncProducer:
                 f"{left} messages have no outcome after {timeout:g} s"
             ) from error
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._is_closed
+
     async def close(self, timeout: float | None = None) -> None:
         """Refuse new messages, wait for what was appended, fail the rest.
 

@@ -8,11 +8,13 @@ movement for the whole bound is an error that ends the consumer, with a log line
 
 import asyncio
 import enum
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError, StuckError
 from metaq.client.feed import Feed
+from metaq.client.fetcher import FetchStatistics
 from metaq.client.questions import count_between, log_range, time_of
 from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
@@ -91,58 +93,124 @@ async def lag_of(
     return Lag(messages, end - start, age_s)
 
 
-class Watchdog:
-    """Looks for partitions that stand still with data before them."""
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A snapshot of a consumer's counters, since it was made."""
 
-    def __init__(self, context: ClientContext, feed: Feed, *, bound_s: float) -> None:
+    delivered_count: int
+    """Messages fetched and let through by the filter."""
+    filtered_count: int
+    """Messages that the filter held back."""
+    repeat_count: int
+    """Messages suppressed because this process had handled them."""
+    reset_count: int
+    """Committed offsets given up because they lay outside the log."""
+    missing_bytes: int
+    """Bytes of the log passed over: deleted before they were read, or damaged."""
+    commit_count: int
+    """Commits that wrote something."""
+    commit_failure_count: int
+    """Partitions whose commit failed, counted each time."""
+    fetches: Mapping[TopicPartition, FetchStatistics]
+    """Of the partitions it reads now."""
+
+
+class Watchdog:
+    """Looks for partitions that stand still with data before them.
+
+    A partition is suspected from the moment at which data is seen that nobody brings,
+    and cleared by any movement, by a failed get (whose reason `health` tells), and by
+    there being nobody to take it. A suspicion as old as the bound is an error: data
+    that has just arrived after a long silence is none.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        feed: Feed,
+        *,
+        bound_s: float,
+        failures_of: Callable[[TopicPartition], int],
+        on_stuck: Callable[[MetaqError], None],
+    ) -> None:
         """Prepare.
 
         Args:
             context: for questions to brokers.
             feed: what is watched.
             bound_s: how long data may wait for a free worker.
+            failures_of: how many gets of a partition have failed.
+            on_stuck: called once, with what stands still.
         """
         self._context = context
         self._feed = feed
         self._bound_s = bound_s
+        self._failures_of = failures_of
+        self._on_stuck = on_stuck
+        self._suspects: dict[TopicPartition, _Suspicion] = {}
 
     async def run(self) -> None:
-        """Watch until cancelled, or until something is stuck: then the feed fails.
+        """Watch until cancelled, or until something is stuck.
 
-        Every bound is looked at four times over, so that what is stuck is told at
-        most a quarter late.
+        Every bound is looked at four times over: what is stuck is told after one and
+        a half of it at most.
         """
         while True:
             await asyncio.sleep(self._bound_s / 4)
             error = await self._look()
             if error is not None:
-                self._feed.fail(error)
+                self._on_stuck(error)
                 return
 
     async def _look(self) -> StuckError | None:
-        now_s = self._context.clock.monotonic_s()
-        lanes = self._feed.statistics()
         if not self._feed.has_waiters:
             # Whoever handles is busy, or nobody asks: then nobody is stuck.
+            self._suspects.clear()
             return None
-        for partition, lane in lanes.items():
-            still_s = now_s - lane.progress_s
-            if lane.is_in_hand or still_s < self._bound_s:
+        now_s = self._context.clock.monotonic_s()
+        for partition, lane in self._feed.statistics().items():
+            state = (lane.progress_s, self._failures_of(partition))
+            old = self._suspects.pop(partition, None)
+            if lane.is_in_hand or now_s - lane.progress_s < self._bound_s / 4:
                 continue
-            try:
-                ends = await log_range(
-                    self._context, partition, deadline_s=now_s + self._bound_s / 4
-                )
-            except MetaqError:
-                # A broker that is away is told by `health`, and comes back or not.
+            end = await self._end_of(partition, lane.handled.offset, now_s)
+            if end is None:
                 continue
-            moved = self._feed.statistics().get(partition)
-            if ends is None or moved is None or moved.progress_s != lane.progress_s:
-                continue
-            if lane.handled.offset < ends[1]:
+            since_s = old.since_s if old is not None and old.state == state else now_s
+            self._suspects[partition] = _Suspicion(state, since_s)
+            if now_s - since_s >= self._bound_s and self._is_still(partition, state):
                 return StuckError(
-                    f"{partition}: no progress for {still_s:.0f} s (bound"
+                    f"{partition}: no progress for {now_s - since_s:.3g} s (bound"
                     f" {self._bound_s:g} s) at offset {lane.handled.offset}, although"
-                    f" the log goes on to {ends[1]} and a reader waits"
+                    f" the log goes on to {end} and a reader waits"
                 )
         return None
+
+    async def _end_of(
+        self, partition: TopicPartition, handled: Offset, now_s: float
+    ) -> Offset | None:
+        """Return the log end when there is data before it; None otherwise."""
+        try:
+            ends = await log_range(
+                self._context, partition, deadline_s=now_s + self._bound_s / 4
+            )
+        except MetaqError:
+            # A broker that is away is told by `health`, and comes back or not.
+            return None
+        return None if ends is None or handled >= ends[1] else ends[1]
+
+    def _is_still(self, partition: TopicPartition, state: tuple[float, int]) -> bool:
+        """Return whether nothing has moved while the broker was asked."""
+        lane = self._feed.statistics().get(partition)
+        return lane is not None and state == (
+            lane.progress_s,
+            self._failures_of(partition),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    state: tuple[float, int]
+    """Time of the last progress, and failures so far."""
+    since_s: float
+    """Monotonic time at which data was first seen in this state."""

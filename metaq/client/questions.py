@@ -15,6 +15,7 @@ from metaq.client.replies import (
     parse_count,
     parse_get,
     parse_offset,
+    raise_passing,
     require_ok,
 )
 from metaq.errors import NoBrokerError
@@ -63,6 +64,7 @@ async def ask(
     Raises:
         NoBrokerError: the broker is not there.
         RequestTimeoutError: it does not answer.
+        WireError: it goes on refusing with a status that passes (503, 504).
     """
 
     async def attempt() -> Reply:
@@ -74,7 +76,9 @@ async def ask(
             )
         connection = await context.pool.get(address, deadline_s=deadline_s)
         command = make(connection, connection.next_opaque())
-        return await connection.call(command, deadline_s=deadline_s)
+        reply = await connection.call(command, deadline_s=deadline_s)
+        raise_passing(reply)
+        return reply
 
     return await retry(
         attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock

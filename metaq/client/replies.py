@@ -107,6 +107,18 @@ def require_ok(reply: Reply) -> Result:
     return reply
 
 
+def raise_passing(reply: Reply) -> None:
+    """Raise a refusal that may pass by itself; any other reply is the caller's.
+
+    Raises:
+        WireError: of a retriable class.
+    """
+    if isinstance(reply, Result):
+        kind = WireError.by_status.get(reply.status)
+        if kind is not None and kind.retriable:
+            raise _refusal(reply)
+
+
 def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     kind = WireError.by_status.get(reply.status)
     text = reply.text or f"refused with status {reply.status} and no text"

@@ -6,15 +6,26 @@ they commit. Source: client spec 6.
 """
 
 import asyncio
+import contextlib
 import os
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
-from metaq.client.consumer import AsyncConsumer, Marks
+from metaq.client.browse import (
+    GetResult,
+    browse_topic,
+    get_at,
+    known_partitions,
+    named_partitions,
+    stats_of,
+)
+from metaq.client.consumer import AsyncConsumer
 from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
+from metaq.client.cursor import FETCH_BYTES
+from metaq.client.intake import Marks
 from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
 from metaq.client.names import broadcast_group, check_group, check_topics
 from metaq.client.offset_store import OffsetStore
@@ -25,12 +36,14 @@ from metaq.client.options import (
     ConsumerOptions,
     ProducerKeywords,
     ProducerOptions,
+    Start,
 )
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
+from metaq.model import Message, Offset, TopicPartition
 from metaq.net.own_host import own_host
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import PayloadError
@@ -43,6 +56,9 @@ CoordinatorFactory = Callable[[Clock], Coordinator]
 
 
 class _Closable(Protocol):
+    @property
+    def is_closed(self) -> bool: ...
+
     async def close(self) -> None: ...
 
 
@@ -98,6 +114,7 @@ class AsyncClient:
         self._children: list[_Closable] = []
         self._marks: Marks = {}
         self._pid = os.getpid()
+        self._is_closed = False
 
     # -- life -------------------------------------------------------------------------
 
@@ -142,8 +159,11 @@ class AsyncClient:
         Consumers commit and leave their groups; producers send what they have.
         Calling it again is harmless.
         """
+        self._is_closed = True
         children, self._children = self._children, []
-        for child in reversed(children):
+        # Consumers first: a handler that is at work may still want to send.
+        children.sort(key=lambda child: not isinstance(child, AsyncConsumer))
+        for child in children:
             await child.close()
         context = self._context
         if context is None:
@@ -178,6 +198,8 @@ class AsyncClient:
                 f"this client belongs to process {self._pid}, and this is process"
                 f" {os.getpid()}: make a client after the fork"
             )
+        if self._is_closed:
+            raise ClosedError("the client is closed")
         if self._context is None:
             raise ClosedError("the client is not started: use it as 'async with'")
         return self._context
@@ -207,7 +229,7 @@ class AsyncClient:
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
-        self._children.append(producer)
+        self._adopt(producer)
         return producer
 
     def consumer(
@@ -256,8 +278,132 @@ class AsyncClient:
             options=settings,
             marks=self._marks,
         )
-        self._children.append(consumer)
+        self._adopt(consumer)
         return consumer
+
+    # -- looking, without a group -----------------------------------------------------
+
+    async def browse(
+        self,
+        topic: str,
+        *,
+        partitions: Collection[str] | None = None,
+        start: Start = "earliest",
+        stop_at_end: bool = True,
+    ) -> AsyncIterator[Message]:
+        """Yield the messages of a topic, without a group; nothing is committed.
+
+        Args:
+            topic: topic name.
+            partitions: names like `0-1`; None takes all, later ones too when it does
+                not stop at the end.
+            start: where to begin in each partition; see `ConsumerOptions.start`.
+            stop_at_end: go through the partitions one after the other, each up to the
+                end that its log has now; else all at once, for ever.
+
+        Raises:
+            NoBrokerError: nobody serves the topic.
+            ConfigError: a name of a partition that is none.
+            CorruptRecordError: a damaged record; what lies before it was yielded.
+            MetaqError: a broker cannot be asked within `request_timeout_s`.
+
+        Cancellation: ends it; begin again behind the last message.
+        """
+        batches = browse_topic(
+            self.context,
+            topic,
+            partitions=partitions,
+            start=start,
+            stop_at_end=stop_at_end,
+        )
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                for message in batch:
+                    yield message
+
+    async def get(
+        self,
+        topic: str,
+        partition: str,
+        offset: Offset,
+        max_bytes: int = FETCH_BYTES,
+        timeout: float | None = None,
+    ) -> GetResult:
+        """Return the messages at an offset, and where to go on; never waits for any.
+
+        Args:
+            topic: topic name.
+            partition: its name, like `0-1`.
+            offset: a record boundary, or any offset outside the log: the result tells
+                where the log is.
+            max_bytes: how much is asked for; a larger message comes as a whole.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: no name of a partition, or `max_bytes` below 1.
+            CorruptRecordError: the record at `offset` is damaged.
+            MetaqError: the broker cannot be asked, or refuses.
+        """
+        (one,) = named_partitions(topic, [partition])
+        context = self.context
+        deadline_s = context.deadline_s(timeout)
+        return await get_at(context, one, offset, max_bytes, deadline_s=deadline_s)
+
+    async def topics(self, timeout: float | None = None) -> tuple[str, ...]:
+        """Return the names of all topics, sorted.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            MetaqError: neither ZooKeeper nor a named broker tells any.
+        """
+        context = self.context
+        deadline_s = context.deadline_s(timeout)
+        return tuple(sorted(await context.metadata.topics(deadline_s=deadline_s)))
+
+    async def partitions(
+        self, topic: str, timeout: float | None = None
+    ) -> tuple[TopicPartition, ...]:
+        """Return a topic's partitions in numeric order; () when nobody serves it.
+
+        Args:
+            topic: topic name.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            MetaqError: nothing is known of the cluster in time.
+        """
+        context = self.context
+        deadline_s = context.deadline_s(timeout)
+        return await known_partitions(context, topic, deadline_s=deadline_s)
+
+    async def stats(
+        self, item: str = "", timeout: float | None = None
+    ) -> Mapping[str, Mapping[str, str]]:
+        """Return what brokers count: `host:port` → name → value.
+
+        Args:
+            item: "" for the broker itself, or one of MetaQ's items, like `topics`.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Returns:
+            Of every broker that is there, leaders and followers; those that refuse
+            the question are left out.
+
+        Raises:
+            MetaqError: a broker that should be there cannot be asked.
+        """
+        context = self.context
+        deadline_s = context.deadline_s(timeout)
+        return await stats_of(context, item, deadline_s=deadline_s)
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _adopt(self, child: _Closable) -> None:
+        """Remember whom to close; those that are closed already are forgotten."""
+        self._children = [one for one in self._children if not one.is_closed]
+        self._children.append(child)
 
 
 def _new_consumer_id() -> str:

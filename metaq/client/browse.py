@@ -1,0 +1,266 @@
+"""Look at topics, partitions and messages without a group: nothing is committed.
+
+    which_partitions --> for each: [begin, log end as it is now) --> gets --> messages
+
+Reading up to the end goes partition by partition, in the order of their numbers, and
+ends where each log ended when reading began. Following goes on for ever; it is a
+consumer whose offsets live in memory. Both follow the log when its start moves on.
+
+Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+)
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.assignments import FixedSource, topic_source
+from metaq.client.connection import BrokerConnection
+from metaq.client.consumer import AsyncConsumer
+from metaq.client.context import ClientContext
+from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.options import ConsumerOptions, Start
+from metaq.client.questions import ask, log_range
+from metaq.client.replies import Fetched, MovedTo, NothingThere, parse_get, require_ok
+from metaq.client.starts import first_offset
+from metaq.errors import ConfigError, WireError
+from metaq.model import Message, Offset, TopicPartition
+from metaq.protocol.commands import Get, Stats
+from metaq.zk.paths import parse_partition
+from metaq.zk.znodes import SCHEME, BrokerAddress
+
+BROWSER_GROUP: Final = "metaq-browser"
+"""The group named in gets of browsers."""
+
+FOLLOW_COUNT_MAX: Final = 10_000
+"""Most messages that a follower hands over at a time."""
+STATS_FRAME: Final = frozenset({"STATS", "END"})
+"""Lines around the lines of a `stats` reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """What one `get` brought."""
+
+    messages: list[Message]
+    """Whole messages in order; none at the end of the log, or when the offset moved."""
+    next_offset: Offset
+    """Where to go on."""
+    is_moved: bool
+    """The offset lay outside the log, and `next_offset` is its start or its end."""
+
+
+async def known_partitions(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> tuple[TopicPartition, ...]:
+    """Return a topic's partitions in numeric order; () when nobody serves it.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        NodeNameError: no topic can have this name.
+    """
+    metadata = context.metadata
+    metadata.watch_topic(topic)
+    snapshot = metadata.snapshot
+    while not snapshot.epoch or topic not in snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    readable = snapshot.get_partitions(topic)
+    return tuple(sorted({*readable, *snapshot.put_partitions(topic)}))
+
+
+def named_partitions(topic: str, names: Iterable[str]) -> tuple[TopicPartition, ...]:
+    """Return the partitions that names like `0-1` mean, in numeric order.
+
+    Raises:
+        ConfigError: a name is none.
+    """
+    found = set()
+    for name in names:
+        parts = parse_partition(name)
+        if parts is None:
+            raise ConfigError(
+                f"partition of {topic}: expected 'broker-partition' like '0-1',"
+                f" got {name!r}"
+            )
+        found.add(TopicPartition(topic, *parts))
+    return tuple(sorted(found))
+
+
+async def get_at(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    max_bytes: int,
+    *,
+    deadline_s: float,
+) -> GetResult:
+    """Return the messages at an offset; more gets than one only for a large message.
+
+    Args:
+        context: the client's parts.
+        partition: what is read.
+        offset: a record boundary, or any offset outside the log.
+        max_bytes: how much is asked for, at least; 1 or more.
+        deadline_s: when to give up.
+
+    Raises:
+        CorruptRecordError: the record at `offset` is damaged.
+        MetaqError: the broker cannot be asked, or refuses.
+    """
+    if max_bytes < 1:
+        raise ConfigError(f"max_bytes: expected 1 or more, got {max_bytes}")
+    cursor = PartitionCursor(
+        partition,
+        offset,
+        fetch_bytes=max_bytes,
+        fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
+    )
+    while True:
+        outcome = await _fetch(context, cursor, deadline_s)
+        messages = cursor.on_reply(outcome)
+        if messages or not isinstance(outcome, Fetched):
+            return GetResult(messages, cursor.offset, isinstance(outcome, MovedTo))
+
+
+async def _fetch(
+    context: ClientContext, cursor: PartitionCursor, deadline_s: float
+) -> Fetched | MovedTo | NothingThere:
+    def make(_connection: BrokerConnection, opaque: int) -> Get:
+        topic, number = cursor.partition.topic, cursor.partition.partition
+        return Get(
+            topic,
+            BROWSER_GROUP,
+            number,
+            cursor.fetch_offset,
+            cursor.size_bytes,
+            opaque,
+        )
+
+    reply = await ask(context, cursor.partition, make, deadline_s=deadline_s)
+    return parse_get(reply)
+
+
+async def stats_of(
+    context: ClientContext, item: str, *, deadline_s: float
+) -> Mapping[str, Mapping[str, str]]:
+    """Return `host:port` → name → value, of every broker that answers with 200.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        MetaqError: a broker that is registered cannot be asked.
+    """
+    snapshot = context.metadata.snapshot
+    if not snapshot.epoch:
+        snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    addresses = [
+        address
+        for copies in snapshot.brokers.values()
+        for address in (copies.leader, *copies.followers.values())
+        if address is not None
+    ]
+
+    async def ask_one(address: BrokerAddress) -> str | None:
+        connection = await context.pool.get(address, deadline_s=deadline_s)
+        question = Stats(item, connection.next_opaque())
+        reply = await connection.call(question, deadline_s=deadline_s)
+        try:
+            return require_ok(reply).text
+        except WireError:
+            return None
+
+    texts = await asyncio.gather(*map(ask_one, addresses))
+    return {
+        str(address).removeprefix(SCHEME): parse_stats(text)
+        for address, text in zip(addresses, texts, strict=True)
+        if text is not None
+    }
+
+
+def parse_stats(text: str) -> dict[str, str]:
+    """Return the lines of a `stats` reply as name → value; "" where there is none."""
+    lines = [line for line in text.splitlines() if line not in STATS_FRAME]
+    return {
+        name: value for name, _space, value in (line.partition(" ") for line in lines)
+    }
+
+
+async def browse_topic(
+    context: ClientContext,
+    topic: str,
+    *,
+    partitions: Collection[str] | None,
+    start: Start,
+    stop_at_end: bool,
+) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages of a topic, many at a time, each time of one partition.
+
+    Arguments and errors are those of `AsyncClient.browse`.
+    """
+    deadline_s = context.deadline_s()
+    if partitions is None:
+        snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
+        chosen = tuple(sorted(snapshot.get_partitions(topic)))
+    else:
+        chosen = named_partitions(topic, partitions)
+    if stop_at_end:
+        batches = _read_all(context, chosen, start)
+    elif partitions is None:
+        every = topic_source(context.metadata, [topic], clock=context.clock)
+        batches = _follow(context, every, start)
+    else:
+        fixed = FixedSource(lambda: chosen, _never, clock=context.clock)
+        batches = _follow(context, fixed, start)
+    async with contextlib.aclosing(batches):
+        async for batch in batches:
+            yield batch
+
+
+async def _read_all(
+    context: ClientContext, partitions: Collection[TopicPartition], start: Start
+) -> AsyncGenerator[list[Message], None]:
+    deadline_s = context.deadline_s()
+    # All ends first: what is put from now on is not waited for in any partition.
+    ranges = await asyncio.gather(
+        *(log_range(context, one, deadline_s=deadline_s) for one in partitions)
+    )
+    for partition, ends in zip(partitions, ranges, strict=True):
+        if ends is None:
+            continue
+        begin, _ = await first_offset(
+            context, partition, None, start, deadline_s=context.deadline_s()
+        )
+        cursor = PartitionCursor(partition, begin.offset, end=ends[1])
+        while not cursor.is_done:
+            outcome = await _fetch(context, cursor, context.deadline_s())
+            messages = cursor.on_reply(outcome)
+            if messages:
+                yield messages
+
+
+async def _follow(
+    context: ClientContext, source: FixedSource, start: Start
+) -> AsyncGenerator[list[Message], None]:
+    consumer = AsyncConsumer(
+        context,
+        group=BROWSER_GROUP,
+        source=source,
+        store=MemoryOffsets(),
+        options=ConsumerOptions(start=start, commit_interval_s=None),
+        marks={},
+    )
+    async with consumer:
+        while True:
+            yield await consumer.receive_many(FOLLOW_COUNT_MAX)
+
+
+def _never(_callback: Callable[[], None]) -> Callable[[], None]:
+    """Listen for changes of what never changes."""
+    return lambda: None

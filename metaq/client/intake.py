@@ -1,0 +1,132 @@
+"""From a fetched answer to the feed: repeats and filtered messages out, all counted.
+
+What the fetchers of one consumer work for. Whatever ends reading is handed to the
+consumer, which stops all fetchers: nothing that lies behind a failure is handed out.
+"""
+
+import logging
+from collections.abc import Callable
+
+from metaq.client.context import ClientContext
+from metaq.client.feed import Batch, Feed
+from metaq.client.options import ConsumerOptions
+from metaq.errors import MetaqError
+from metaq.model import BrokerId, Message, Offset, TopicPartition
+from metaq.zk.znodes import BrokerAddress, GroupOffset
+
+log = logging.getLogger(__name__)
+
+Marks = dict[tuple[str, TopicPartition], Offset]
+"""How far this process has handled what it may be handed again; see `skip_repeats`."""
+
+
+class Intake:
+    """The `FetchOwner` of one consumer; on the loop's thread alone."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        feed: Feed,
+        *,
+        group: str,
+        options: ConsumerOptions,
+        marks: Marks,
+        on_fatal: Callable[[MetaqError], None],
+    ) -> None:
+        """Start counting.
+
+        Args:
+            context: the client's parts.
+            feed: gets the messages.
+            group: consumer group.
+            options: the filter, and whether repeats are skipped.
+            marks: shared by the consumers of one client.
+            on_fatal: called when reading cannot go on.
+        """
+        self._context = context
+        self._feed = feed
+        self._group = group
+        self._options = options
+        self._marks = marks
+        self._on_fatal = on_fatal
+        self.delivered_count = 0
+        """Messages put into the feed."""
+        self.filtered_count = 0
+        """Messages that the filter held back."""
+        self.repeat_count = 0
+        """Messages suppressed because this process had handled them."""
+        self.missing_bytes = 0
+        """Bytes of the log passed over: deleted before they were read, or damaged."""
+
+    # -- what was handled before ------------------------------------------------------
+
+    def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
+        """Remember what was handled and could not be committed."""
+        if self._options.skip_repeats:
+            key = (self._group, partition)
+            self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
+
+    def unmark(self, partition: TopicPartition) -> None:
+        """Forget it: somebody asked for these messages, or the log is another."""
+        self._marks.pop((self._group, partition), None)
+
+    # -- what fetchers ask for --------------------------------------------------------
+
+    def has_room(self, partition: TopicPartition) -> bool:
+        """Return whether more may be fetched."""
+        return self._feed.has_room(partition)
+
+    def on_messages(
+        self, partition: TopicPartition, messages: list[Message], size_bytes: int
+    ) -> None:
+        """Take over what was fetched."""
+        follower = messages[-1].next_offset
+        messages = self._without_repeats(partition, messages)
+        accepts = self._options.message_filter
+        if accepts is not None:
+            try:
+                kept = [message for message in messages if accepts(message)]
+            except Exception as error:
+                log.exception("message filter failed group=%s", self._group)
+                self.on_fatal(MetaqError(f"{partition}: message filter: {error!r}"))
+                return
+            self.filtered_count += len(messages) - len(kept)
+            messages = kept
+        self.delivered_count += len(messages)
+        self._feed.put(Batch(partition, messages, follower, size_bytes))
+
+    def _without_repeats(
+        self, partition: TopicPartition, messages: list[Message]
+    ) -> list[Message]:
+        mark = self._marks.get((self._group, partition))
+        if mark is None:
+            return messages
+        fresh = [message for message in messages if message.offset >= mark]
+        self.repeat_count += len(messages) - len(fresh)
+        if fresh:
+            self.unmark(partition)
+        return fresh
+
+    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
+        """Hear that bytes are missing."""
+        self.missing_bytes += max(0, new - old)
+        log.warning(
+            "reading goes on elsewhere group=%s partition=%s old=%d new=%d",
+            self._group,
+            partition,
+            old,
+            new,
+        )
+        self._feed.put(Batch(partition, [], new, 0))
+
+    def on_fatal(self, error: MetaqError) -> None:
+        """Hear that a partition cannot be read on."""
+        self._on_fatal(error)
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's logs are read."""
+        return self._context.address_of(broker_id)
+
+    def on_stale(self) -> None:
+        """Hear that the cluster may have changed."""
+        self._context.metadata.request_refresh()

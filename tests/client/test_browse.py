@@ -1,0 +1,285 @@
+"""Topics, partitions, statistics and messages, looked at without a group."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import Client
+from metaq.client.browse import parse_stats
+from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
+from metaq.model import Offset
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+from tests.client.worlds import (
+    QUICK,
+    WORLDS,
+    JavaBroker,
+    OurBroker,
+    broker_of,
+    partition,
+    payloads,
+    until,
+)
+
+
+@pytest.fixture(params=["ours", "java"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Iterator[Any]:
+    with broker_of("java", tmp_path, {"test": 1}) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def java_client(request: pytest.FixtureRequest, java: Any) -> Iterator[Any]:
+    options = {**QUICK, "request_timeout_s": 5.0}
+    with WORLDS[request.param](brokers=[java.address], **options) as one:
+        yield one
+
+
+def test_browsing_goes_through_the_partitions_one_after_the_other(
+    broker: Any, client: Any
+) -> None:
+    for number in (1, 0):
+        broker.put(b"a", b"b", b"c", topic="two", partition=number)
+    found = list(client.browse("two"))
+    assert payloads(found) == [b"a", b"b", b"c"] * 2
+    assert [m.partition.partition for m in found] == [0, 0, 0, 1, 1, 1]
+
+
+def test_browsing_ends_where_the_log_ended_when_it_began(
+    broker: Any, client: Any
+) -> None:
+    broker.put(b"a", b"b", topic="two", partition=0)
+    broker.put(b"c", topic="two", partition=1)
+    messages = client.browse("two")
+    assert next(messages).data == b"a"
+    for number in (0, 1):
+        broker.put(b"later", topic="two", partition=number)
+    assert payloads(list(messages)) == [b"b", b"c"]
+
+
+def test_browsing_reads_the_chosen_partitions_from_the_chosen_start(
+    broker: Any, client: Any
+) -> None:
+    broker.put(b"a", topic="two", partition=0)
+    offsets = broker.put(b"b", b"c", topic="two", partition=1)
+    found = client.browse("two", partitions=["0-1"], start=offsets[1])
+    assert payloads(list(found)) == [b"c"]
+    assert list(client.browse("two", start="latest")) == []
+    for name in ("1", "0-x", "two/0-1"):
+        with pytest.raises(ConfigError, match="expected 'broker-partition'"):
+            list(client.browse("two", partitions=[name]))
+
+
+def test_an_empty_topic_has_no_messages_and_an_unknown_one_no_broker(
+    client: Any,
+) -> None:
+    assert list(client.browse("test")) == []
+    client_options = {**QUICK, "request_timeout_s": 0.1}
+    with (
+        FakeBroker({"test": 1}) as fake,
+        Client(brokers=[JavaBroker(fake).address], **client_options) as other,
+        pytest.raises(NoBrokerError, match="no broker serves topic 'nothing'"),
+    ):
+        list(other.browse("nothing"))
+
+
+@pytest.mark.slow
+def test_following_goes_on_for_ever_with_all_partitions(
+    broker: Any, client: Any
+) -> None:
+    broker.put(b"a", topic="two", partition=0)
+    messages = client.browse("two", stop_at_end=False)
+    assert next(messages).data == b"a"
+    broker.put(b"b", topic="two", partition=1)
+    assert next(messages).data == b"b"
+    messages.close()
+    assert list(messages) == []
+
+
+def test_following_chosen_partitions_sees_no_other(broker: Any, client: Any) -> None:
+    messages = client.browse("two", partitions=["0-1"], stop_at_end=False)
+    broker.put(b"no", topic="two", partition=0)
+    broker.put(b"yes", topic="two", partition=1)
+    assert next(messages).data == b"yes"
+    messages.close()
+
+
+def test_a_browser_that_is_left_behind_does_not_keep_the_client_from_closing(
+    broker: Any,
+) -> None:
+    broker.put(b"a")
+    with WORLDS["sync"](brokers=[broker.address], **QUICK) as client:
+        left = client.browse("test", stop_at_end=False)
+        assert next(left).data == b"a"
+    with pytest.raises(MetaqError, match="closed"):
+        next(left)
+
+
+def test_a_log_whose_start_was_deleted_is_read_from_where_it_begins(
+    java: Any, java_client: Any
+) -> None:
+    """MetaQ's browser passes over the whole partition."""
+    java.put(b"a")
+    java.inner.roll()
+    java.put(b"b", b"c")
+    java.inner.trim()
+    assert payloads(list(java_client.browse("test"))) == [b"b", b"c"]
+
+
+def test_a_log_that_is_deleted_under_the_browser_ends_it(
+    java: Any, java_client: Any
+) -> None:
+    java.inner.transfer_bytes_max = 30
+    java.put(b"a", b"b", b"c")
+    messages = java_client.browse("test")
+    assert next(messages).data == b"a"
+    java.inner.roll()
+    java.put(b"d")
+    java.inner.trim()
+    assert list(messages) == []
+
+
+def test_a_message_larger_than_a_transfer_is_not_passed_over(
+    java: Any, java_client: Any
+) -> None:
+    """MetaQ's browser stops there, without a word."""
+    java.inner.transfer_bytes_max = 100
+    large = bytes(range(256)) * 8
+    java.put(b"a", large, b"b")
+    assert payloads(list(java_client.browse("test"))) == [b"a", large, b"b"]
+
+
+def test_damage_ends_browsing_behind_what_is_good(java: Any, java_client: Any) -> None:
+    offsets = java.put(b"a", b"b", b"c")
+    java.inner.corrupt(offsets[1])
+    messages = java_client.browse("test")
+    assert next(messages).data == b"a"
+    with pytest.raises(CorruptRecordError, match=f"offset {offsets[1]}"):
+        next(messages)
+
+
+def test_browsing_survives_lost_connections(java: Any, java_client: Any) -> None:
+    java.inner.transfer_bytes_max = 60
+    wanted = [b"%d" % number for number in range(20)]
+    java.put(*wanted)
+    java.inner.inject(FaultKind.DROP, verb="get", after=3, count=2)
+    java.inner.inject(FaultKind.REFUSE, verb="get", after=7, status=503)
+    assert payloads(list(java_client.browse("test"))) == wanted
+
+
+# -- get ------------------------------------------------------------------------------
+
+
+def test_get_gives_messages_and_where_to_go_on(broker: Any, client: Any) -> None:
+    offsets = broker.put(b"a", b"b", b"c")
+    result = client.get("test", "0-0", offsets[1])
+    assert payloads(result.messages) == [b"b", b"c"]
+    end = result.next_offset
+    assert not result.is_moved
+    at_end = client.get("test", "0-0", end)
+    assert (at_end.messages, at_end.next_offset, at_end.is_moved) == ([], end, False)
+    record = offsets[1] - offsets[0]
+    few = client.get("test", "0-0", offsets[0], record + 5)
+    assert payloads(few.messages) == [b"a"]
+    assert few.next_offset == offsets[1]
+
+
+def test_get_gives_a_message_larger_than_was_asked_for(
+    broker: Any, client: Any
+) -> None:
+    large = bytes(5000)
+    offset, _ = broker.put(large, b"b")
+    assert client.get("test", "0-0", offset, 100).messages[0].data == large
+
+
+def test_get_tells_where_the_log_is(java: Any, java_client: Any) -> None:
+    java.put(b"a")
+    java.inner.roll()
+    (start,) = java.put(b"b")
+    java.inner.trim()
+    result = java_client.get("test", "0-0", Offset(0))
+    assert (result.messages, result.next_offset, result.is_moved) == ([], start, True)
+    with pytest.raises(ConfigError, match="max_bytes: expected 1 or more, got 0"):
+        java_client.get("test", "0-0", start, 0)
+    with pytest.raises(ConfigError, match="got '0'"):
+        java_client.get("test", "0", start)
+
+
+def test_get_of_a_refused_partition_is_an_error(java: Any, java_client: Any) -> None:
+    java.put(b"a")
+    java.inner.close_partition()
+    with pytest.raises(MetaqError):
+        java_client.get("test", "0-0", Offset(0), timeout=5)
+
+
+# -- topics, partitions, statistics ---------------------------------------------------
+
+
+def test_topics_and_partitions_are_listed_in_numeric_order(
+    broker: Any, client: Any
+) -> None:
+    broker.create_topic("many", 11)
+    broker.put(b"m", topic="many", partition=10)
+    until(lambda: "many" in client.topics())
+    assert set(client.topics()) >= {"test", "two", "many"}
+    assert client.topics() == tuple(sorted(client.topics()))
+    until(lambda: len(client.partitions("many")) == 11)
+    assert client.partitions("many") == tuple(partition(n, "many") for n in range(11))
+    assert client.partitions("nothing") == ()
+
+
+def test_topics_and_partitions_come_from_zookeeper_too(tmp_path: Path) -> None:
+    with broker_of("ours", tmp_path / "data", {"test": 1, "two": 2}) as broker:
+        assert isinstance(broker, OurBroker)
+        for world in WORLDS.values():
+            with world(**broker.inner.client_options) as client:
+                until(lambda: client.topics() == ("test", "two"))
+                until(lambda: len(client.partitions("two")) == 2)
+                assert client.partitions("nothing") == ()
+                assert list(client.stats()) == [broker.address]
+
+
+def test_stats_are_names_and_values_of_each_broker(broker: Any, client: Any) -> None:
+    broker.put(b"a")
+    (found,) = client.stats().items()
+    assert found[0] == broker.address
+    assert found[1]["broker_id"] == "0"
+    assert "STATS" not in found[1]
+    assert client.stats("topics")[broker.address]["test"].startswith("partitions 1")
+
+
+def test_a_broker_that_refuses_stats_is_left_out(java: Any, java_client: Any) -> None:
+    java_client.topics()
+    java.inner.inject(FaultKind.REFUSE, verb="stats", count=1000)
+    assert java_client.stats() == {}
+
+
+def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:
+    text = "STATS\r\npid 1\r\nalone\r\nname with blanks  kept \r\nEND\r\n"
+    assert parse_stats(text) == {
+        "pid": "1",
+        "alone": "",
+        "name": "with blanks  kept ",
+    }
+
+
+@pytest.mark.slow
+def test_a_long_log_is_browsed_whole(broker: Any, client: Any) -> None:
+    wanted = [b"%06d" % number + bytes(200) for number in range(8000)]
+    broker.put(*wanted)
+    numbers = (int(m.data[:6]) for m in client.browse("test"))
+    assert list(itertools.islice(numbers, 9000)) == list(range(8000))

@@ -1,0 +1,654 @@
+"""A consumer reads, hands out and commits; on our broker and on MetaQ 1.4's, sync and
+async."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import Client
+from metaq.client.errors import NoProgressError
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.progress import ConsumerState
+from metaq.errors import ClosedError, CorruptRecordError, MetaqError
+from metaq.model import Message, Offset
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+from tests.client.worlds import (
+    IDLE,
+    QUICK,
+    WORLDS,
+    JavaBroker,
+    broker_of,
+    partition,
+    payloads,
+    take,
+    until,
+)
+
+ZERO = partition(0)
+
+
+@pytest.fixture(params=["ours", "java"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
+        yield one
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Iterator[Any]:
+    with broker_of("java", tmp_path, {"test": 1}) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def java_client(request: pytest.FixtureRequest, java: Any) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[java.address], **QUICK) as one:
+        yield one
+
+
+def numbered(start: int, stop: int) -> list[bytes]:
+    return [b"m%05d" % n for n in range(start, stop)]
+
+
+# -- at least once --------------------------------------------------------------------
+
+
+def test_after_a_clean_end_the_next_member_goes_on_behind_it(
+    broker: Any, client: Any
+) -> None:
+    """The end of the block counts the last message too."""
+    broker.put(*numbered(0, 10))
+    store = MemoryOffsets()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 4)) == numbered(0, 4)
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 6)) == numbered(4, 10)
+
+
+def test_a_message_whose_handling_failed_comes_again(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 5))
+    store = MemoryOffsets()
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        client.consumer("g", ["test"], offsets=store, **IDLE) as consumer,
+    ):
+        for message in consumer:
+            if message.data == b"m00002":
+                raise ZeroDivisionError
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 3)) == numbered(2, 5)
+
+
+def test_a_commit_counts_the_message_in_hand(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 5))
+    store = MemoryOffsets()
+    options = {"offsets": store, "commit_interval_s": None, **IDLE}
+    with (
+        contextlib.suppress(ZeroDivisionError),
+        client.consumer("g", ["test"], **options) as consumer,
+    ):
+        take(consumer, 3)
+        consumer.commit()
+        raise ZeroDivisionError
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(take(consumer, 2)) == numbered(3, 5)
+
+
+def test_closing_counts_only_what_was_followed_by_another_one(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 5))
+    store = MemoryOffsets()
+    consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+    consumer.start()
+    take(consumer, 3)
+    consumer.close()
+    consumer.close()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"m00002"]
+
+
+def test_what_was_handled_is_committed_by_itself(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 5))
+    store = MemoryOffsets()
+    options = {"offsets": store, "commit_interval_s": 0.01, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        fourth = take(consumer, 4)[-1]
+
+        def is_committed() -> bool:
+            offset = store._offsets.get(("g", ZERO))
+            return offset is not None and offset.offset == fourth.offset
+
+        until(is_committed)
+        assert consumer.statistics().commit_count >= 1
+        assert consumer.health().uncommitted_count == 0
+
+
+def test_two_loops_one_after_the_other_miss_and_repeat_nothing(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 6))
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        assert payloads(take(consumer, 2)) == numbered(0, 2)
+        assert consumer.receive(5).data == b"m00002"
+        assert payloads(consumer.receive_many(2, 5)) == numbered(3, 5)
+        assert payloads(take(consumer, 1)) == numbered(5, 6)
+
+
+def test_a_store_that_fails_is_told_and_asked_again(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 3))
+
+    class Broken(MemoryOffsets):
+        is_broken = True
+
+        async def commit(self, *args: Any, **named: Any) -> Any:
+            if self.is_broken:
+                raise MetaqError("the disk is gone")
+            return await super().commit(*args, **named)
+
+    store = Broken()
+    options = {"offsets": store, "commit_interval_s": None, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        take(consumer, 2)
+        with pytest.raises(MetaqError, match="the disk is gone"):
+            consumer.commit()
+        assert consumer.health().problems == ("commit: the disk is gone",)
+        assert not consumer.health().is_ok
+        store.is_broken = False
+        consumer.commit()
+        assert consumer.health().is_ok
+        assert consumer.statistics().commit_failure_count == 1
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"m00002"]
+
+
+# -- receiving ------------------------------------------------------------------------
+
+
+def test_receiving_ends_with_nothing_when_the_time_is_over(client: Any) -> None:
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        assert consumer.receive(0.01) is None
+        assert consumer.receive_many(10, 0.01) == []
+        assert consumer.receive_many(10, 0) == []
+
+
+def test_receive_many_gives_at_most_what_was_asked_for(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 5))
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        assert payloads(consumer.receive_many(3, 5)) == numbered(0, 3)
+        assert payloads(consumer.receive_many(3, 5)) == numbered(3, 5)
+
+
+def test_every_partition_of_every_topic_is_read_in_its_order(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 50))
+    for number in (0, 1):
+        broker.put(*numbered(100, 150), topic="two", partition=number)
+    with client.consumer("g", ["test", "two"], **IDLE) as consumer:
+        found = take(consumer, 150)
+        assert consumer.assignment() == {ZERO, partition(0, "two"), partition(1, "two")}
+    for where, wanted in [
+        (ZERO, numbered(0, 50)),
+        (partition(0, "two"), numbered(100, 150)),
+        (partition(1, "two"), numbered(100, 150)),
+    ]:
+        assert payloads([m for m in found if m.partition == where]) == wanted
+
+
+@pytest.mark.slow
+def test_partitions_take_turns(broker: Any, client: Any) -> None:
+    """A long backlog in one partition does not keep the other one waiting."""
+    for number in (0, 1):
+        broker.put(*numbered(0, 2000), topic="two", partition=number)
+    with client.consumer("g", ["two"], fetch_bytes=4096, **IDLE) as consumer:
+        consumer.receive(5)
+        until(lambda: all(s.get_count > 1 for s in _fetches(consumer)))
+        first = [m.partition.partition for m in take(consumer, 2000)]
+    assert 0 in first
+    assert 1 in first
+
+
+def _fetches(consumer: Any) -> list[Any]:
+    fetches = list(consumer.statistics().fetches.values())
+    return fetches if len(fetches) == 2 else [fetches[0], fetches[0]]
+
+
+def test_a_topic_that_comes_later_is_read(broker: Any, client: Any) -> None:
+    with client.consumer("g", ["test", "late"], **IDLE) as consumer:
+        until(lambda: consumer.assignment() == {ZERO})
+        broker.create_topic("late", 1)
+        broker.put(b"first", topic="late")
+        assert consumer.receive(10).data == b"first"
+
+
+def test_a_message_much_larger_than_a_get_is_read(broker: Any, client: Any) -> None:
+    large = bytes(range(256)) * 1024
+    broker.put(b"small", large, b"last")
+    if not broker.has_long_poll:
+        broker.inner.transfer_bytes_max = 1000
+    options = {"fetch_bytes": 65536, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(take(consumer, 3)) == [b"small", large, b"last"]
+
+
+def test_a_message_above_the_bound_ends_the_consumer_with_its_place(
+    broker: Any, client: Any
+) -> None:
+    _, offset = broker.put(b"small", bytes(300_000))
+    options = {"fetch_bytes": 65536, "fetch_bytes_max": 100_000, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert consumer.receive(5).data == b"small"
+        with pytest.raises(NoProgressError, match=rf"offset {offset}.*100000"):
+            consumer.receive(10)
+        assert consumer.health().state is ConsumerState.FAILED
+
+
+@pytest.mark.slow
+def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> None:
+    broker.put(*([bytes(1000)] * 2000))
+    options = {"buffer_bytes_max": 200_000, "fetch_bytes": 65536, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert consumer.receive(5) is not None
+        feed = _feed(consumer)
+        most = 0
+        for count in range(1, 2000):
+            assert consumer.receive(5) is not None, count
+            most = max(most, feed._buffered_bytes)
+        assert most <= 200_000 + 2 * 65536
+        assert consumer.receive(0) is None
+        assert feed._buffered_bytes == feed._buffered_count == 0
+
+
+def _feed(consumer: Any) -> Any:
+    return (getattr(consumer, "_twin", None) and consumer._twin.feed) or consumer.feed
+
+
+def test_filtered_messages_are_not_delivered_and_count_as_handled(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 10))
+    store = MemoryOffsets()
+
+    def is_even(message: Message) -> bool:
+        return int(message.data[1:]) % 2 == 0
+
+    options = {"offsets": store, "message_filter": is_even, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(take(consumer, 5)) == numbered(0, 10)[::2]
+    statistics = consumer.statistics()
+    assert (statistics.delivered_count, statistics.filtered_count) == (5, 5)
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+
+
+@pytest.mark.slow
+def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
+    broker: Any, client: Any
+) -> None:
+    """Nothing behind the message is handed out, or it would be passed over."""
+    broker.put(*numbered(0, 5000))
+    store = MemoryOffsets()
+
+    def choke(message: Message) -> bool:
+        if message.data == b"m03000":
+            raise ValueError("what is this?")
+        return True
+
+    options = {
+        "offsets": store, "message_filter": choke, "fetch_bytes": 65536, **IDLE,
+    }  # fmt: skip
+    found: list[Message] = []
+    with (
+        pytest.raises(MetaqError, match="what is this"),
+        client.consumer("g", ["test"], **options) as consumer,
+    ):
+        found += consumer
+    assert payloads(found) == numbered(0, len(found))
+    assert len(found) <= 3000
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        # The message in hand when the error came was not confirmed.
+        assert consumer.receive(5).offset <= found[-1].next_offset
+
+
+# -- damage ---------------------------------------------------------------------------
+
+
+def test_a_damaged_record_ends_the_consumer_behind_what_is_good(
+    java: Any, java_client: Any
+) -> None:
+    offsets = java.put(*numbered(0, 5))
+    java.inner.corrupt(offsets[2])
+    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+        assert payloads([consumer.receive(5), consumer.receive(5)]) == numbered(0, 2)
+        with pytest.raises(CorruptRecordError, match=f"offset {offsets[2]}"):
+            consumer.receive(5)
+        with pytest.raises(CorruptRecordError):
+            take(consumer, 1)
+        health = consumer.health()
+        assert health.state is ConsumerState.FAILED
+        assert f"offset {offsets[2]}" in " ".join(health.problems)
+        gets = java.inner.statistics().commands["get"]
+        assert gets < 10
+
+
+def test_damaged_records_are_skipped_and_counted_when_asked_for(
+    java: Any, java_client: Any
+) -> None:
+    offsets = java.put(*numbered(0, 6))
+    java.inner.corrupt(offsets[1])
+    java.inner.corrupt(offsets[4])
+    store = MemoryOffsets()
+    options = {"on_corrupt": "skip", "offsets": store, **IDLE}
+    with java_client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(take(consumer, 4)) == [
+            b"m00000",
+            b"m00002",
+            b"m00003",
+            b"m00005",
+        ]
+        statistics = consumer.statistics()
+        assert statistics.fetches[ZERO].skipped_count == 2
+        assert statistics.missing_bytes == 2 * (offsets[1] - offsets[0])
+    with java_client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+
+
+def test_a_log_whose_start_moves_on_is_followed_and_the_gap_is_told(
+    java: Any, java_client: Any
+) -> None:
+    java.put(*numbered(0, 3))
+    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+        assert payloads(take(consumer, 3)) == numbered(0, 3)
+        java.inner.close_partition()
+        until(lambda: consumer.statistics().fetches[ZERO].error_count)
+        java.put(*numbered(3, 6))
+        java.inner.roll()
+        java.inner.trim()
+        java.put(*numbered(6, 8))
+        java.inner.open_partition()
+        assert payloads(take(consumer, 2)) == numbered(6, 8)
+        assert consumer.statistics().missing_bytes > 0
+
+
+def test_a_closed_partition_is_told_by_health_and_read_when_it_opens(
+    java: Any, java_client: Any
+) -> None:
+    java.put(b"m")
+    java.inner.close_partition()
+    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+        until(lambda: consumer.health().problems)
+        assert not consumer.health().is_ok
+        java.inner.open_partition()
+        assert consumer.receive(10).data == b"m"
+        until(lambda: consumer.health().is_ok)
+
+
+# -- an unreliable broker -------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_broker_with_bad_manners_loses_and_repeats_nothing(
+    java: Any, java_client: Any
+) -> None:
+    """Answers late, in pieces, out of order; dropped connections and silent ones."""
+    java.inner.split_bytes = 7
+    java.inner.delay_s = 0.002
+    java.inner.reorder = True
+    java.inner.transfer_bytes_max = 200
+    java.put(*numbered(0, 200))
+    java.inner.inject(FaultKind.DROP, verb="get", after=5, count=2)
+    java.inner.inject(FaultKind.DROP_STORED, verb="get", after=12)
+    java.inner.inject(FaultKind.REFUSE, verb="get", after=15, status=503, count=2)
+    java.inner.inject(FaultKind.REFUSE, verb="get", after=20, status=500)
+    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+        assert payloads(take(consumer, 200)) == numbered(0, 200)
+        assert consumer.statistics().fetches[ZERO].error_count >= 5
+        assert java.inner.statistics().fault_count == 6
+
+
+@pytest.mark.slow
+def test_questions_at_the_start_survive_a_broker_that_is_starting(
+    java: Any, java_client: Any
+) -> None:
+    java.put(b"m")
+    java.inner.inject(FaultKind.REFUSE, verb="offset", status=503, count=2)
+    java.inner.inject(FaultKind.DROP, verb="offset", after=2)
+    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+        assert consumer.receive(10).data == b"m"
+
+
+@pytest.mark.slow
+def test_a_broker_that_restarts_under_load_costs_nothing(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 500))
+    options = {"fetch_bytes": 65536, "buffer_count_max": 50, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        found = take(consumer, 200)
+        broker.away()
+        broker.back()
+        broker.put(*numbered(500, 600))
+        found += take(consumer, 400)
+        assert payloads(found) == numbered(0, 600)
+        until(lambda: consumer.health().is_ok)
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_away_does_not_keep_another_one_waiting(java: Any) -> None:
+    """Partitions that cannot be read yet are read as soon as they can."""
+    with FakeBroker({"test": 1}, broker_id=1) as second:
+        other = JavaBroker(second)
+        java.put(b"here")
+        other.put(b"there")
+        # Registered, and not able to answer questions about its logs.
+        second.inject(FaultKind.REFUSE, verb="offset", status=500, count=3)
+        addresses = [java.address, other.address]
+        with Client(brokers=addresses, **QUICK) as client:
+            assert len(client.partitions("test")) == 2
+            with client.consumer("g", ["test"], **IDLE) as consumer:
+                assert consumer.receive(10).data == b"here"
+                assert consumer.health().state is ConsumerState.JOINING
+                assert consumer.receive(10).data == b"there"
+                until(lambda: consumer.health().is_ok)
+
+
+@pytest.mark.slow
+def test_data_that_comes_after_a_long_silence_is_not_taken_for_a_stand_still(
+    java: Any, java_client: Any
+) -> None:
+    """A broker without long poll is asked seldom: data may wait for the next get."""
+    options = {"idle_step_s": 0.3, "idle_max_s": 0.3, "watchdog_s": 0.4}
+    with java_client.consumer("g", ["test"], **options) as consumer:
+        assert consumer.receive(1.0) is None
+        for number in range(4):
+            java.put(b"%d" % number)
+            assert consumer.receive(10).data == b"%d" % number
+            assert consumer.receive(0.5) is None
+
+
+# -- nothing to do --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_idle_consumer_asks_seldom(broker: Any, client: Any) -> None:
+    """With long poll one get waits; without, the pauses grow."""
+    broker.put(b"m")
+    options = {"idle_step_s": 0.02, "idle_max_s": 1.0}
+    with client.consumer("g", ["test"], **options) as consumer:
+        take(consumer, 1)
+        assert consumer.receive(0.5) is None
+        count = consumer.statistics().fetches[ZERO].get_count
+        # 0.02 + 0.04 + ... passes half a second with the seventh pause.
+        assert count <= (3 if broker.has_long_poll else 9)
+
+
+@pytest.mark.slow
+def test_a_partition_without_a_log_is_not_asked_in_a_loop(
+    broker: Any, client: Any
+) -> None:
+    with client.consumer("g", ["test"], **IDLE | {"idle_step_s": 0.05}) as consumer:
+        assert consumer.receive(0.5) is None
+        assert consumer.statistics().fetches[ZERO].get_count <= 30
+        broker.put(b"m")
+        assert consumer.receive(5).data == b"m"
+
+
+# -- where it is, and how it is doing -------------------------------------------------
+
+
+def test_seek_goes_elsewhere_at_once(broker: Any, client: Any) -> None:
+    offsets = broker.put(*numbered(0, 10))
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        found = []
+        for message in consumer:
+            found.append(message.data)
+            if len(found) == 3:
+                consumer.seek(ZERO, offsets[8])
+            if len(found) == 5:
+                break
+        assert found == [*numbered(0, 3), *numbered(8, 10)]
+        consumer.seek(ZERO, offsets[1])
+        assert consumer.receive(5).data == b"m00001"
+        with pytest.raises(ClosedError, match="not assigned"):
+            consumer.seek(partition(7), Offset(0))
+
+
+def test_rollback_delivers_again_what_was_not_committed(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 6))
+    with client.consumer("g", ["test"], commit_interval_s=None, **IDLE) as consumer:
+        take(consumer, 2)
+        consumer.commit()
+        assert payloads(take(consumer, 3)) == numbered(2, 5)
+        consumer.rollback()
+        assert payloads(take(consumer, 4)) == numbered(2, 6)
+
+
+def test_lag_counts_what_is_not_handled(broker: Any, client: Any) -> None:
+    offsets = broker.put(*numbered(0, 10))
+    step = offsets[1] - offsets[0]
+    with client.consumer("g", ["test"], commit_interval_s=None, **IDLE) as consumer:
+        take(consumer, 4)
+        lag = consumer.lag()[ZERO]
+        assert lag.bytes == 7 * step  # three are handled, one is in hand
+        assert lag.messages == (7 if broker.has_long_poll else None)
+        if broker.has_long_poll:
+            assert lag.seconds is not None
+            assert 0 <= lag.seconds < 60
+        take(consumer, 6)
+        consumer.commit()
+        done = consumer.lag()[ZERO]
+        assert (done.messages, done.bytes, done.seconds) == (0, 0, 0.0)
+
+
+def test_health_tells_the_state(client: Any) -> None:
+    consumer = client.consumer("g", ["test"], **IDLE)
+    assert consumer.health().state is ConsumerState.NEW
+    with consumer:
+        until(lambda: consumer.health().partition_count == 1)
+        assert consumer.health().state is ConsumerState.RUNNING
+        assert consumer.health().is_ok
+        assert consumer.health().idle_s >= 0
+    assert consumer.health().state is ConsumerState.CLOSED
+
+
+# -- the watchdog ---------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_partition_that_stands_still_with_data_is_an_error(
+    broker: Any, client: Any
+) -> None:
+    """Whatever stopped the fetcher: somebody waits, there is data, nothing comes."""
+    with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
+        assert consumer.receive(0.3) is None  # silence without data is no error
+        twin = getattr(consumer, "_twin", None) or consumer.twin
+        twin._fetchers[ZERO].stop()
+        broker.put(b"m")
+        with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):
+            consumer.receive(10)
+
+
+@pytest.mark.slow
+def test_a_slow_handler_is_not_stuck(broker: Any, client: Any) -> None:
+    broker.put(*numbered(0, 3))
+    release = threading.Event()
+    with client.consumer("g", ["test"], watchdog_s=0.04, **IDLE) as consumer:
+        assert consumer.receive(5).data == b"m00000"
+        release.wait(0.2)
+        assert consumer.receive(5).data == b"m00001"
+
+
+# -- life -----------------------------------------------------------------------------
+
+
+def test_a_consumer_that_was_not_started_says_so(client: Any) -> None:
+    """It would wait for ever."""
+    consumer = client.consumer("g", ["test"])
+    with pytest.raises(ClosedError, match="not started"):
+        consumer.receive(5)
+    with pytest.raises(ClosedError, match="not started"):
+        take(consumer, 1)
+
+
+def test_a_consumer_is_started_once(client: Any) -> None:
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        pytest.raises(ClosedError, match="started once"),
+    ):
+        consumer.start()
+    with pytest.raises(ClosedError, match="started once"):
+        consumer.start()
+
+
+def test_after_closing_a_loop_ends_and_a_call_is_refused(
+    broker: Any, client: Any
+) -> None:
+    broker.put(*numbered(0, 3))
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        take(consumer, 1)
+    assert list(itertools.islice(consumer, 1)) == []
+    with pytest.raises(ClosedError, match="closed"):
+        consumer.receive(5)
+    with pytest.raises(ClosedError, match="not assigned"):
+        consumer.seek(ZERO, Offset(0))
+
+
+def test_a_consumer_that_cannot_start_leaves_nothing_running(
+    java: Any, java_client: Any
+) -> None:
+    """Its store cannot be read: no fetcher goes on behind the error."""
+    java.put(b"m")
+
+    class Broken(MemoryOffsets):
+        is_closed = False
+
+        async def load(self, *_args: Any, **_named: Any) -> Any:
+            raise MetaqError("the disk is gone")
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    java_client.partitions("test")
+    store = Broken()
+    consumer = java_client.consumer("g", ["test"], offsets=store, **IDLE)
+    with pytest.raises(MetaqError, match="the disk is gone"):
+        consumer.start()
+    assert store.is_closed
+    assert consumer.health().state is ConsumerState.CLOSED
+    assert consumer.assignment() == frozenset()
+    assert java.inner.statistics().commands["get"] == 0

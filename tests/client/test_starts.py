@@ -1,0 +1,193 @@
+"""Where reading begins: committed, earliest, latest, a time, an offset, a mapping."""
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import Client
+from metaq.client.errors import CannotAnswerError
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.options import Start
+from metaq.model import MessageId, Offset
+from metaq.zk.znodes import GroupOffset
+from tests.client.worlds import IDLE, QUICK, broker_of, partition, payloads, take
+
+ZERO, ONE = partition(0, "two"), partition(1, "two")
+
+
+@pytest.fixture(params=["ours", "java"])
+def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
+        yield one
+
+
+@pytest.fixture
+def client(broker: Any) -> Iterator[Client]:
+    with Client(brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+def first(client: Client, topic: str, store: Any = None, **options: Any) -> Any:
+    """Return the first message that a consumer of one partition is given."""
+    with client.consumer("g", [topic], offsets=store, **IDLE | options) as consumer:
+        message = consumer.receive(5)
+        assert message is not None
+        return message.data
+
+
+def test_a_new_group_begins_at_the_log_start(broker: Any, client: Client) -> None:
+    broker.put(b"0", b"1")
+    assert first(client, "test") == b"0"
+
+
+def test_a_new_group_that_wants_the_latest_gets_what_comes(
+    broker: Any, client: Client
+) -> None:
+    broker.put(b"0", b"1")
+    with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+        broker.put(b"2")
+        assert payloads(take(consumer, 1)) == [b"2"]
+
+
+def test_the_latest_is_remembered_although_nothing_was_read(
+    broker: Any, client: Client
+) -> None:
+    """What comes between two runs of a new group is not passed over."""
+    broker.put(b"0")
+    store = MemoryOffsets()
+    options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert consumer.receive(0.05) is None
+    broker.put(b"1")
+    assert first(client, "test", store, start="latest") == b"1"
+
+
+def test_an_empty_partition_begins_at_its_first_message(
+    broker: Any, client: Client
+) -> None:
+    with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+        broker.put(b"0")
+        assert payloads(take(consumer, 1)) == [b"0"]
+
+
+def test_a_committed_offset_comes_before_the_start(broker: Any, client: Client) -> None:
+    offsets = broker.put(b"0", b"1", b"2")
+    store = MemoryOffsets()
+    store._offsets["g", partition()] = GroupOffset(offsets[1], MessageId(-1))
+    assert first(client, "test", store, start="earliest") == b"1"
+    ignoring = {"start": offsets[2], "ignore_committed": True}
+    assert first(client, "test", store, **ignoring) == b"2"
+
+
+def test_an_offset_is_kept_within_the_log(broker: Any, client: Client) -> None:
+    offsets = broker.put(b"0", b"1", b"2")
+    assert first(client, "test", start=offsets[1]) == b"1"
+    assert first(client, "test", start=Offset(0)) == b"0"
+    with client.consumer("g", ["test"], start=Offset(2**62), **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+        broker.put(b"3")
+        assert payloads(take(consumer, 1)) == [b"3"]
+
+
+def test_a_mapping_says_it_for_each_and_the_rest_begins_at_the_log_start(
+    broker: Any, client: Client
+) -> None:
+    broker.put(b"0", b"1", topic="two", partition=0)
+    offsets = broker.put(b"0", b"1", b"2", topic="two", partition=1)
+    start: Start = {ONE: offsets[2]}
+    with client.consumer("g", ["two"], start=start, **IDLE) as consumer:
+        found = take(consumer, 3)
+    assert [m.data for m in found if m.partition == ZERO] == [b"0", b"1"]
+    assert [m.data for m in found if m.partition == ONE] == [b"2"]
+
+
+def test_a_time_begins_at_the_first_message_of_it_or_cannot_be_answered(
+    broker: Any, client: Client
+) -> None:
+    broker.put(*(b"%d" % number for number in range(3)))
+    moment = datetime(2020, 1, 1, tzinfo=UTC)
+    future = datetime(2100, 1, 1, tzinfo=UTC)
+    client.partitions("test")
+    if not broker.has_long_poll:
+        with pytest.raises(CannotAnswerError, match=r"test/0-0: .* no times"):
+            first(client, "test", start=moment)
+        return
+    assert first(client, "test", start=moment) == b"0"
+    with client.consumer("g", ["test"], start=future, **IDLE) as consumer:
+        assert consumer.receive(0.05) is None
+        broker.put(b"3")
+        assert payloads(take(consumer, 1)) == [b"3"]
+
+
+def test_a_time_between_two_messages_begins_at_the_second_or_before(
+    tmp_path: Path,
+) -> None:
+    with broker_of("ours", tmp_path / "data", {"test": 1}) as broker:
+        broker.put(b"old")
+        with Client(brokers=[broker.address], **QUICK) as client:
+            stamped = _stamp(client)
+            while True:
+                broker.put(b"new")
+                newest = [m.timestamp for m in client.browse("test")][-1]
+                assert newest is not None
+                if newest > stamped:
+                    break
+            start = datetime.fromtimestamp(newest, UTC)
+            with client.consumer("g", ["test"], start=start) as consumer:
+                timestamps = [m.timestamp for m in take(consumer, 1)]
+            # Never later than asked for; earlier by at most one span of the index.
+            assert timestamps[0] is not None
+            assert timestamps[0] <= newest
+
+
+def _stamp(client: Client) -> float:
+    message = next(iter(client.browse("test")))
+    assert message.timestamp is not None
+    return message.timestamp
+
+
+@pytest.mark.parametrize(
+    ("start", "wanted"), [("earliest", b"2"), ("latest", None), (Offset(1), b"2")]
+)
+def test_a_committed_offset_below_the_log_is_given_up_aloud(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Any, wanted: bytes | None
+) -> None:
+    """Messages that were deleted unread are an error in the log, and counted."""
+    with broker_of("java", tmp_path, {"test": 1}) as broker:
+        offsets = broker.put(b"0", b"1")
+        broker.inner.roll()
+        (log_start,) = broker.put(b"2")
+        broker.inner.trim()
+        store = MemoryOffsets()
+        store._offsets["g", partition()] = GroupOffset(offsets[1], MessageId(-1))
+        options = {"offsets": store, "start": start, **IDLE}
+        with Client(brokers=[broker.address], **QUICK) as client:
+            client.partitions("test")
+            with (
+                caplog.at_level(logging.ERROR),
+                client.consumer("g", ["test"], **options) as consumer,
+            ):
+                message = consumer.receive(5 if wanted else 0.05)
+                assert (message and message.data) == wanted
+                assert consumer.statistics().reset_count == 1
+    missing = log_start - offsets[1]
+    assert f"{missing} bytes were deleted before they were read" in caplog.text
+    assert f"committed={offsets[1]} log_start={log_start}" in caplog.text
+
+
+def test_a_committed_offset_behind_the_log_is_given_up_aloud(
+    broker: Any, client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another log, or a broker that lost data: reading begins at its start."""
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    store._offsets["g", partition()] = GroupOffset(Offset(10**9), MessageId(-1))
+    with caplog.at_level(logging.ERROR):
+        assert first(client, "test", store) == b"0"
+    assert "the log was replaced, or cut by a broker that lost data" in caplog.text
