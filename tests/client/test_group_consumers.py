@@ -78,7 +78,7 @@ class Reader:
             self.texts.append(bytes(message.data).decode())
 
     async def stop(self) -> None:
-        self.consumer.let_go(is_handled=True)
+        self.consumer.hand.count()
         await self.consumer.close()
         await self.task
 
