@@ -9,7 +9,7 @@ Order. Parts leave in the order of their messages. When one comes back, the outl
 nothing more until everything in flight has an answer; then what came back leaves
 first, in its old order. A refused part can only be overtaken by those that were in
 flight with it; behind a lost connection nothing is overtaken, for everything in
-flight comes back.
+flight comes back, and is repeated one part at a time.
 
 Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
 with what kept it from being sent, or as unknown. No other code needs to care, and a
@@ -220,6 +220,13 @@ class Delivery:
                 outlet.waiting.popleft()
                 self._fail(outlet, part, self._lateness(outlet, part.work.batch))
             elif self._fit(outlet, connection.capabilities):
+                part = outlet.waiting[0]
+                if part.sequence is not None:
+                    # A repetition travels alone: were it refused and the next one
+                    # stored, its sequence would be too low for ever.
+                    if outlet.in_flight:
+                        return
+                    outlet.alone = part
                 self._send(outlet, outlet.waiting.popleft(), connection)
 
     def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
@@ -258,6 +265,8 @@ class Delivery:
         return None if copies is None else copies.leader
 
     def _has_place(self, outlet: Outlet) -> bool:
+        if outlet.alone in outlet.in_flight:
+            return False
         limit = self._options.in_flight_batches_max
         connection = outlet.connection
         if (

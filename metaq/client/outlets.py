@@ -92,13 +92,14 @@ class Outlet:
     """One partition's way out."""
 
     __slots__ = (
-        "alarm", "connection", "failures", "in_flight", "lane", "places", "resume_s",
-        "returned", "sequence", "trouble", "waiting",
+        "alarm", "alone", "connection", "failures", "in_flight", "lane", "places",
+        "resume_s", "returned", "sequence", "trouble", "waiting",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self.alarm: TimerHandle | None = None  # fills it when a pause is over
+        self.alone: Part | None = None  # nothing is sent while this is in flight
         self.connection: Connection | None = None
         self.waiting: deque[Part] = deque()
         self.returned: list[Part] = []

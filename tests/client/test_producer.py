@@ -337,6 +337,21 @@ def test_a_doubtful_batch_goes_before_a_refused_one() -> None:
     run_virtual(main())
 
 
+def test_a_repetition_travels_alone() -> None:
+    """Refused on its second way, it is not overtaken by a later sequence."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.CUT, Act.CLOSED])
+        async with producing(broker, batch_count_max=4) as world:
+            sent = [b"%d" % n for n in range(9)]
+            await world.producer.send_many("test", sent)
+        assert broker.stored() == sent
+        assert not broker.overlap_count
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])
 @pytest.mark.parametrize("retry_unknown", [True, False])
 def test_brokers_that_forget_get_it_twice_or_the_error_says_so(
