@@ -1,15 +1,21 @@
 """Which partition source and which offset store a consumer gets."""
 
 from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Final
 
 from metaq.assignment import Strategy
 from metaq.client.assignments import FixedSource, PartitionSource, topic_source
 from metaq.client.context import ClientContext
+from metaq.client.file_offsets import FileOffsets
 from metaq.client.names import fixed_partitions
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.rebalancer import GroupSource
 from metaq.client.zk_offsets import ZooKeeperOffsets
 from metaq.errors import ConfigError
+
+BROADCAST_FILE: Final = "~/.meta_offsets"
+"""Where MetaQ's broadcast consumers of this user keep their offsets."""
 
 
 def make_source(
@@ -62,7 +68,9 @@ def _check_strategy(name: str) -> Strategy:
 
 def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
     """Return where offsets are committed when nobody says where."""
-    if context.coordinator is None or is_broadcast:
+    if is_broadcast:
+        return FileOffsets(Path(BROADCAST_FILE).expanduser(), clock=context.clock)
+    if context.coordinator is None:
         return MemoryOffsets()
     return ZooKeeperOffsets(context.coordinator, context.paths)
 

@@ -251,8 +251,9 @@ class AsyncClient:
                 nobody; None has the group share all of them.
             broadcast: every machine reads everything: the group is named
                 `<group>-<address of the machine>`. Consumers of one machine share.
-            offsets: where offsets are committed; None takes ZooKeeper, or memory for
-                a broadcast and for a client of named brokers.
+            offsets: where offsets are committed; None takes ZooKeeper, the file
+                `~/.meta_offsets` for a broadcast, or memory for a client of named
+                brokers.
             options: fields of `ConsumerOptions`.
 
         Raises:

@@ -20,6 +20,7 @@ any thread, and holds for connections that are open and for those to come.
 """
 
 import asyncio
+import contextlib
 import enum
 import socket
 import struct
@@ -151,7 +152,9 @@ class _End(asyncio.Protocol):
     def _pass_end(self, sink: asyncio.Transport) -> None:
         if not self.has_passed_end:
             self.has_passed_end = True
-            sink.write_eof()
+            # Who has gone meanwhile is told to us in the next turn.
+            with contextlib.suppress(OSError):
+                sink.write_eof()
         if self.peer.has_passed_end and self.transport is not None:
             sink.close()
             self.transport.close()

@@ -6,6 +6,7 @@ The broker is real, ZooKeeper is in memory; both worlds.
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -249,9 +250,13 @@ def test_fixed_partitions_are_read_without_a_group(broker: EmbeddedBroker) -> No
 
 
 def test_a_broadcast_reaches_every_machine(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Each machine is a group of its own, named after its address."""
+    """Each machine is a group of its own, named after its address.
+
+    Its offsets stay on the machine, where MetaQ's consumers keep them.
+    """
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     async def scenario() -> None:
         async with client_of(broker) as client:
@@ -264,7 +269,8 @@ def test_a_broadcast_reaches_every_machine(
             for reader in readers:
                 await until(lambda r=reader: len(r.texts) == PARTITIONS)
                 await reader.stop()
-            assert stored(broker, 0, "g-10-0-0-7") == b"", "offsets stay here"
+            assert stored(broker, 0, "g-10-0-0-7") == b""
+            assert '"g-10-0-0-7"' in (tmp_path / ".meta_offsets").read_text()
 
     asyncio.run(scenario())
 

@@ -8,13 +8,14 @@ import pytest
 
 from metaq.client.assignments import Fence
 from metaq.client.errors import NotSettledError
-from metaq.client.rebalancer import CHECK_S
+from metaq.client.rebalancer import CHECK_S, SUSPENDED_SHARE
 from metaq.errors import (
     ClosedError,
     ConfigError,
     CoordinationError,
     NoBrokerError,
     SessionLostError,
+    SessionSuspendedError,
 )
 from metaq.model import TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
@@ -243,13 +244,34 @@ def test_a_suspended_session_changes_nothing() -> None:
         server = serving(2)
         one = await Member(server).join()
         calls = list(one.sink.calls)
-        server.suspend(one.coordinator)
-        await asyncio.sleep(3 * CHECK_S)
-        assert one.reading == parts(0, 1)
-        server.resume(one.coordinator)
-        await asyncio.sleep(1)
+        for _ in range(3):
+            server.suspend(one.coordinator)
+            await asyncio.sleep(OPTIONS.session_timeout_s * SUSPENDED_SHARE - 0.1)
+            assert one.reading == parts(0, 1)
+            server.resume(one.coordinator)
+            await asyncio.sleep(1)
         assert one.sink.calls == calls
         assert one.is_settled
+        assert one.source.fence == Fence("g_c1", 1)
+        await one.leave()
+
+    run_virtually(scenario())
+
+
+def test_a_session_suspended_for_long_stops_reading() -> None:
+    """Before ZooKeeper can give it to others; if it lives on, so does the reading."""
+
+    async def scenario() -> None:
+        server = serving(2)
+        one = await Member(server).join()
+        server.suspend(one.coordinator)
+        await asyncio.sleep(OPTIONS.session_timeout_s / 3)
+        assert one.reading == set()
+        assert one.sink.told("fence") == parts(0, 1)
+        assert isinstance(one.source.last_error, SessionSuspendedError)
+        server.resume(one.coordinator)
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0, 1)
         assert one.source.fence == Fence("g_c1", 1)
         await one.leave()
 
@@ -304,7 +326,7 @@ def test_a_server_that_comes_back_empty_is_joined_again() -> None:
         server = serving(2)
         one = await Member(server).join()
         server.stop()
-        await asyncio.sleep(30)
+        await asyncio.sleep(1)
         assert one.reading == parts(0, 1)
         server.start(is_wiped=True)
         await until(lambda: ID in server.nodes and one.is_settled and not one.reading)

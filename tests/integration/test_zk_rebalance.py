@@ -1,0 +1,323 @@
+"""Groups of consumers on a real ZooKeeper that expires, restarts, hangs and forgets.
+
+The brokers are entries in the tree and the sinks only keep books: what is proven is
+who reads what. Nobody may stay without its share for longer than PATIENCE_S.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+
+import pytest
+
+from metaq.assignment import Strategy, assign
+from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.options import ClientOptions
+from metaq.client.rebalancer import GroupSource
+from metaq.clock import SystemClock
+from metaq.errors import CoordinationError
+from metaq.model import BrokerId, TopicPartition
+from metaq.testing.proxy import Proxy
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
+from metaq.zk.session import SessionState
+from metaq.zk.znodes import TopicRegistration, encode_registration
+from tests.integration.conftest import ZooKeeperServer, expire_session
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
+
+CLOCK = SystemClock()
+PATIENCE_S = 40.0
+SESSION_TIMEOUT_MS = 2000
+OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=2.0)
+PATHS = NodePaths()
+ROLE = BrokerRole(BrokerId(0))
+COUNT = 6
+
+
+def in_s(seconds: float = PATIENCE_S) -> float:
+    return CLOCK.monotonic_s() + seconds
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def part(number: int) -> TopicPartition:
+    return TopicPartition("t", BrokerId(0), number)
+
+
+class Book:
+    """Who reads what; a partition has one living reader at any moment."""
+
+    def __init__(self) -> None:
+        self.readers: dict[TopicPartition, str] = {}
+        self.violations: list[str] = []
+
+
+class Sink:
+    def __init__(self, book: Book, name: str) -> None:
+        self.book = book
+        self.name = name
+        self.fence_count = 0
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            reader = self.book.readers.get(partition)
+            if reader is not None:
+                self.book.violations.append(f"{partition}: {reader} and {self.name}")
+            self.book.readers[partition] = self.name
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        self._drop(partitions)
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        self.fence_count += 1
+        self._drop(partitions)
+
+    def _drop(self, partitions: Collection[TopicPartition]) -> None:
+        for partition in partitions:
+            if self.book.readers.get(partition) == self.name:
+                del self.book.readers[partition]
+
+
+class Member:
+    """A session, what is known of the cluster, and a source."""
+
+    def __init__(self, hosts: str, book: Book, consumer_id: str) -> None:
+        self.name = f"g_{consumer_id}"
+        self.hosts = hosts
+        self.book = book
+        self.sink = Sink(book, self.name)
+        self.coordinator = KazooCoordinator(
+            hosts, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+        )
+        self.metadata = ZooKeeperMetadata(self.coordinator, PATHS, clock=CLOCK)
+        self.source = GroupSource(
+            self.coordinator,
+            PATHS,
+            self.metadata,
+            group="g",
+            consumer_id=consumer_id,
+            topics=["t"],
+            strategy=Strategy.DEFAULT,
+            clock=CLOCK,
+            options=OPTIONS,
+        )
+
+    @property
+    def reading(self) -> set[TopicPartition]:
+        return {p for p, name in self.book.readers.items() if name == self.name}
+
+    async def expire(self) -> None:
+        identity = self.coordinator._client.client_id
+        await asyncio.to_thread(expire_session, self.hosts, *identity)
+
+
+@asynccontextmanager
+async def member_on(
+    hosts: str, book: Book, consumer_id: str, *, is_first: bool = False
+) -> AsyncIterator[Member]:
+    member = Member(hosts, book, consumer_id)
+    member.coordinator.start()
+    await member.metadata.start()
+    if is_first:
+        await until(lambda: member.coordinator.status.state is SessionState.CONNECTED)
+        await serve(member)
+    await member.source.start(member.sink)
+    yield member
+    await member.source.stop()
+    await member.metadata.stop()
+    await member.coordinator.stop(deadline_s=in_s())
+
+
+async def serve(member: Member) -> None:
+    """Register the topic as a broker does, but for good."""
+    await member.coordinator.set_or_create(
+        PATHS.topic(NodeKind.TOPIC_SUB, "t", ROLE),
+        encode_registration(TopicRegistration(COUNT, ROLE)),
+        deadline_s=in_s(),
+    )
+
+
+async def shared(
+    *members: Member, java: str | None = None, is_forced: bool = False
+) -> None:
+    """Wait until everybody has exactly its share, and ZooKeeper says so too.
+
+    Nobody has read what somebody else read; unless a session was ended by force, of
+    which its owner hears after the others.
+    """
+    names = [partition_name(part(number)) for number in range(COUNT)]
+    everybody = [member.name for member in members] + ([java] if java else [])
+    plan = assign(Strategy.DEFAULT, everybody, names)
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not await _are_shared(members, plan):
+            await asyncio.sleep(0.02)
+    if not is_forced:
+        assert members[0].book.violations == []
+
+
+async def _are_shared(
+    members: Collection[Member], plan: Mapping[str, Collection[str]]
+) -> bool:
+    for member in members:
+        read = {partition_name(partition) for partition in member.reading}
+        if member.source.unsettled_since_s is not None or read != set(
+            plan[member.name]
+        ):
+            return False
+    for member in members:
+        try:
+            owners = await member.source._membership.owners("t", deadline_s=in_s(2))
+        except CoordinationError:
+            return False
+        owned = {partition_name(p) for p, name in owners.items() if name == member.name}
+        if owned != set(plan[member.name]):
+            return False
+    return True
+
+
+def test_members_come_go_and_expire(zookeeper: str) -> None:
+    """Shares follow; the session that ended is fenced before anybody reads on."""
+
+    async def scenario() -> None:
+        book = Book()
+        async with member_on(zookeeper, book, "c1", is_first=True) as one:
+            await shared(one)
+            async with member_on(zookeeper, book, "c2") as two:
+                await shared(one, two)
+                await one.expire()
+                await until(lambda: one.sink.fence_count)
+                await shared(one, two, is_forced=True)
+                async with member_on(zookeeper, book, "c3") as three:
+                    await shared(one, two, three, is_forced=True)
+                    await asyncio.gather(one.expire(), two.expire(), three.expire())
+                    await until(lambda: three.sink.fence_count)
+                    await shared(one, two, three, is_forced=True)
+                await shared(one, two, is_forced=True)
+            await shared(one, is_forced=True)
+
+    asyncio.run(scenario())
+
+
+def test_owner_and_member_nodes_that_were_deleted_come_back(zookeeper: str) -> None:
+    """An operator's slip costs a moment, not the night."""
+
+    async def scenario() -> None:
+        book = Book()
+        async with (
+            member_on(zookeeper, book, "c1", is_first=True) as one,
+            member_on(zookeeper, book, "c2") as two,
+        ):
+            await shared(one, two)
+            [lost, *_rest] = sorted(two.reading)
+            path = PATHS.owner("g", lost)
+            await one.coordinator.delete(path, deadline_s=in_s())
+            await until(lambda: two.sink.fence_count)
+            path = PATHS.member("g", two.name)
+            await one.coordinator.delete(path, deadline_s=in_s())
+            await until(lambda: two.name in one.source._members)
+            await shared(one, two)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_of_metaq_shares(zookeeper: str) -> None:
+    """It writes its nodes as MetaQ's does, and dies with its session."""
+
+    async def scenario() -> None:
+        book = Book()
+        async with member_on(zookeeper, book, "c1", is_first=True) as one:
+            java = KazooCoordinator(
+                zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
+            )
+            java.start()
+            await until(lambda: java.status.state is SessionState.CONNECTED)
+            path = PATHS.member("g", "g_java")
+            await java.create_ephemeral(path, b"t", deadline_s=in_s())
+            await shared(one, java="g_java")
+            for number in range(COUNT // 2, COUNT):
+                path = PATHS.owner("g", part(number))
+                await java.create_ephemeral(path, b"g_java", deadline_s=in_s())
+            async with member_on(zookeeper, book, "c2") as two:
+                # c1, c2, java: java keeps the last two and gives the one before them.
+                await until(lambda: two.source.last_error is not None)
+                path = PATHS.owner("g", part(COUNT // 2))
+                await java.delete(path, deadline_s=in_s())
+                await shared(one, two, java="g_java")
+            await java.stop(deadline_s=in_s())
+            await shared(one)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_restarts_or_hangs(zookeeper_alone: ZooKeeperServer) -> None:
+    """Shorter than the session time-out or longer: everybody has its share again."""
+
+    async def scenario() -> None:
+        book, hosts = Book(), zookeeper_alone.address
+        async with (
+            member_on(hosts, book, "c1", is_first=True) as one,
+            member_on(hosts, book, "c2") as two,
+        ):
+            await shared(one, two)
+            zookeeper_alone.restart()
+            await shared(one, two)
+            zookeeper_alone.pause()
+            await until(lambda: not book.readers)
+            zookeeper_alone.resume()
+            await shared(one, two)
+            zookeeper_alone.kill()
+            await until(lambda: not book.readers)
+            zookeeper_alone.start()
+            await shared(one, two)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_lost_its_data(zookeeper_alone: ZooKeeperServer) -> None:
+    """Members, owners and topics are gone; the topic is registered again, as theirs."""
+
+    async def scenario() -> None:
+        book, hosts = Book(), zookeeper_alone.address
+        async with (
+            member_on(hosts, book, "c1", is_first=True) as one,
+            member_on(hosts, book, "c2") as two,
+        ):
+            await shared(one, two)
+            zookeeper_alone.stop()
+            zookeeper_alone.wipe()
+            zookeeper_alone.start()
+            await until(lambda: one.coordinator.status.epoch > 1)
+            await until(lambda: one.coordinator.status.state is SessionState.CONNECTED)
+            await serve(one)
+            await shared(one, two)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_is_cut_off(zookeeper_alone: ZooKeeperServer) -> None:
+    """It stops before its partitions go to the other, and joins when it can."""
+
+    async def scenario() -> None:
+        book, hosts = Book(), zookeeper_alone.address
+        host, _, port = hosts.rpartition(":")
+        with Proxy(host, int(port)) as proxy:
+            async with (
+                member_on(hosts, book, "c1", is_first=True) as one,
+                member_on(f"127.0.0.1:{proxy.port}", book, "c2") as two,
+            ):
+                await shared(one, two)
+                proxy.stall()
+                await shared(one)
+                assert two.reading == set()
+                proxy.pass_all()
+                await shared(one, two)
+                proxy.cut()
+                await shared(one, two)
+
+    asyncio.run(scenario())
