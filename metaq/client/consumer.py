@@ -142,7 +142,7 @@ class AsyncConsumer:
             watchdog = Watchdog(
                 self._context,
                 self.feed,
-                bound_s=self.options.watchdog_s,
+                bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
                 failures_of=self._failures_of,
                 on_stuck=self._fail,
             )

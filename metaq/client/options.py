@@ -127,7 +127,8 @@ class ConsumerOptions:
     a late commit is refused."""
     watchdog_s: float | None = 60.0
     """No progress for so long although there is data and somebody free to take it:
-    an error. None trusts that it never happens."""
+    an error. Counts as twice `idle_max_s` at least. None trusts that it never
+    happens."""
 
 
 class ClientKeywords(TypedDict, total=False):

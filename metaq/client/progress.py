@@ -7,6 +7,7 @@ movement for the whole bound is an error that ends the consumer, with a log line
 """
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from metaq.client.errors import CannotAnswerError, StuckError
 from metaq.client.feed import Feed
 from metaq.client.fetcher import FetchStatistics
 from metaq.client.questions import count_between, log_range, time_of
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, WireError
 from metaq.model import Offset, TopicPartition
 
 
@@ -60,7 +61,7 @@ class Lag:
     """Bytes of the log that are not handled."""
     seconds: float | None
     """Age of the oldest message that is not handled, 0.0 when there is none; None
-    where messages carry no time."""
+    where messages carry no time, or may not be read."""
 
 
 async def lag_of(
@@ -86,8 +87,10 @@ async def lag_of(
         )
     except CannotAnswerError:
         messages = None
-    stamped = await time_of(context, partition, start, deadline_s=deadline_s)
-    age_s = None
+    age_s = stamped = None
+    # A partition that is closed for gets still tells its offsets.
+    with contextlib.suppress(WireError):
+        stamped = await time_of(context, partition, start, deadline_s=deadline_s)
     if stamped is not None:
         age_s = max(0.0, (context.clock.wall_ms() - stamped) / 1000)
     return Lag(messages, end - start, age_s)

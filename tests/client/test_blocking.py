@@ -1,0 +1,440 @@
+"""What is particular to the sync world: threads, forks, interrupts, leaks."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import Client
+from metaq.client.offset_store import MemoryOffsets
+from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
+from metaq.model import Message
+from metaq.testing.fake_broker import FakeBroker
+from tests.client.worlds import IDLE, QUICK, JavaBroker, payloads, take, until
+
+
+@pytest.fixture
+def broker() -> Iterator[JavaBroker]:
+    with FakeBroker({"test": 1}) as fake:
+        yield JavaBroker(fake)
+
+
+@pytest.fixture
+def client(broker: JavaBroker) -> Iterator[Client]:
+    with Client(brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+class Caller:
+    """A call in a thread of its own."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self._work = work
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._work()
+        except BaseException as error:
+            self.error = error
+
+    def join(self) -> Any:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the call did not come back"
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+
+# -- threads --------------------------------------------------------------------------
+
+
+def test_any_thread_may_read_one_after_the_other(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(*(b"%d" % n for n in range(6)))
+    found: list[Message] = []
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        for _ in range(3):
+            found += Caller(lambda: take(consumer, 2)).join()
+    assert payloads(found) == [b"%d" % n for n in range(6)]
+
+
+def test_closing_ends_a_loop_that_waits_in_another_thread(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(b"0")
+    consumer = client.consumer("g", ["test"], **IDLE)
+    consumer.start()
+    found: list[bytes] = []
+
+    def loop() -> None:
+        found.extend(message.data for message in consumer)
+
+    reader = Caller(loop)
+    until(lambda: found == [b"0"])
+    consumer.close()
+    reader.join()
+    assert found == [b"0"]
+
+
+def test_closing_waits_for_a_message_that_another_thread_handles(
+    broker: JavaBroker, client: Client
+) -> None:
+    """It is handled once: its offset is committed, and the next one not handed out."""
+    broker.put(b"0", b"1", b"2")
+    store = MemoryOffsets()
+    consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+    consumer.start()
+    at_work, go_on = threading.Event(), threading.Event()
+    found: list[bytes] = []
+
+    def loop() -> None:
+        for message in consumer:
+            found.append(message.data)
+            at_work.set()
+            go_on.wait(20)
+
+    reader = Caller(loop)
+    assert at_work.wait(20)
+    closing = Caller(consumer.close)
+    time.sleep(0.05)
+    assert not closing.is_over
+    go_on.set()
+    closing.join()
+    reader.join()
+    assert found == [b"0"]
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 2)) == [b"1", b"2"]
+
+
+def test_closing_waits_no_longer_than_it_was_told_to(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    options: dict[str, Any] = {"offsets": store, "revoke_timeout_s": 0.05, **IDLE}
+    consumer = client.consumer("g", ["test"], **options)
+    consumer.start()
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def loop() -> None:
+        for _message in consumer:
+            at_work.set()
+            go_on.wait(20)
+
+    reader = Caller(loop)
+    assert at_work.wait(20)
+    Caller(consumer.close).join()
+    go_on.set()
+    reader.join()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 2)) == [b"0", b"1"]
+
+
+def test_the_end_of_a_block_does_not_count_what_another_thread_handles(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    options: dict[str, Any] = {"offsets": store, "revoke_timeout_s": 0.05, **IDLE}
+    at_work, go_on = threading.Event(), threading.Event()
+    with client.consumer("g", ["test"], **options) as consumer:
+
+        def loop() -> None:
+            for _message in consumer:
+                at_work.set()
+                go_on.wait(20)
+
+        reader = Caller(loop)
+        assert at_work.wait(20)
+    go_on.set()
+    reader.join()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert take(consumer, 1)[0].data == b"0"
+
+
+def test_closing_inside_the_loop_ends_it_at_once(
+    broker: JavaBroker, client: Client
+) -> None:
+    """The message in hand is the caller's own: nobody is waited for."""
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    consumer = client.consumer(
+        "g", ["test"], offsets=store, revoke_timeout_s=3600, **IDLE
+    )
+    consumer.start()
+    found = []
+
+    def loop() -> None:
+        for message in consumer:
+            found.append(message.data)
+            consumer.close()
+
+    Caller(loop).join()
+    assert found == [b"0"]
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert take(consumer, 1)[0].data == b"0"
+
+
+def test_closing_the_client_inside_a_loop_does_not_wait_for_itself(
+    broker: JavaBroker,
+) -> None:
+    broker.put(b"0", b"1")
+    client = Client(brokers=[broker.address], **QUICK)
+    client.start()
+    consumer = client.consumer("g", ["test"], revoke_timeout_s=3600, **IDLE)
+    consumer.start()
+    found = []
+
+    def loop() -> None:
+        for message in consumer:
+            found.append(message.data)
+            client.close()
+
+    Caller(loop).join()
+    assert found == [b"0"]
+    with pytest.raises(ClosedError):
+        consumer.receive(1)
+
+
+def test_statistics_may_be_asked_while_partitions_come_and_go(
+    broker: JavaBroker, client: Client
+) -> None:
+    over = threading.Event()
+
+    with client.consumer("g", ["test", "many"], **IDLE) as consumer:
+
+        def ask() -> None:
+            while not over.is_set():
+                consumer.health()
+                consumer.statistics()
+                consumer.assignment()
+
+        asking = Caller(ask)
+        broker.create_topic("many", 100)
+        broker.put(b"m", topic="many", partition=99)
+        until(lambda: len(consumer.assignment()) == 101)
+        over.set()
+        asking.join()
+
+
+def test_a_blocking_call_on_the_client_s_own_thread_is_refused(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(b"0")
+    errors: list[BaseException] = []
+
+    def accept(_message: Message) -> bool:
+        try:
+            client.topics()
+        except ClosedError as error:
+            errors.append(error)
+        return True
+
+    with client.consumer("g", ["test"], message_filter=accept, **IDLE) as consumer:
+        take(consumer, 1)
+    assert "would wait for itself" in str(errors[0])
+
+
+# -- life -----------------------------------------------------------------------------
+
+
+def test_a_client_that_is_closed_or_not_started_says_so(broker: JavaBroker) -> None:
+    client = Client(brokers=[broker.address], **QUICK)
+    with pytest.raises(ClosedError, match="not started"):
+        client.consumer("g", ["test"])
+    with pytest.raises(ClosedError, match="not started"):
+        client.topics()
+    client.close()
+    with client, pytest.raises(ClosedError, match="started once"):
+        client.start()
+    client.close()
+    with pytest.raises(ClosedError, match="closed"):
+        client.consumer("g", ["test"])
+    with pytest.raises(ClosedError, match="started once"):
+        client.start()
+
+
+def test_a_client_that_cannot_start_leaves_no_thread() -> None:
+    def refuse(_clock: object) -> Any:
+        raise MetaqError("no ZooKeeper here")
+
+    before = set(threading.enumerate())
+    with pytest.raises(MetaqError, match="no ZooKeeper here"):
+        Client(coordinator=refuse).start()
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_a_call_has_a_timeout(broker: JavaBroker, client: Client) -> None:
+    broker.away()
+    with pytest.raises(MetaqError):
+        client.get("test", "0-0", 0, timeout=0.05)  # type: ignore[arg-type]  # an int
+    with pytest.raises((RequestTimeoutError, MetaqError)):
+        client.stats(timeout=0.05)
+
+
+def test_nothing_leaks_from_clients_that_come_and_go(broker: JavaBroker) -> None:
+    broker.put(*(b"%d" % n for n in range(10)))
+
+    def use() -> None:
+        with Client(brokers=[broker.address], **QUICK) as client:
+            with client.consumer("g", ["test"], **IDLE) as consumer:
+                take(consumer, 3)
+            next(client.browse("test"))
+
+    use()
+    gc.collect()
+    threads, descriptors = threading.active_count(), _descriptors()
+    for _ in range(5):
+        use()
+    gc.collect()
+    until(lambda: threading.active_count() <= threads)
+    until(lambda: _descriptors() <= descriptors)
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_nothing_leaks_from_consumers_that_come_and_go(
+    broker: JavaBroker, client: Client
+) -> None:
+    """One client, many consumers: those that are closed are forgotten."""
+    broker.put(b"0")
+    for _ in range(5):
+        with client.consumer("g", ["test"], **IDLE) as consumer:
+            take(consumer, 1)
+        with client.producer():
+            pass
+    client.producer()
+    assert len(client._twin._children) == 1
+    assert len(client._twin.context.metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
+
+
+# -- forks and signals ----------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_in_the_child_of_a_fork_every_call_says_so(
+    broker: JavaBroker, client: Client
+) -> None:
+    broker.put(b"0", b"1")
+    with client.consumer("g", ["test"], **IDLE) as consumer, client.producer() as out:
+        take(consumer, 1)
+        calls: dict[str, Callable[[], Any]] = {
+            "iterate": lambda: next(iter(consumer)),
+            "receive": lambda: consumer.receive(1),
+            "commit": consumer.commit,
+            "lag": consumer.lag,
+            "consumer": lambda: client.consumer("h", ["test"]),
+            "producer": client.producer,
+            "browse": lambda: next(client.browse("test")),
+            "send": lambda: out.send("test", b"x"),
+            "topics": client.topics,
+        }
+        wrong = _in_child(calls)
+        assert wrong == []
+        assert take(consumer, 1)[0].data == b"1"  # the parent goes on
+
+
+def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
+    """Return the names of calls that do not raise ClosedError in a forked child."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        wrong = []
+        for name, call in calls.items():
+            try:
+                call()
+                wrong.append(name)
+            except ClosedError:
+                continue
+            except BaseException as error:
+                wrong.append(f"{name}: {error!r}")
+        os.write(writing, ",".join(wrong).encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return [name for name in text.split(",") if name]
+
+
+PROGRAM = """
+import sys
+from metaq.client import Client
+with Client(brokers=[sys.argv[1]], metadata_s=0.05) as client:
+    with client.consumer("g", ["test"], idle_max_s=0.02) as consumer:
+        print("ready", flush=True)
+        for message in consumer:
+            print(message.data.decode(), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_program_that_waits_for_messages(
+    broker: JavaBroker,
+) -> None:
+    broker.put(b"first")
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, broker.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert process.stdout.readline() == "first\n"
+        process.send_signal(signal.SIGINT)
+        _out, errors = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in errors
+
+
+FORGETFUL = """
+import sys
+from metaq.client import Client
+client = Client(brokers=[sys.argv[1]], metadata_s=0.05)
+client.start()
+consumer = client.consumer("g", ["test"], idle_max_s=0.02, revoke_timeout_s=3600)
+consumer.start()
+for message in consumer:
+    print(message.data.decode(), flush=True)
+    break
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_to_close_ends_by_itself(broker: JavaBroker) -> None:
+    broker.put(b"first")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", FORGETFUL, broker.address],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stdout, done.stderr) == ("first\n", "")

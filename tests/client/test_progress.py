@@ -1,0 +1,230 @@
+"""Silence is told from standing still, and both from being late."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from metaq.client import progress
+from metaq.client.feed import Batch, Feed
+from metaq.client.progress import Watchdog
+from metaq.errors import MetaqError, NoBrokerError
+from metaq.model import Message, MessageId, Offset
+from metaq.testing.clock import ManualClock
+from metaq.zk.znodes import GroupOffset
+from tests.client.worlds import IDLE, QUICK, WORLDS, broker_of, partition, take, until
+
+ZERO, ONE = partition(0), partition(1)
+BOUND_S = 60.0
+BEGIN = GroupOffset(Offset(0), MessageId(-1))
+
+
+class Bench:
+    """A watchdog over a feed, a clock that is moved, and a broker that says `ends`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        self.feed = Feed(
+            clock=self.clock,
+            buffer_bytes_max=1000,
+            buffer_count_max=10,
+            on_room=lambda: None,
+        )
+        self.feed.add(ZERO, BEGIN)
+        self.ends: Any = (Offset(0), Offset(100))
+        self.failures = 0
+        self.while_asked: Callable[[], None] = lambda: None
+        self.questions = 0
+        context: Any = SimpleNamespace(clock=self.clock)
+        self.dog = Watchdog(
+            context,
+            self.feed,
+            bound_s=BOUND_S,
+            failures_of=lambda _partition: self.failures,
+            on_stuck=lambda _error: None,
+        )
+        self.feed._waiting_count = 1
+        monkeypatch.setattr(progress, "log_range", self._log_range)
+
+    async def _log_range(self, *_args: object, **_named: object) -> Any:
+        self.questions += 1
+        self.while_asked()
+        if isinstance(self.ends, MetaqError):
+            raise self.ends
+        return self.ends
+
+    def look(self, *, after_s: float = BOUND_S / 4) -> MetaqError | None:
+        self.clock.advance_s(after_s)
+        return asyncio.run(self.dog._look())
+
+    def looks_until_alarm(self, most: int = 20) -> int | None:
+        for count in range(1, most + 1):
+            if self.look() is not None:
+                return count
+        return None
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
+    return Bench(monkeypatch)
+
+
+def message(offset: int) -> Message:
+    return Message(
+        "test", b"", None, MessageId(1), ZERO, Offset(offset), Offset(offset + 20)
+    )
+
+
+def test_data_that_nobody_brings_is_told_within_one_and_a_half_bounds(
+    bench: Bench,
+) -> None:
+    count = bench.looks_until_alarm()
+    assert count is not None
+    assert BOUND_S <= count * BOUND_S / 4 <= 1.5 * BOUND_S
+
+
+def test_the_error_names_place_bound_and_log_end(bench: Bench) -> None:
+    for _ in range(4):
+        assert bench.look() is None
+    error = bench.look()
+    assert str(error) == (
+        "test/0-0: no progress for 60 s (bound 60 s) at offset 0, although the log"
+        " goes on to 100 and a reader waits"
+    )
+
+
+def test_an_idle_log_is_no_alarm_and_data_behind_it_has_the_whole_bound(
+    bench: Bench,
+) -> None:
+    bench.ends = (Offset(0), Offset(0))
+    assert bench.looks_until_alarm(50) is None
+    bench.ends = (Offset(0), Offset(100))
+    count = bench.looks_until_alarm()
+    assert count is not None
+    assert count * BOUND_S / 4 >= BOUND_S
+
+
+@pytest.mark.parametrize("ends", [None, NoBrokerError("away")])
+def test_a_broker_that_cannot_say_is_no_alarm(bench: Bench, ends: Any) -> None:
+    bench.ends = ends
+    assert bench.looks_until_alarm() is None
+
+
+def test_nobody_who_waits_is_no_alarm_and_nobody_is_asked(bench: Bench) -> None:
+    for _ in range(3):
+        assert bench.look() is None
+    bench.feed._waiting_count = 0
+    questions = bench.questions
+    assert bench.looks_until_alarm() is None
+    assert bench.questions == questions
+    bench.feed._waiting_count = 1
+    count = bench.looks_until_alarm()
+    assert count is not None
+    assert count >= 4  # the suspicion of before is forgotten
+
+
+def test_a_batch_in_hand_is_no_alarm(bench: Bench) -> None:
+    bench.feed.put(Batch(ZERO, [message(0)], Offset(20), 20))
+    assert bench.feed.take_nowait() is not None
+    assert bench.looks_until_alarm() is None
+
+
+def test_gets_that_fail_are_no_alarm_while_they_do(bench: Bench) -> None:
+    """Their reason is known and told by `health`; the broker may take them again."""
+    for _ in range(20):
+        bench.failures += 1
+        assert bench.look() is None
+    count = bench.looks_until_alarm()
+    assert count is not None
+    assert count >= 4
+
+
+def test_progress_clears_the_suspicion(bench: Bench) -> None:
+    for _ in range(20):
+        for _ in range(3):
+            assert bench.look() is None
+        bench.feed.put(Batch(ZERO, [], Offset(1), 0))
+
+
+def test_progress_while_the_broker_is_asked_clears_it_too(bench: Bench) -> None:
+    for _ in range(4):
+        assert bench.look() is None
+    bench.while_asked = lambda: bench.feed.put(Batch(ZERO, [], Offset(1), 0))
+    assert bench.look() is None
+
+
+def test_a_partition_that_goes_meanwhile_is_no_alarm(bench: Bench) -> None:
+    for _ in range(4):
+        assert bench.look() is None
+    bench.while_asked = lambda: bench.feed.fence(ZERO) and None
+    assert bench.look() is None
+
+
+def test_one_of_several_partitions_is_named(bench: Bench) -> None:
+    bench.feed.add(ONE, GroupOffset(Offset(100), MessageId(-1)))
+    for _ in range(4):
+        assert bench.look() is None
+    assert str(bench.look()).startswith("test/0-0: ")
+
+
+# -- with a broker --------------------------------------------------------------------
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Iterator[Any]:
+    with broker_of("java", tmp_path, {"test": 1}) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, java: Any) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[java.address], **QUICK) as one:
+        yield one
+
+
+@pytest.mark.slow
+def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
+    java: Any,
+    client: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is told by `health` and by one line, for as long as it takes."""
+    monkeypatch.setattr("metaq.client.fetcher.ERROR_PAUSE_MAX_S", 0.05)
+    java.put(b"m")
+    java.inner.close_partition()
+    with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:
+        assert consumer.receive(1.2) is None
+        assert len(consumer.health().problems) == 1
+        assert caplog.text.count("get failed") == 1
+        java.inner.open_partition()
+        assert consumer.receive(10).data == b"m"
+
+
+def test_lag_of_a_log_whose_start_moved_counts_from_there(
+    java: Any, client: Any
+) -> None:
+    java.put(b"aa", b"bb")
+    with client.consumer("g", ["test"], commit_interval_s=None, **IDLE) as consumer:
+        take(consumer, 2)
+        java.inner.close_partition()
+        until(lambda: consumer.health().problems)
+        java.inner.roll()
+        (start,) = java.put(b"cc")
+        java.inner.trim()
+        lag = consumer.lag()[ZERO]
+        assert lag.bytes == java.inner.log_end() - start
+        assert lag.messages is None
+
+
+def test_lag_raises_when_the_broker_is_away(java: Any, client: Any) -> None:
+    with client.consumer("g", ["test"], **IDLE) as consumer:
+        until(consumer.assignment)
+        java.away()
+        with pytest.raises(MetaqError):
+            consumer.lag(0.05)
+        java.back()
+        until(lambda: consumer.health().is_ok)

@@ -1,0 +1,249 @@
+"""The async client: its life, what it closes, and cancellation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from metaq.client import AsyncClient
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.session import parse_address
+from metaq.errors import ClosedError, ConfigError
+from metaq.testing.fake_broker import FakeBroker
+from metaq.zk.znodes import BrokerAddress
+from tests.client.worlds import IDLE, QUICK, JavaBroker
+
+
+@pytest.fixture
+def broker() -> Iterator[JavaBroker]:
+    with FakeBroker({"test": 1}) as fake:
+        yield JavaBroker(fake)
+
+
+def run(broker: JavaBroker, scenario: Callable[[AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(20):
+            async with AsyncClient(brokers=[broker.address], **QUICK) as client:
+                await scenario(client)
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not rest, rest
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {},
+        {"zookeeper": "127.0.0.1:2181", "brokers": ["127.0.0.1:8123"]},
+        {"brokers": ["127.0.0.1:8123"], "coordinator": lambda _clock: None},
+    ],
+)
+def test_brokers_are_found_in_one_way(ways: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"got {len(ways)} of them"):
+        AsyncClient(**ways)
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:0", "host:99999"])
+def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected host:port"):
+        AsyncClient(brokers=[text])
+
+
+def test_addresses_are_taken_with_and_without_their_scheme() -> None:
+    assert parse_address("h:1") == parse_address("meta://h:1") == BrokerAddress("h", 1)
+    assert parse_address("[::1]:8123") == BrokerAddress("::1", 8123)
+
+
+def test_before_and_after_its_block_a_client_makes_nothing(broker: JavaBroker) -> None:
+    async def scenario() -> None:
+        client = AsyncClient(brokers=[broker.address], **QUICK)
+        with pytest.raises(ClosedError, match="not started"):
+            client.producer()
+        async with client:
+            pass
+        with pytest.raises(ClosedError, match="closed"):
+            client.consumer("g", ["test"])
+        with pytest.raises(ClosedError, match="started once"):
+            await client.start()
+        await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_client_closes_what_was_made_from_it(broker: JavaBroker) -> None:
+    broker.put(b"0", b"1", b"2")
+    store = MemoryOffsets()
+
+    async def scenario(client: AsyncClient) -> None:
+        producer = client.producer()
+        consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+        await consumer.start()
+        assert len(await consumer.receive_many(2, 5)) >= 1
+        await client.close()
+        assert consumer.is_closed
+        assert producer.is_closed
+        with pytest.raises(ClosedError):
+            await consumer.receive(1)
+
+    run(broker, scenario)
+
+
+def test_consumers_are_closed_before_producers(broker: JavaBroker) -> None:
+    """A handler at work may still want to send."""
+    order: list[str] = []
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer("g", ["test"], **IDLE)
+        producer = client.producer()
+        for name, child in (("consumer", consumer), ("producer", producer)):
+            _note_close(child, name, order)
+
+    run(broker, scenario)
+    assert order == ["consumer", "producer"]
+
+
+def _note_close(child: Any, name: str, order: list[str]) -> None:
+    close = child.close
+
+    async def note() -> None:
+        order.append(name)
+        await close()
+
+    child.close = note
+
+
+def test_a_cancelled_receive_loses_nothing(broker: JavaBroker) -> None:
+    """Cancelled at every point of its way, over and over."""
+    count = 300
+
+    async def scenario(client: AsyncClient) -> None:
+        found: list[int] = []
+        async with client.consumer("g", ["test"], fetch_bytes=65536, **IDLE) as one:
+            cancelled = 0
+            while len(found) < count:
+                if len(found) + cancelled < count:
+                    broker.put(b"%d" % (len(found) + cancelled))
+                task = asyncio.ensure_future(one.receive(5))
+                for _ in range(cancelled % 7):
+                    await asyncio.sleep(0)
+                if cancelled < count - 1 and cancelled % 2:
+                    task.cancel()
+                results = await asyncio.gather(task, return_exceptions=True)
+                if isinstance(results[0], asyncio.CancelledError):
+                    cancelled += 1
+                    continue
+                message = results[0]
+                assert message is not None
+                assert not isinstance(message, BaseException)
+                found.append(int(message.data))
+                cancelled += 1
+                if broker.inner.log_end() == message.next_offset:
+                    break
+        assert found == sorted(found)
+        written = [int(data) for data in broker.inner.payloads()]
+        assert found == written
+
+    run(broker, scenario)
+
+
+def test_a_cancelled_loop_loses_nothing(broker: JavaBroker) -> None:
+    broker.put(b"0", b"1", b"2")
+
+    async def scenario(client: AsyncClient) -> None:
+        found: list[bytes] = []
+        async with client.consumer("g", ["test"], **IDLE) as consumer:
+
+            async def loop() -> None:
+                async for message in consumer:
+                    found.append(message.data)
+                    await asyncio.sleep(0)
+
+            task = asyncio.ensure_future(loop())
+            while len(found) < 3:
+                await asyncio.sleep(0.001)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            broker.put(b"3")
+            message = await consumer.receive(5)
+            assert message is not None
+            assert message.data == b"3"
+
+    run(broker, scenario)
+
+
+def test_closing_inside_the_loop_ends_it_at_once(broker: JavaBroker) -> None:
+    broker.put(b"0", b"1")
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer("g", ["test"], revoke_timeout_s=3600, **IDLE)
+        await consumer.start()
+        found = []
+        async for message in consumer:
+            found.append(message.data)
+            await consumer.close()
+        assert found == [b"0"]
+
+    run(broker, scenario)
+
+
+def test_closing_waits_for_a_message_that_another_task_handles(
+    broker: JavaBroker,
+) -> None:
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+        await consumer.start()
+        at_work, go_on = asyncio.Event(), asyncio.Event()
+        found = []
+
+        async def loop() -> None:
+            async for message in consumer:
+                found.append(message)
+                at_work.set()
+                await go_on.wait()
+
+        task = asyncio.ensure_future(loop())
+        await at_work.wait()
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        go_on.set()
+        await closing
+        await task
+        (offset,) = store._offsets.values()
+        assert [m.data for m in found] == [b"0"]
+        assert offset.offset == found[0].next_offset
+
+    run(broker, scenario)
+
+
+def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
+    broker: JavaBroker,
+) -> None:
+    """Else a message would wait although somebody waits for it."""
+
+    async def scenario(client: AsyncClient) -> None:
+        async with client.consumer("g", ["test"], **IDLE) as consumer:
+            feed = consumer.feed
+            waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
+            await asyncio.sleep(0)
+            assert len(feed._sleepers) == 2
+            broker.put(b"m")
+            while len(feed._sleepers) == 2:
+                await asyncio.sleep(0)
+            # One is woken: cancel it before it runs.
+            asleep = next(iter(feed._sleepers))
+            woken = [
+                w for w in waiters if getattr(w, "_fut_waiter", None) is not asleep
+            ]
+            woken[0].cancel()
+            rest = [w for w in waiters if w is not woken[0]]
+            batch = await asyncio.wait_for(rest[0], 5)
+            assert batch.messages[0].data == b"m"
+            feed.done(batch)
+
+    run(broker, scenario)
