@@ -92,8 +92,8 @@ class Outlet:
     """One partition's way out."""
 
     __slots__ = (
-        "alarm", "connection", "failures", "in_flight", "lane", "places", "resume_s",
-        "returned", "sequence", "trouble", "waiting",
+        "alarm", "connection", "failures", "in_flight", "lane", "places",
+        "refused_until_s", "resume_s", "returned", "sequence", "trouble", "waiting",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -107,6 +107,7 @@ class Outlet:
         self.places = 0
         self.failures = 0  # refusals in a row
         self.resume_s = 0.0
+        self.refused_until_s = 0.0  # others' messages do not move here before
         self.trouble: MetaqError | None = None  # why nothing is sent
 
     @property
