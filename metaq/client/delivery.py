@@ -27,7 +27,14 @@ from functools import partial
 from typing import Final
 
 from metaq.client.accumulator import Accumulator
-from metaq.client.attempts import Span, Verdict, final_error, on_failure, plan_spans
+from metaq.client.attempts import (
+    REFUSALS,
+    Span,
+    Verdict,
+    final_error,
+    on_failure,
+    plan_spans,
+)
 from metaq.client.batches import Batch, Lane, Outcome, SendResult
 from metaq.client.delivery_counters import DeliveryCounters, DeliveryStatistics
 from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
@@ -380,12 +387,14 @@ class Delivery:
                 raise reply
             receipt = parse_receipt(reply)
         except MetaqError as error:
-            self._on_failure(outlet, part, connection.capabilities, error)
+            self._on_failure(outlet, part, connection, error)
         else:
-            outlet.failures, outlet.trouble = 0, None
+            outlet.failures, outlet.trouble, outlet.refused_until_s = 0, None, 0.0
             place = outlet.partition
             if receipt.partition != place.partition:
                 place = TopicPartition(place.topic, place.broker_id, receipt.partition)
+            if part.is_doubtful and not _recognises(connection, part):
+                self._counters.doubtful_count += part.message_count
             self._succeed(part, SendResult(receipt.id, place, receipt.offset))
         self._fill(outlet)
         self._fill_crowded(connection)
@@ -403,14 +412,14 @@ class Delivery:
         self,
         outlet: Outlet,
         part: Part,
-        capabilities: Capabilities,
+        connection: Connection,
         error: MetaqError,
     ) -> None:
         verdict, part.is_doubtful = on_failure(
             error,
             may_move=part.work.batch.may_move,
             is_doubtful=part.is_doubtful,
-            has_dedup=capabilities.dedup and part.span.is_mput,
+            has_dedup=_recognises(connection, part),
             retry_unknown=self._options.retry_unknown,
         )
         if error.refresh_metadata:
@@ -423,6 +432,9 @@ class Delivery:
             # The broker does not know it, and may have stored what came behind it.
             part.sequence = None
         outlet.trouble = error
+        if isinstance(error, REFUSALS):
+            # Two that refuse would else send a message to and fro without a pause.
+            outlet.refused_until_s = now_s + self._options.retry_max_s
         if verdict is Verdict.MOVE:
             target = self._target(outlet)
             if target is not None:
@@ -440,7 +452,9 @@ class Delivery:
         count = part.message_count
         payload_bytes = batch.size_of(span.first, span.end) - HEADER_BYTES * count
         latency_s = self._clock.monotonic_s() - batch.created_s
-        self._counters.on_acknowledged(count, payload_bytes, latency_s)
+        self._counters.on_acknowledged(
+            receipt.partition, count, payload_bytes, latency_s
+        )
         self._settle(part, Outcome(span.first, receipt, None))
 
     def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
@@ -492,17 +506,17 @@ class Delivery:
 
     def _target(self, outlet: Outlet) -> Outlet | None:
         """Return another partition's outlet that can send now, each in turn."""
-        topic = outlet.partition.topic
-        partitions = [
-            partition
-            for partition in self._snapshot.put_partitions(topic)
+        now_s, routes = self._clock.monotonic_s(), self._accumulator.routes
+        outlets = [
+            self._outlet(routes.lane(partition))
+            for partition in self._snapshot.put_partitions(outlet.partition.topic)
             if partition != outlet.partition and self._is_connected(partition)
         ]
-        if not partitions:
+        outlets = [each for each in outlets if each.refused_until_s <= now_s]
+        if not outlets:
             return None
         self._moves += 1
-        lane = self._accumulator.routes.lane(partitions[self._moves % len(partitions)])
-        return self._outlet(lane)
+        return outlets[self._moves % len(outlets)]
 
     def _is_connected(self, partition: TopicPartition) -> bool:
         address = self._address(partition.broker_id)
@@ -557,3 +571,8 @@ class Delivery:
         return NotSentError(
             f"{outlet.partition}: not sent within {batch.timeout_s:g} s"
         )
+
+
+def _recognises(connection: Connection, part: Part) -> bool:
+    """Tell whether the broker stores a part once, however often it is sent."""
+    return connection.capabilities.dedup and part.span.is_mput

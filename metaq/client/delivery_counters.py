@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import MetaqError
+from metaq.model import TopicPartition
 from metaq.stats import Histogram, HistogramSnapshot
 
 BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
@@ -20,6 +21,11 @@ class DeliveryStatistics:
     """Messages that are stored."""
     acknowledged_bytes: int
     """Their payload bytes."""
+    by_partition: Mapping[TopicPartition, int]
+    """The same messages, where they lie."""
+    doubtful_count: int
+    """Those of them that may be stored twice: nobody knows what became of an earlier
+    attempt, and their broker does not recognise repetitions."""
     failed: Mapping[str, int]
     """Messages that failed, by the name of the error."""
     retried_count: int
@@ -43,8 +49,11 @@ class DeliveryCounters:
         """Commands sent again."""
         self.moved_count = 0
         """Batches and parts that went to another partition."""
+        self.doubtful_count = 0
+        """Acknowledged messages that may be stored twice."""
         self._acknowledged_count = 0
         self._acknowledged_bytes = 0
+        self._by_partition: Counter[TopicPartition] = Counter()
         self._failed: Counter[str] = Counter()
         self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
         self._latency_s = Histogram()
@@ -54,11 +63,16 @@ class DeliveryCounters:
         self._batch_counts.record(message_count)
 
     def on_acknowledged(
-        self, message_count: int, payload_bytes: int, latency_s: float
+        self,
+        partition: TopicPartition,
+        message_count: int,
+        payload_bytes: int,
+        latency_s: float,
     ) -> None:
         """Count messages that are stored; `latency_s` is that of the oldest."""
         self._acknowledged_count += message_count
         self._acknowledged_bytes += payload_bytes
+        self._by_partition[partition] += message_count
         self._latency_s.record(latency_s, message_count)
 
     def on_failed(self, message_count: int, error: MetaqError) -> None:
@@ -70,6 +84,8 @@ class DeliveryCounters:
         return DeliveryStatistics(
             acknowledged_count=self._acknowledged_count,
             acknowledged_bytes=self._acknowledged_bytes,
+            by_partition=dict(self._by_partition),
+            doubtful_count=self.doubtful_count,
             failed=dict(self._failed),
             retried_count=self.retried_count,
             moved_count=self.moved_count,

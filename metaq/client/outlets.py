@@ -93,7 +93,7 @@ class Outlet:
 
     __slots__ = (
         "alarm", "alone", "connection", "failures", "in_flight", "lane", "places",
-        "resume_s", "returned", "sequence", "trouble", "waiting",
+        "refused_until_s", "resume_s", "returned", "sequence", "trouble", "waiting",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -108,6 +108,7 @@ class Outlet:
         self.places = 0
         self.failures = 0  # refusals in a row
         self.resume_s = 0.0
+        self.refused_until_s = 0.0  # others' messages do not move here before
         self.trouble: MetaqError | None = None  # why nothing is sent
 
     @property

@@ -41,6 +41,7 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
+from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.stats import HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
@@ -83,6 +84,11 @@ class ProducerStatistics:
     """Messages that are stored."""
     acknowledged_bytes: int
     """Their payload bytes, attributes included."""
+    by_partition: Mapping[TopicPartition, int]
+    """The same messages, where they lie."""
+    doubtful_count: int
+    """Those of them that may be stored twice: nobody knows what became of an earlier
+    attempt, and their broker does not recognise repetitions."""
     failed: Mapping[str, int]
     """Messages that failed, by the name of the error."""
     dropped: Mapping[str, int]
@@ -421,6 +427,8 @@ class AsyncProducer:
             appended_count=buffer.appended_count,
             acknowledged_count=delivery.acknowledged_count,
             acknowledged_bytes=delivery.acknowledged_bytes,
+            by_partition=delivery.by_partition,
+            doubtful_count=delivery.doubtful_count,
             failed=delivery.failed,
             dropped=dict(self._dropped),
             buffered_count=buffer.buffered_count,
