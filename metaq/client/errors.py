@@ -23,6 +23,12 @@ class NoProgressError(ClientError):
     """Reading cannot go on: the broker's answers lead nowhere."""
 
 
+class NoDataError(ClientError):
+    """A broker gives no data at an offset that its log holds, as it says."""
+
+    retriable = True
+
+
 class NoWallTimeError(ClientError):
     """A time was asked of messages that carry none (stamped by a Java broker)."""
 

@@ -12,6 +12,11 @@ that announced `dedup` stores it once: it is not doubtful there. After `TRIES_MA
 rounds without one acknowledgement in between, or when the broker cannot be reached for
 the time of one request, the error is raised.
 
+Whoever may be run again with the same messages, as a task of Spark is, names the
+producer of each batch himself (`send_records`): what an earlier run has stored is then
+not stored again. Such a batch has a second name for the case that the first one was
+used for other messages.
+
 A refusal (closed partition, no space, unknown topic) ends the sending: nothing new goes
 out, the answers to what is in flight are waited for, each within its time, and then the
 first refusal is raised. What has no answer by then has an unknown outcome.
@@ -21,6 +26,7 @@ requests in flight, because brokers of this package store the puts of one connec
 order. A Java broker may not (broker spec 1.2).
 """
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,7 +38,7 @@ from metaq.client.discovery import Cluster
 from metaq.client.errors import ConnectionLostError, GivenUpError
 from metaq.client.replies import parse_receipt
 from metaq.client.wire import WireConnection, pump
-from metaq.clock import Clock
+from metaq.clock import Clock, SystemClock
 from metaq.errors import ClientError, MetaqError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Command, Mput, Put, Reply
@@ -54,6 +60,8 @@ BATCHES_IN_FLIGHT_MAX: Final = 5
 a producer, and refuses to be sent an older one again."""
 TRIES_MAX: Final = 3
 BACKOFF: Final = Backoff(first_s=0.1, max_s=1.0)
+_NAME_USED: Final = re.compile(r"sequence \d+ of producer \S+ (?:is|was) ")
+"""In the text of a refusal: producer and sequence stand for other records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +76,8 @@ class PublishStatistics:
     """Acknowledged messages per partition."""
     doubtful_count: int
     """Acknowledged messages that may be stored twice."""
+    renamed_count: int
+    """Messages that were sent under a second name; may be stored twice as well."""
     refused_count: int
     """Messages that were answered with an error."""
     in_flight_count: int
@@ -82,12 +92,14 @@ class _Request:
     flag: int
     message_bytes: int
     is_batch: bool
+    producer: str
     sequence: int
+    spare: str | None = None
     deadline_s: float = 0.0
     is_doubtful: bool = False
     is_answered: bool = False
 
-    def command(self, opaque: int, producer: str) -> Command:
+    def command(self, opaque: int) -> Command:
         """Return what goes on the wire."""
         topic, number = self.partition.topic, self.partition.partition
         if not self.is_batch:
@@ -100,7 +112,7 @@ class _Request:
             checksum=checksum(self.payload),
             opaque=opaque,
             payload=self.payload,
-            producer=producer,
+            producer=self.producer,
             sequence=self.sequence,
         )
 
@@ -140,8 +152,8 @@ class Publisher:
         *,
         producer: str,
         timeout_s: float,
-        clock: Clock,
-        sleep: Callable[[float], None],
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         """Prepare to send; connections are made when they are needed.
 
@@ -149,14 +161,15 @@ class Publisher:
             cluster: where the brokers are.
             producer: a name nobody else sends under, 1..64 of [A-Za-z0-9._~-].
             timeout_s: how long one request may take.
-            clock: for deadlines.
-            sleep: waits that many seconds, between two tries to connect.
+            clock: for deadlines; None is the machine's.
+            sleep: waits that many seconds, between two tries to connect; None waits
+                by the clock.
         """
         self._cluster = cluster
         self._producer = producer
         self._timeout_s = timeout_s
-        self._clock = clock
-        self._sleep = sleep
+        self._clock = clock or SystemClock()
+        self._sleep = sleep or self._wait
         self._lanes: dict[BrokerId, _Lane] = {}
         self._sequences: dict[TopicPartition, int] = {}
         self._batches: Counter[TopicPartition] = Counter()
@@ -164,6 +177,7 @@ class Publisher:
         self._size_bytes = 0
         self._doubtful_count = 0
         self._refused_count = 0
+        self._renamed_count = 0
         self._failure: MetaqError | None = None
 
     def statistics(self) -> PublishStatistics:
@@ -174,6 +188,7 @@ class Publisher:
             size_bytes=self._size_bytes,
             by_partition=MappingProxyType(dict(sorted(self._acknowledged.items()))),
             doubtful_count=self._doubtful_count,
+            renamed_count=self._renamed_count,
             refused_count=self._refused_count,
             in_flight_count=sum(r.count for r in requests if not r.is_answered),
         )
@@ -194,14 +209,73 @@ class Publisher:
             WireError: a put was refused.
         """
         lane = self._lane(partition.broker_id)
-        for request in self._requests(partition, payloads, flag, lane):
-            while not self._has_room(lane, partition):
-                self._step()
-            self._batches[partition] += request.is_batch
-            lane.requests.append(request)
-            lane.size_bytes += len(request.payload)
-            self._submit(lane, request)
+        capabilities = lane.connection.capabilities
+        for batch in split_batches(payloads, capabilities):
+            sequence = self._sequences.get(partition, 0)
+            self._sequences[partition] = sequence + len(batch)
+            is_batch = capabilities.has_mput and len(batch) > 1
+            request = _Request(
+                partition=partition,
+                payload=encode_batch(batch, flag) if is_batch else batch[0],
+                count=len(batch),
+                flag=flag,
+                message_bytes=sum(map(len, batch)),
+                is_batch=is_batch,
+                producer=self._producer,
+                sequence=sequence,
+            )
+            self._enqueue(lane, request)
         # Take what has been answered, and push out what is queued, without waiting.
+        self._pump(self._clock.monotonic_s())
+
+    def send_records(
+        self,
+        partition: TopicPartition,
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
+        *,
+        producer: str,
+        sequence: int,
+        spare: str,
+    ) -> None:
+        """Put one named batch on its way; raises and waits as `send`.
+
+        Args:
+            partition: where it goes.
+            payloads: attribute block, if its flag says so, and application bytes each.
+            flags: one for each payload.
+            producer: whose messages these are, the same whenever they are sent; at
+                most BATCHES_IN_FLIGHT_MAX calls per partition, or what was sent first
+                is forgotten.
+            sequence: number of the first payload among the producer's payloads for the
+                partition, 0 or more.
+            spare: a name nobody has used, under which the batch is sent when other
+                messages were sent under the first one.
+        """
+        lane = self._lane(partition.broker_id)
+        capabilities = lane.connection.capabilities
+        bytes_max = max(1, sum(map(len, payloads)) + HEADER_BYTES * len(payloads))
+        first = 0
+        for batch in split_batches(payloads, capabilities, bytes_max=bytes_max):
+            some = flags[first : first + len(batch)]
+            is_batch = capabilities.has_mput and (
+                len(batch) > 1
+                or len(batch[0]) + HEADER_BYTES
+                <= (capabilities.batch_bytes_max or BATCH_BYTES_MAX)
+            )
+            request = _Request(
+                partition=partition,
+                payload=encode_records(batch, some) if is_batch else batch[0],
+                count=len(batch),
+                flag=some[0],
+                message_bytes=sum(map(len, batch)),
+                is_batch=is_batch,
+                producer=producer,
+                sequence=sequence + first,
+                spare=spare,
+            )
+            first += len(batch)
+            self._enqueue(lane, request)
         self._pump(self._clock.monotonic_s())
 
     def flush(self) -> None:
@@ -215,6 +289,10 @@ class Publisher:
             lane.connection.close()
 
     # -- inside -----------------------------------------------------------------------
+
+    def _wait(self, wait_s: float) -> None:
+        # Nothing to move: it only waits.
+        pump([], deadline_s=self._clock.monotonic_s() + wait_s, clock=self._clock)
 
     def _lane(self, broker_id: BrokerId) -> _Lane:
         lane = self._lanes.get(broker_id)
@@ -230,29 +308,13 @@ class Publisher:
             address, timeout_s=self._timeout_s, clock=self._clock
         )
 
-    def _requests(
-        self,
-        partition: TopicPartition,
-        payloads: Sequence[bytes],
-        flag: int,
-        lane: _Lane,
-    ) -> Iterator[_Request]:
-        capabilities = lane.connection.capabilities
-        sequence = self._sequences.get(partition, 0)
-        for batch in split_batches(payloads, capabilities):
-            is_batch = capabilities.has_mput and len(batch) > 1
-            size_bytes = sum(map(len, batch))
-            yield _Request(
-                partition=partition,
-                payload=encode_batch(batch, flag) if is_batch else batch[0],
-                count=len(batch),
-                flag=flag,
-                message_bytes=size_bytes,
-                is_batch=is_batch,
-                sequence=sequence,
-            )
-            sequence += len(batch)
-            self._sequences[partition] = sequence
+    def _enqueue(self, lane: _Lane, request: _Request) -> None:
+        while not self._has_room(lane, request.partition):
+            self._step()
+        self._batches[request.partition] += request.is_batch
+        lane.requests.append(request)
+        lane.size_bytes += len(request.payload)
+        self._submit(lane, request)
 
     def _has_room(self, lane: _Lane, partition: TopicPartition) -> bool:
         has_few = self._batches[partition] < BATCHES_IN_FLIGHT_MAX
@@ -266,15 +328,20 @@ class Publisher:
         def on_reply(reply: Reply) -> None:
             self._on_reply(lane, request, reply)
 
-        connection.submit(request.command(opaque, self._producer), opaque, on_reply)
+        connection.submit(request.command(opaque), opaque, on_reply)
 
     def _on_reply(self, lane: _Lane, request: _Request, reply: Reply) -> None:
+        failure = _failure_of(reply)
+        if failure and request.spare and _NAME_USED.search(str(failure)):
+            request.producer, request.spare = request.spare, None
+            self._renamed_count += request.count
+            self._submit(lane, request)
+            return
         request.is_answered = True
         self._batches[request.partition] -= request.is_batch
         lane.drop_answered()
-        try:
-            parse_receipt(reply)
-        except MetaqError as error:
+        if failure:
+            error = failure
             self._failure = self._failure or error
             self._refused_count += request.count
             return
@@ -387,8 +454,19 @@ class Publisher:
 # -- batches --------------------------------------------------------------------------
 
 
+def _failure_of(reply: Reply) -> MetaqError | None:
+    try:
+        parse_receipt(reply)
+    except MetaqError as error:
+        return error
+    return None
+
+
 def split_batches(
-    payloads: Sequence[bytes], capabilities: Capabilities
+    payloads: Sequence[bytes],
+    capabilities: Capabilities,
+    *,
+    bytes_max: int = BATCH_BYTES_MAX,
 ) -> Iterator[Sequence[bytes]]:
     """Cut payloads into what travels together, in order; each piece holds one or more.
 
@@ -398,7 +476,7 @@ def split_batches(
         for payload in payloads:
             yield [payload]
         return
-    bytes_max = min(BATCH_BYTES_MAX, capabilities.batch_bytes_max or BATCH_BYTES_MAX)
+    bytes_max = min(bytes_max, capabilities.batch_bytes_max or BATCH_BYTES_MAX)
     count_max = min(
         BATCH_RECORDS_MAX, capabilities.batch_records_max or BATCH_RECORDS_MAX
     )
@@ -415,8 +493,13 @@ def split_batches(
 
 def encode_batch(payloads: Sequence[bytes], flag: int) -> bytes:
     """Return the body of an `mput`: records in segment format, id 0."""
+    return encode_records(payloads, [flag] * len(payloads))
+
+
+def encode_records(payloads: Sequence[bytes], flags: Sequence[int]) -> bytes:
+    """Return the same for payloads with a flag each."""
     pack = HEADER.pack
     chunks: list[bytes] = []
-    for payload in payloads:
+    for payload, flag in zip(payloads, flags, strict=True):
         chunks += (pack(len(payload), checksum(payload), 0, flag), payload)
     return b"".join(chunks)

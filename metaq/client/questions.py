@@ -12,6 +12,7 @@ from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError
 from metaq.client.replies import (
     Fetched,
+    parse_boundaries,
     parse_count,
     parse_get,
     parse_offset,
@@ -35,6 +36,7 @@ from metaq.protocol.commands import (
     Question,
     Reply,
     Result,
+    SplitQuestion,
     TimeQuestion,
 )
 from metaq.protocol.status import Status
@@ -165,6 +167,37 @@ async def count_between(
     """
     reply = await _ask_spans(context, partition, start, CountQuestion(end), deadline_s)
     return parse_count(reply)
+
+
+async def boundaries_between(
+    context: ClientContext,
+    partition: TopicPartition,
+    start: Offset,
+    end: Offset,
+    count: int,
+    *,
+    deadline_s: float,
+) -> tuple[Offset, ...]:
+    """Return record boundaries that divide start..end into parts of about equal size.
+
+    Args:
+        context: the client's parts.
+        partition: what is divided.
+        start: a record boundary.
+        end: a record boundary, at or behind `start`.
+        count: offsets that are wanted, 1 or more; the broker may give fewer.
+        deadline_s: when to give up.
+
+    Returns:
+        Offsets strictly between `start` and `end`, ascending.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
+        WireError: an offset is no boundary.
+    """
+    question = SplitQuestion(end, count + 2)
+    reply = await _ask_spans(context, partition, start, question, deadline_s)
+    return tuple(at for at in parse_boundaries(reply) if start < at < end)
 
 
 async def time_of(

@@ -26,6 +26,18 @@ class BackwardRangeError(SparkError):
     """A read would end before it starts: never taken for an empty one."""
 
 
+class LateStartError(SparkError):
+    """A read is to start at a time, and no message is that young."""
+
+
+class SchemaError(SparkError):
+    """Rows that are to be written lack a column, or have one of another type."""
+
+
+class RowError(SparkError):
+    """A row cannot be written: it names no topic, or a partition that is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""

@@ -12,8 +12,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
 from metaq.spark.segments import SegmentsDataSource
+from metaq.spark.source import MetaqDataSource
 
-FORMATS: Final[tuple[type[DataSource], ...]] = (SegmentsDataSource,)
+FORMATS: Final[tuple[type[DataSource], ...]] = (
+    MetaqDataSource,
+    SegmentsDataSource,
+)
 """One class per format."""
 
 

@@ -37,6 +37,7 @@ class NodeKind(enum.Enum):
     MEMBER = "member"
     OWNER = "owner"
     GROUP_OFFSET = "group offset"
+    QUERY_START = "query start"
 
 
 # Below the root. MetaQ's own words stay in the paths ("master", "slave", "consumers");
@@ -52,6 +53,8 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     NodeKind.MEMBER: "/consumers/{group}/ids/{member}",
     NodeKind.OWNER: "/consumers/{group}/owners/{topic}/{partition}",
     NodeKind.GROUP_OFFSET: "/consumers/{group}/offsets/{topic}/{partition}",
+    # Ours alone: MetaQ has no queries.
+    NodeKind.QUERY_START: "/queries/{query}/start",
 }
 
 LEADER_NAME: Final = TEMPLATES[NodeKind.LEADER].rpartition("/")[2]
@@ -65,6 +68,7 @@ FIELD_PATTERNS: Final[Mapping[str, str]] = {
     "topic": r"[^/]+",
     "group": r"[^/]+",
     "member": r"[^/]+",
+    "query": r"[^/]+",
 }
 
 # What ZooKeeper refuses inside a path (PathUtils.validatePath): NUL and the other
@@ -267,6 +271,12 @@ class NodePaths:
     def _partition(self, kind: NodeKind, group: str, partition: TopicPartition) -> str:
         name = partition_name(partition)
         return self._fill(kind, group=group, topic=partition.topic, partition=name)
+
+    # -- queries ----------------------------------------------------------------------
+
+    def query_start(self, query: str) -> str:
+        """Return the node that keeps where a query started."""
+        return self._fill(NodeKind.QUERY_START, query=query)
 
     # -- back -------------------------------------------------------------------------
 

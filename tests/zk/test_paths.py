@@ -51,6 +51,7 @@ BUILT = {
     P.member("g", "g_c1"): "/meta/consumers/g/ids/g_c1",
     P.owner("g", PARTITION): "/meta/consumers/g/owners/t-1/0-3",
     P.group_offset("g", PARTITION): "/meta/consumers/g/offsets/t-1/0-3",
+    P.query_start("q"): "/meta/queries/q/start",
 }
 
 
@@ -79,6 +80,7 @@ FIELDS = {
     "topic": steps,
     "group": steps,
     "member": steps,
+    "query": steps,
 }
 
 

@@ -1,0 +1,58 @@
+"""Which partitions there are of topics that are named, or that match a pattern."""
+
+import re
+from collections.abc import Iterable
+
+from metaq.client.context import ClientContext
+from metaq.client.metadata import ZooKeeperMetadata
+from metaq.model import TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
+
+
+async def find_topics(
+    context: ClientContext, pattern: str, *, deadline_s: float
+) -> tuple[str, ...]:
+    """Return the topics whose whole name matches a pattern of `re`, ascending.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    metadata = context.metadata
+    if isinstance(metadata, ZooKeeperMetadata):
+        names = await metadata.watch.topics(deadline_s=deadline_s)
+    else:
+        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
+        names = frozenset(snapshot.gets)
+    matches = re.compile(pattern).fullmatch
+    return tuple(sorted(name for name in names if matches(name)))
+
+
+async def read_cluster(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return a snapshot that speaks of some topics, also where nobody serves them.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster, or of a topic.
+        NodeNameError: no topic can have this name.
+    """
+    metadata, wanted = context.metadata, frozenset(topics)
+    for name in sorted(wanted):
+        metadata.watch_topic(name)
+    snapshot = metadata.snapshot
+    while not snapshot.epoch or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    return snapshot
+
+
+async def find_partitions(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions of topics that can be read, in order; raises as above.
+
+    Those of a broker that is away are among them as long as they are known.
+    """
+    names = sorted(set(topics))
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    return tuple(sorted(p for name in names for p in snapshot.get_partitions(name)))

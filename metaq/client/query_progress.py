@@ -1,0 +1,108 @@
+"""How far a query outside the consumer groups has come, kept in ZooKeeper.
+
+A query keeps its own offsets; what it writes here is for others, or for the time
+before it has written any. Its progress goes to the offsets of a group, so that tools
+that show the lag of groups show that of the query; nothing is claimed. Its start, what
+it resolved `latest` or a time to, is kept until it has offsets of its own: a restart
+before that would otherwise begin somewhere else, and lose what lies between.
+
+Source: client spec 13.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from metaq.client.context import ClientContext
+from metaq.errors import ConfigError
+from metaq.model import Offset, TopicPartition
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import GroupOffset
+
+
+async def read_progress(
+    context: ClientContext,
+    group: str,
+    partitions: Iterable[TopicPartition],
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Offset]:
+    """Return the offsets that a group has stored; partitions without are missing.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    wanted = tuple(partitions)
+    found = await asyncio.gather(
+        *(offsets.read_offset(p, deadline_s=deadline_s) for p in wanted)
+    )
+    return {
+        partition: stored.offset
+        for partition, stored in zip(wanted, found, strict=True)
+        if stored is not None
+    }
+
+
+async def commit_progress(
+    context: ClientContext,
+    group: str,
+    progress: Mapping[TopicPartition, Offset],
+    *,
+    deadline_s: float,
+) -> None:
+    """Store how far a query has come; an offset never goes back.
+
+    Durability: on return ZooKeeper has it on a majority of its disks.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked; some may be stored.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    stored = await read_progress(context, group, progress, deadline_s=deadline_s)
+    await asyncio.gather(
+        *(
+            offsets.set_offset(partition, GroupOffset(offset), deadline_s=deadline_s)
+            for partition, offset in progress.items()
+            if offset > stored.get(partition, -1)
+        )
+    )
+
+
+async def read_start(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> str | None:
+    """Return what `keep_start` has kept for a query; None for nothing.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    path = context.paths.query_start(query)
+    node = await _coordinator(context).get(path, deadline_s=deadline_s)
+    return None if node is None else node.data.decode(errors="replace")
+
+
+async def keep_start(
+    context: ClientContext, query: str, text: str, *, deadline_s: float
+) -> None:
+    """Keep the start of a query, as text; durable on return. Raises as `read_start`."""
+    path = context.paths.query_start(query)
+    coordinator = _coordinator(context)
+    await coordinator.set_or_create(path, text.encode(), deadline_s=deadline_s)
+
+
+async def forget_start(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget the start of a query; harmless twice. Raises as `read_start`."""
+    path = context.paths.query_start(query)
+    await _coordinator(context).delete(path, deadline_s=deadline_s)
+
+
+def _coordinator(context: ClientContext) -> Coordinator:
+    if context.coordinator is None:
+        raise ConfigError("progress is kept in ZooKeeper, and this client has none")
+    return context.coordinator

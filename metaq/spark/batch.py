@@ -1,0 +1,162 @@
+"""`spark.read.format("metaq")`: what a batch query reads, planned once.
+
+The driver asks where the logs start and end, so the end of a batch is that of the
+moment in which it was planned.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from metaq.errors import MetaqError
+from metaq.model import TopicPartition
+from metaq.spark.bounds import NOTHING, resolve_ends, resolve_starts
+from metaq.spark.cluster import Cluster, shared_cluster
+from metaq.spark.dead_letters import Converting
+from metaq.spark.facts import BrokerFacts
+from metaq.spark.loss import settle
+from metaq.spark.options import SourceOptions
+from metaq.spark.plan import LogSpan, plan_reads
+from metaq.spark.read_task import ReadTask, read_rows
+from metaq.spark.segment_bounds import Bounds
+from metaq.spark.segment_filters import PushedFilters, read_filters
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+_log = logging.getLogger(__name__)
+
+NARROWING_MAX: Final = 1000
+"""Boundaries asked for to leave out what a filter on offsets does."""
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads in the tasks; travels to them in pickled form."""
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Take what the user wants; nothing is asked before `partitions`."""
+        self._options = options
+        self._value_type = value_type
+        self._pushed = PushedFilters()
+
+    def partitions(self) -> list[InputPartition]:
+        """Return what each task reads: a `ReadTask`.
+
+        Raises:
+            DataLossError: bytes that are asked for are gone, and that is to fail the
+                query.
+            BackwardRangeError: a partition would end before it starts.
+            MetaqError: the cluster cannot be asked.
+        """
+        options, cluster = self._options, shared_cluster(self._options.wire)
+        facts = BrokerFacts(cluster)
+        chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
+        logs = cluster.spans(chosen)
+        starts = resolve_starts(cluster, facts, options, logs)
+        ends = resolve_ends(facts, options, logs)
+        wanted = {p: LogSpan(starts[p], ends[p]) for p in chosen}
+        spans = {}
+        for partition, span in settle_all(wanted, logs, options, facts).items():
+            spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
+        return [
+            InputPartition(task)
+            for task in plan_tasks(cluster, facts, options, spans, self._pushed.bounds)
+        ]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task.
+
+        Raises:
+            BadRowError: a value is not of the format, and that is to fail the query.
+            MetaqError: as `read_rows`.
+        """
+        return read_partition(partition, self._options, self._value_type)
+
+
+class PushingBatchReader(BatchReader):
+    """Leaves out what cannot match the filters of the query."""
+
+    def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
+        """Take note of filters; all are returned, so that Spark evaluates them too."""
+        self._pushed = read_filters(filters)
+        return filters
+
+
+def settle_all(
+    wanted: Mapping[TopicPartition, LogSpan],
+    logs: Mapping[TopicPartition, LogSpan | None],
+    options: SourceOptions,
+    facts: BrokerFacts,
+) -> dict[TopicPartition, LogSpan]:
+    """Return what of each wanted span can be read; what is lost is a warning.
+
+    A partition without a log is an empty one, as long as nothing of it is wanted.
+
+    Raises:
+        DataLossError: something is lost, and that is to fail the query.
+        BackwardRangeError: a span ends before it starts.
+    """
+    spans = {}
+    for partition, span in sorted(wanted.items()):
+        log = logs.get(partition)
+        if log is None and not span.end:
+            log = NOTHING
+        settled = settle(
+            partition, span, log, fail_on_data_loss=options.fail_on_data_loss
+        )
+        for lost in settled.lost:
+            _log.warning("data is lost: %s", lost)
+        spans[partition] = settled.span
+    return spans
+
+
+def plan_tasks(
+    cluster: Cluster,
+    facts: BrokerFacts,
+    options: SourceOptions,
+    spans: Mapping[TopicPartition, LogSpan],
+    bounds: Bounds,
+) -> list[ReadTask]:
+    """Cut settled spans into tasks, the largest first."""
+    ranges = plan_reads(
+        spans, facts, ranges_min=options.ranges_min, records_max=options.records_max
+    )
+    addresses = cluster.addresses({found.partition for found in ranges})
+    return [ReadTask(found, addresses.get(found.partition), bounds) for found in ranges]
+
+
+def read_partition(
+    partition: InputPartition, options: SourceOptions, value_type: pa.DataType
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of one task, with values as the user wants them."""
+    task: ReadTask | None = partition.value
+    if task is None:
+        return  # Where there is nothing to read, Spark makes up a task.
+    with Converting(options, value_type) as converting:
+        for batch in read_rows(task, options):
+            rows = converting.convert(batch)
+            if rows.num_rows:
+                yield rows
+
+
+def _narrowed(
+    facts: BrokerFacts, partition: TopicPartition, span: LogSpan, bounds: Bounds
+) -> LogSpan:
+    """Return the part of a settled span that can match; records at its ends may not."""
+    start, end = span.start, span.end
+    if not bounds.overlaps(start, end):
+        return LogSpan(start, start)
+    try:
+        if bounds.start_ms is not None:
+            at = facts.offset_for_time(partition, bounds.start_ms)
+            start = min(end, max(start, at or start))
+    except MetaqError as error:
+        _log.warning("a filter on time is left to Spark: %s", error)
+    if start < end and (start < bounds.start or bounds.end < end):
+        inner = facts.boundaries(partition, start, end, NARROWING_MAX)
+        start = max([start, *(at for at in inner if at <= bounds.start)])
+        end = min([end, *(at for at in inner if at >= max(bounds.end, start))])
+    return LogSpan(start, end)

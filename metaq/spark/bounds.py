@@ -1,0 +1,89 @@
+"""Where a read starts and ends in each partition, from what the options ask for."""
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from metaq.model import Millis, Offset, TopicPartition
+from metaq.spark.cluster import Cluster
+from metaq.spark.errors import LateStartError
+from metaq.spark.facts import BrokerFacts
+from metaq.spark.options import AtTime, Edge, SourceOptions
+from metaq.spark.plan import LogSpan
+
+NOTHING = LogSpan(Offset(0), Offset(0))
+"""A log that a broker does not have yet: its first record will lie at 0."""
+
+
+def resolve_starts(
+    cluster: Cluster,
+    facts: BrokerFacts,
+    options: SourceOptions,
+    spans: Mapping[TopicPartition, LogSpan | None],
+) -> dict[TopicPartition, Offset]:
+    """Return where reading starts in each partition.
+
+    Args:
+        cluster: asked for the offsets of a group.
+        facts: asked for times.
+        options: what the user wants.
+        spans: what the logs hold.
+
+    Raises:
+        LateStartError: no message is as young as the asked time.
+        CannotAnswerError: a time is asked of a MetaQ 1.4 broker.
+    """
+    committed: dict[TopicPartition, Offset] = {}
+    if options.starting.edge is Edge.GROUP and options.start_group is not None:
+        committed = cluster.read_progress(options.start_group, spans)
+    starts: dict[TopicPartition, Offset] = {}
+    for partition, found in sorted(spans.items()):
+        span, wanted = found or NOTHING, options.starting.of(partition)
+        match wanted:
+            case Edge.EARLIEST:
+                starts[partition] = span.start
+            case Edge.LATEST:
+                starts[partition] = span.end
+            case Edge.GROUP:
+                starts[partition] = committed.get(partition, span.start)
+            case AtTime(time_ms):
+                at = _first_since(facts, partition, span, time_ms)
+                if at is None and options.is_late_start_error:
+                    raise LateStartError(
+                        f"{partition}: no message was put at {time_ms} ms since 1970 or"
+                        " later; startingOffsetsByTimestampStrategy=latest starts at"
+                        " the log end there"
+                    )
+                starts[partition] = span.end if at is None else at
+            case int():
+                starts[partition] = wanted
+            case _:
+                assert_never(wanted)
+    return starts
+
+
+def resolve_ends(
+    facts: BrokerFacts,
+    options: SourceOptions,
+    spans: Mapping[TopicPartition, LogSpan | None],
+) -> dict[TopicPartition, Offset]:
+    """Return where a batch ends in each partition; raises as `resolve_starts`."""
+    ends: dict[TopicPartition, Offset] = {}
+    for partition, found in sorted(spans.items()):
+        span, wanted = found or NOTHING, options.ending.of(partition)
+        ends[partition] = span.end
+        if isinstance(wanted, AtTime):
+            at = _first_since(facts, partition, span, wanted.time_ms)
+            ends[partition] = span.end if at is None else at
+        elif isinstance(wanted, int):
+            ends[partition] = wanted
+    return ends
+
+
+def _first_since(
+    facts: BrokerFacts, partition: TopicPartition, span: LogSpan, time_ms: Millis
+) -> Offset | None:
+    """Return where the messages of a time begin; None where none is that young."""
+    if not span.size_bytes:
+        return None
+    at = facts.offset_for_time(partition, time_ms)
+    return None if at is None or at >= span.end else at

@@ -1,0 +1,322 @@
+"""What a driver asks of brokers and ZooKeeper: one client per process, blocking calls.
+
+Spark never tells a source that its query is over, so nothing here waits to be closed:
+a client that nobody asks for `IDLE_S` closes its connections, and the next call makes
+another one. Its thread stays; it is a daemon and costs nothing while it sleeps.
+
+Tasks have no part in this: they are told the address of their broker.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+from metaq.client.catalog import find_partitions, find_topics, read_cluster
+from metaq.client.context import ClientContext
+from metaq.client.log_ends import LogEnds
+from metaq.client.loop_thread import LoopThread
+from metaq.client.query_progress import (
+    commit_progress,
+    forget_start,
+    keep_start,
+    read_progress,
+    read_start,
+)
+from metaq.client.questions import log_range
+from metaq.client.session import AsyncClient
+from metaq.errors import NoBrokerError
+from metaq.model import Offset, TopicPartition
+from metaq.spark.options import SourceOptions, WireOptions
+from metaq.spark.plan import LogSpan
+
+IDLE_S: Final = 60.0
+"""Seconds after which a client that nobody asks is closed."""
+METADATA_S: Final = 10.0
+"""Seconds between two questions to brokers that were named by address: how late a new
+topic is found there."""
+TOPICS_S: Final = 5.0
+"""Seconds between two looks for new topics that match a pattern."""
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Work(Protocol[T_co]):
+    """A coroutine function over a client's parts, with an absolute deadline."""
+
+    def __call__(
+        self, context: ClientContext, deadline_s: float
+    ) -> Coroutine[Any, Any, T_co]:
+        """Return the coroutine to run on the client's loop."""
+        ...
+
+
+class Cluster:
+    """The brokers that some options lead to. One per process, from `shared_cluster`.
+
+    Every call may raise NoBrokerError, RequestTimeoutError, WireError and
+    CoordinationError when the cluster cannot be asked for `retry_timeout_s`.
+    """
+
+    def __init__(self, wire: WireOptions) -> None:
+        """Prepare to ask; nothing is connected yet."""
+        self._wire = wire
+        self._thread = LoopThread("metaq-spark")
+        self._client: AsyncClient | None = None
+        self._ends: LogEnds | None = None
+        self._used_s = 0.0
+        self._busy_count = 0
+        self._topics: tuple[float, str, tuple[str, ...]] | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        """False in the child of a fork."""
+        return self._thread.is_usable
+
+    def run(self, work: Work[T]) -> T:
+        """Run a coroutine over the client and wait for its end."""
+        return self._thread.run(self._run(work))
+
+    # -- what there is ----------------------------------------------------------------
+
+    def partitions(self, options: SourceOptions) -> tuple[TopicPartition, ...]:
+        """Return the partitions that a query chose, in order; none is no error."""
+        if options.assigned:
+            return tuple(sorted(options.assigned))
+
+        async def find(
+            context: ClientContext, deadline_s: float
+        ) -> tuple[TopicPartition, ...]:
+            topics = options.topics
+            if options.topic_pattern is not None:
+                topics = await self._matching(
+                    context, options.topic_pattern, deadline_s
+                )
+            return await find_partitions(context, topics, deadline_s=deadline_s)
+
+        return self.run(find)
+
+    async def _matching(
+        self, context: ClientContext, pattern: str, deadline_s: float
+    ) -> tuple[str, ...]:
+        now_s = context.clock.monotonic_s()
+        if self._topics is None or self._topics[:2] < (now_s, pattern):
+            names = await find_topics(context, pattern, deadline_s=deadline_s)
+            self._topics = (now_s + TOPICS_S, pattern, names)
+        return self._topics[2]
+
+    def addresses(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, str]:
+        """Return where partitions are read, as `meta://host:port`.
+
+        Those of a broker that is away are missing.
+        """
+
+        async def find(
+            context: ClientContext, deadline_s: float
+        ) -> dict[TopicPartition, str]:
+            await read_cluster(context, (), deadline_s=deadline_s)
+            found = {p: context.address_of(p.broker_id) for p in partitions}
+            return {p: str(at) for p, at in found.items() if at is not None}
+
+        return self.run(find)
+
+    def outlets(self, topics: Iterable[str]) -> dict[str, dict[TopicPartition, str]]:
+        """Return the partitions of topics that take puts, with their addresses.
+
+        Raises:
+            NoBrokerError: nobody takes puts to one of them.
+        """
+        wanted = sorted(set(topics))
+
+        async def find(
+            context: ClientContext, deadline_s: float
+        ) -> dict[str, dict[TopicPartition, str]]:
+            snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+            while missing := [t for t in wanted if not snapshot.put_partitions(t)]:
+                try:
+                    snapshot = await context.metadata.wait_newer(
+                        snapshot.epoch, deadline_s=deadline_s
+                    )
+                except NoBrokerError as error:
+                    raise NoBrokerError(
+                        f"no broker takes puts to topic '{missing[0]}'"
+                    ) from error
+            return {
+                topic: {
+                    partition: str(copies.leader)
+                    for partition in snapshot.put_partitions(topic)
+                    if (copies := snapshot.brokers.get(partition.broker_id))
+                    and copies.leader is not None
+                }
+                for topic in wanted
+            }
+
+        return self.run(find)
+
+    # -- logs -------------------------------------------------------------------------
+
+    def spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, LogSpan | None]:
+        """Return what logs hold now; None where a broker has no log of it yet."""
+        wanted = tuple(partitions)
+
+        async def ask(
+            context: ClientContext, deadline_s: float
+        ) -> list[tuple[Offset, Offset] | None]:
+            questions = (log_range(context, p, deadline_s=deadline_s) for p in wanted)
+            return await asyncio.gather(*questions)
+
+        found = self.run(ask)
+        return {
+            partition: None if span is None else LogSpan(*span)
+            for partition, span in zip(wanted, found, strict=True)
+        }
+
+    def watched_spans(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, LogSpan | None]:
+        """Return what `spans` does, at no cost for logs that stand still.
+
+        Partitions of a broker that is away are missing. Log starts may be old.
+        """
+
+        async def read(
+            context: ClientContext, deadline_s: float
+        ) -> dict[TopicPartition, LogSpan | None]:
+            there = [p for p in partitions if context.address_of(p.broker_id)]
+            found = await self._log_ends(context).read(there, deadline_s=deadline_s)
+            return {
+                partition: None if span is None else LogSpan(*span)
+                for partition, span in found.items()
+            }
+
+        return self.run(read)
+
+    def wait_news(self, wait_s: float) -> None:
+        """Return when a watched log has grown, or after so many seconds."""
+
+        async def wait(context: ClientContext, deadline_s: float) -> None:
+            del deadline_s
+            await self._log_ends(context).wait(wait_s=wait_s)
+
+        self.run(wait)
+
+    def monotonic_s(self) -> float:
+        """Return seconds on the client's clock, for waits."""
+
+        async def read(context: ClientContext, deadline_s: float) -> float:
+            del deadline_s
+            return context.clock.monotonic_s()
+
+        return self.run(read)
+
+    # -- ZooKeeper --------------------------------------------------------------------
+
+    def read_progress(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, Offset]:
+        """Return the offsets that a group has committed, of those that have one."""
+
+        async def read(
+            context: ClientContext, deadline_s: float
+        ) -> dict[TopicPartition, Offset]:
+            return await read_progress(
+                context, group, partitions, deadline_s=deadline_s
+            )
+
+        return self.run(read)
+
+    def commit_progress(
+        self, group: str, progress: Mapping[TopicPartition, Offset]
+    ) -> None:
+        """Commit offsets for a group; none goes back."""
+
+        async def commit(context: ClientContext, deadline_s: float) -> None:
+            await commit_progress(context, group, progress, deadline_s=deadline_s)
+
+        self.run(commit)
+
+    def read_start(self, query: str) -> str | None:
+        """Return the start that is kept under a name; None for none."""
+
+        async def read(context: ClientContext, deadline_s: float) -> str | None:
+            return await read_start(context, query, deadline_s=deadline_s)
+
+        return self.run(read)
+
+    def keep_start(self, query: str, text: str) -> None:
+        """Keep a start under a name; durable on return."""
+
+        async def keep(context: ClientContext, deadline_s: float) -> None:
+            await keep_start(context, query, text, deadline_s=deadline_s)
+
+        self.run(keep)
+
+    def forget_start(self, query: str) -> None:
+        """Forget the start that is kept under a name; harmless twice."""
+
+        async def forget(context: ClientContext, deadline_s: float) -> None:
+            await forget_start(context, query, deadline_s=deadline_s)
+
+        self.run(forget)
+
+    # -- the client, all on its loop --------------------------------------------------
+
+    async def _run(self, work: Work[T]) -> T:
+        if self._client is None:
+            await self._open()
+        assert self._client is not None
+        context, wire = self._client.context, self._wire
+        patience_s = max(wire.retry_timeout_s, wire.request_timeout_s)
+        self._busy_count += 1
+        try:
+            return await work(context, context.clock.monotonic_s() + patience_s)
+        finally:
+            self._busy_count -= 1
+            self._used_s = asyncio.get_running_loop().time()
+
+    async def _open(self) -> None:
+        wire = self._wire
+        self._client = AsyncClient(
+            wire.zookeeper,
+            brokers=None if wire.zookeeper else wire.brokers,
+            root=wire.zk_root,
+            request_timeout_s=wire.request_timeout_s,
+            metadata_s=METADATA_S,
+        )
+        await self._client.start()
+        asyncio.get_running_loop().call_later(IDLE_S, self._look_if_idle)
+
+    def _look_if_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        idle_s = loop.time() - self._used_s
+        if self._busy_count or idle_s < IDLE_S:
+            loop.call_later(IDLE_S, self._look_if_idle)
+            return
+        client, self._client = self._client, None
+        if self._ends is not None:
+            self._ends.close()
+            self._ends = None
+        if client is not None:
+            closing = loop.create_task(client.close(), name="close idle client")
+            self._closing = closing
+
+    def _log_ends(self, context: ClientContext) -> LogEnds:
+        if self._ends is None:
+            patience_s = self._wire.retry_timeout_s
+            self._ends = LogEnds(context, patience_s=patience_s)
+        return self._ends
+
+
+_clusters: Final[dict[WireOptions, Cluster]] = {}
+
+
+def shared_cluster(wire: WireOptions) -> Cluster:
+    """Return this process's way to the brokers that some options lead to."""
+    cluster = _clusters.get(wire)
+    if cluster is None or not cluster.is_usable:
+        cluster = _clusters[wire] = Cluster(wire)
+    return cluster

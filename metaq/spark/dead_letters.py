@@ -1,0 +1,103 @@
+"""Values as the user wants them, and bad ones on their way to the dead-letter topic.
+
+A dead letter has the value as it was, and says in its attribute where it lay and what
+is wrong with it. A task that is run again sends its dead letters again; brokers that
+announced `dedup` store them once.
+"""
+
+from types import TracebackType
+from typing import Final, Self
+
+import pyarrow as pa
+
+from metaq.spark.cluster import shared_cluster
+from metaq.spark.options import BadRows, SourceOptions
+from metaq.spark.outbox import Outbox
+from metaq.spark.task import write_name
+from metaq.spark.values import Converted, ValueConverter
+
+BATCH_BYTES: Final = 256 * 1024
+"""Bytes of one batch of dead letters."""
+
+
+class Converting:
+    """Converts the values of one task. A context manager; one thread.
+
+    Leaving it without an error waits until every dead letter is stored.
+    """
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Prepare for one task; nothing is connected before there is a bad value.
+
+        Args:
+            options: what the user wants.
+            value_type: Arrow type of the column `value`.
+        """
+        values = options.values
+        self._options = options
+        self._converter = ValueConverter(values.format, values.bad_rows, value_type)
+        self._outbox: Outbox | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._outbox is None:
+            return
+        with self._outbox as outbox:
+            if kind is None:
+                outbox.finish()
+
+    def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows with a good value, in order.
+
+        Raises:
+            BadRowError: a value is bad, and that is to fail the query.
+            MetaqError: dead letters cannot be sent.
+        """
+        converted = self._converter.convert(batch)
+        if converted.rejected is not None:
+            assert self._options.values.bad_rows is BadRows.TOPIC
+            self._put(converted)
+        return converted.rows
+
+    def _put(self, converted: Converted) -> None:
+        topic = self._options.values.dead_letter_topic
+        assert topic is not None
+        if self._outbox is None:
+            cluster = shared_cluster(self._options.wire)
+            self._outbox = Outbox(
+                write_name(f"dead letters to {topic}"),
+                topic=topic,
+                outlets=cluster.outlets([topic]),
+                find_outlets=cluster.outlets,
+                batch_bytes=BATCH_BYTES,
+                timeout_s=self._options.wire.request_timeout_s,
+            )
+        self._outbox.put(letters(converted))
+
+
+def letters(converted: Converted) -> pa.RecordBatch:
+    """Return the rejected rows as rows that a sink writes."""
+    rejected = converted.rejected
+    assert rejected is not None
+    places = zip(
+        *(
+            rejected.column(name).to_pylist()
+            for name in ("topic", "broker_id", "partition", "offset")
+        ),
+        strict=True,
+    )
+    attributes = [
+        f"{topic}/{broker_id}-{partition}@{offset}: {reason}"
+        for (topic, broker_id, partition, offset), reason in zip(
+            places, converted.reasons, strict=True
+        )
+    ]
+    columns = {"value": rejected.column("value"), "attribute": pa.array(attributes)}
+    return pa.RecordBatch.from_pydict(columns)

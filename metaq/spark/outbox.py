@@ -1,0 +1,218 @@
+"""Send what one task writes: named batches, cut the same way in every run of the task.
+
+A task that failed is run again and sends everything once more. Batches carry a producer
+and a sequence that follow from the task, and are cut by their bytes alone, so brokers
+that announced `dedup` recognise what they have stored, as long as they remember it.
+They remember the last few batches of each producer, so each has no more than that: the
+next batches belong to the next producer.
+
+    producer  w-5f0c...-7-3-0    batches 0..4 of task 3 of the query's batch 7
+              w-5f0c...-7-3-1    batches 5..9
+
+A task whose rows are others, or come in another order, when it is run again (behind a
+shuffle, say) is answered that these numbers stand for other messages. Then nobody can
+tell what is new, and the batch is sent under a name of this run: it may be there twice,
+and is never lost.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import accumulate
+from types import TracebackType
+from typing import Final, Self, TypeAlias
+
+import pyarrow as pa
+
+from metaq.client.discovery import Cluster as Brokers
+from metaq.client.publish import BATCH_RECORDS_MAX, BATCHES_IN_FLIGHT_MAX, Publisher
+from metaq.client.session import parse_address
+from metaq.errors import NoBrokerError
+from metaq.model import TopicPartition
+from metaq.record.layout import HEADER_BYTES
+from metaq.spark.sink_rows import Router
+
+Outlets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
+"""Topic → partition → address of the broker that takes its puts."""
+FindOutlets: TypeAlias = Callable[[Collection[str]], Outlets]
+"""Returns the outlets of topics; raises NoBrokerError where there is none."""
+
+_NAME_BYTES: Final = 12
+"""Of the hash of who writes: producers have 64 characters at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteName:
+    """Who writes: the same in every run of the same task."""
+
+    query: str
+    """The query, or the write."""
+    batch: int
+    """Number of the micro-batch; 0 for a batch write."""
+    task: int
+    """Number of the task."""
+    attempt: int
+    """Number of the run; no two runs of anything have the same."""
+
+    @property
+    def producer(self) -> str:
+        """Return the beginning of the names of its producers."""
+        digest = blake2b(self.query.encode(), digest_size=_NAME_BYTES).hexdigest()
+        return f"w-{digest}-{self.batch}-{self.task}"
+
+    @property
+    def turn(self) -> int:
+        """Return a number that differs from task to task, and from batch to batch."""
+        return self.batch * 7 + self.task
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What one task has written."""
+
+    message_count: int
+    """Messages that are on the disks of brokers."""
+    size_bytes: int
+    """Their payload bytes."""
+    doubtful_count: int
+    """Messages that may be there twice: they were sent again to a broker that cannot
+    recognise them, or under a second name."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What of one partition was not sent yet."""
+
+    payloads: list[bytes] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+    batch_count: int = 0
+    sequence: int = 0
+
+
+class Outbox:
+    """Sends the rows of one task. Blocking; one thread.
+
+    Lifecycle: a context manager; `put` any number of times, `finish` once.
+    """
+
+    def __init__(
+        self,
+        name: WriteName,
+        *,
+        topic: str | None,
+        outlets: Outlets,
+        find_outlets: FindOutlets,
+        batch_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Prepare to send.
+
+        Args:
+            name: whose rows these are.
+            topic: of all rows; None: each row names its own.
+            outlets: of topics that are known already.
+            find_outlets: asked for other topics.
+            batch_bytes: bytes of one batch; a larger message goes alone.
+            timeout_s: how long one answer may take.
+        """
+        self._name = name
+        self._topic = topic
+        self._find_outlets = find_outlets
+        self._batch_bytes = batch_bytes
+        self._router = Router({}, first_turn=name.turn)
+        self._addresses = {}  # type: ignore[var-annotated]  # of brokers, as parsed
+        self._waiting: dict[TopicPartition, _Waiting] = {}
+        self._publisher = Publisher(
+            Brokers(self._addresses), producer=name.producer, timeout_s=timeout_s
+        )
+        for known, there in outlets.items():
+            self._add_topic(known, there)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._publisher.close()
+
+    def put(self, batch: pa.RecordBatch) -> None:
+        """Send rows, or keep them until a batch on the wire is full.
+
+        Args:
+            batch: rows with the columns of `sink_rows`.
+
+        Raises:
+            RowError: a row cannot be written; rows before it may have been.
+            MetaqError: as `Publisher.send`; outcomes are unknown.
+        """
+        if self._topic is None:
+            missing = self._router.missing(batch)
+            for topic, there in self._find_outlets(missing).items() if missing else ():
+                self._add_topic(topic, there)
+        for partition, new in self._router.route(batch, self._topic).items():
+            waiting = self._waiting.setdefault(partition, _Waiting())
+            waiting.payloads += new.payloads
+            waiting.flags += new.flags
+            waiting.size_bytes += sum(map(len, new.payloads))
+            waiting.size_bytes += HEADER_BYTES * len(new.payloads)
+            if waiting.size_bytes >= self._batch_bytes:
+                self._send(partition, waiting, keeps_rest=True)
+
+    def finish(self) -> Written:
+        """Send what is left, wait for every answer, and return what was written.
+
+        Raises:
+            MetaqError: as `put`.
+        """
+        for partition, waiting in self._waiting.items():
+            self._send(partition, waiting, keeps_rest=False)
+        self._publisher.flush()
+        done = self._publisher.statistics()
+        return Written(
+            done.message_count,
+            done.size_bytes,
+            done.doubtful_count + done.renamed_count,
+        )
+
+    def _add_topic(self, topic: str, there: Mapping[TopicPartition, str]) -> None:
+        if not there:
+            raise NoBrokerError(f"no broker takes puts to topic '{topic}' now")
+        self._router.add_topic(topic, there)
+        for partition, address in there.items():
+            self._addresses[partition.broker_id] = parse_address(address)
+
+    def _send(
+        self, partition: TopicPartition, waiting: _Waiting, *, keeps_rest: bool
+    ) -> None:
+        """Send full batches; the last, which is not full, only at the end."""
+        payloads, flags, first = waiting.payloads, waiting.flags, 0
+        ends = list(accumulate(len(payload) + HEADER_BYTES for payload in payloads))
+        while first < len(payloads):
+            sent_bytes = ends[first - 1] if first else 0
+            behind = bisect_right(ends, sent_bytes + self._batch_bytes)
+            behind = min(max(behind, first + 1), first + BATCH_RECORDS_MAX)
+            if keeps_rest and behind >= len(payloads):
+                break
+            chunk, place = divmod(waiting.batch_count, BATCHES_IN_FLIGHT_MAX)
+            if not place:
+                waiting.sequence = 0
+            producer = self._name.producer
+            self._publisher.send_records(
+                partition,
+                payloads[first:behind],
+                flags[first:behind],
+                producer=f"{producer}-{chunk}",
+                sequence=waiting.sequence,
+                spare=f"{producer}-{waiting.batch_count}~{self._name.attempt}",
+            )
+            waiting.sequence += behind - first
+            waiting.batch_count += 1
+            first = behind
+        waiting.payloads, waiting.flags = payloads[first:], flags[first:]
+        waiting.size_bytes = ends[-1] - (ends[first - 1] if first else 0) if ends else 0

@@ -1,0 +1,92 @@
+"""Read one range of one partition in a task: gets in, Arrow batches out.
+
+A task is told where its broker is and needs neither ZooKeeper nor other brokers. It
+holds two pieces of the log and the batch that is made of one.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from metaq.client.log_reader import LogReader
+from metaq.client.session import parse_address
+from metaq.errors import NoBrokerError, OffsetOutOfRangeError
+from metaq.spark.loss import settle
+from metaq.spark.options import SourceOptions
+from metaq.spark.plan import LogSpan, ReadRange
+from metaq.spark.rows import RowDecoder, decode_pieces
+from metaq.spark.segment_bounds import EVERYTHING, Bounds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """What one task reads; goes to executors in pickled form."""
+
+    range: ReadRange
+    """Record boundaries at both ends."""
+    address: str | None
+    """Of the broker, `meta://host:port`; None where it was away."""
+    bounds: Bounds = EVERYTHING
+    """Which rows of the range are wanted."""
+
+
+def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted rows of a range, in order.
+
+    Args:
+        task: what is read.
+        options: how patient to be, and what to do about lost and damaged bytes.
+
+    Raises:
+        DataLossError: bytes are gone, and that is to fail the query.
+        DamagedRecordError: a record is damaged, and that is to fail the query.
+        NoBrokerError, RequestTimeoutError: the broker cannot be asked.
+    """
+    partition = task.range.partition
+    if task.address is None:
+        raise NoBrokerError(f"{partition}: broker {partition.broker_id} is away")
+    with LogReader(
+        partition,
+        parse_address(task.address),
+        timeout_s=options.wire.request_timeout_s,
+        retry_timeout_s=options.wire.retry_timeout_s,
+    ) as reader:
+        for batch in _read(reader, task.range, options):
+            wanted = task.bounds.clip(batch)
+            if wanted.num_rows:
+                yield wanted
+
+
+def _read(
+    reader: LogReader, wanted: ReadRange, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    """Read a range; where the log has moved on meanwhile, what is left of it."""
+    partition = wanted.partition
+    span = LogSpan(wanted.start, wanted.end)
+    while span.size_bytes:
+        decoder = RowDecoder(
+            partition, span.start, span.end, on_corrupt=options.on_corrupt
+        )
+        try:
+            yield from decode_pieces(decoder, reader.pieces(span.start, span.end))
+        except OffsetOutOfRangeError:
+            log = reader.span()
+            settled = settle(
+                partition,
+                LogSpan(decoder.next_offset, span.end),
+                None if log is None else LogSpan(*log),
+                fail_on_data_loss=options.fail_on_data_loss,
+            )
+            if not settled.lost:
+                raise
+            for lost in settled.lost:
+                _log.warning("data is lost: %s", lost)
+            span = settled.span
+        else:
+            span = LogSpan(span.end, span.end)
+        for damage in decoder.damage:
+            _log.warning("damaged bytes are left out: %s", damage)

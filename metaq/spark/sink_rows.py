@@ -1,0 +1,212 @@
+"""Rows that are to be written: what their columns mean, and where each row goes. Pure.
+
+    value       binary or string         the message; never null
+    attribute   string                   null is none
+    key         binary or string         the same key to the same partition
+    topic       string                   unless the option `topic` says it
+    partition   string `<broker>-<n>`    exactly there
+                or integer               number n of `broker_id`, or of the first
+                                         broker that has a partition of this number
+    broker_id   integer                  only together with `partition`
+
+Other columns are left out. Where a row goes depends on the row, on the partitions of
+its topic and on the row's place in its task, and on nothing else: a task that is run
+again sends every row to where it went before, in the same order.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from metaq.client.partitioner import parse_partition, plan_slots, slot_of
+from metaq.errors import LocalProtocolError
+from metaq.model import BrokerId, TopicPartition
+from metaq.record.flags import HAS_ATTRIBUTE, encode_payload
+from metaq.spark.errors import RowError, SchemaError
+
+_TEXT: Final = frozenset({"string"})
+_BYTES: Final = frozenset({"binary", "string"})
+_NUMBER: Final = frozenset({"byte", "short", "integer", "long"})
+_COLUMNS: Final[Mapping[str, frozenset[str]]] = {
+    "value": _BYTES,
+    "attribute": _TEXT,
+    "key": _BYTES,
+    "topic": _TEXT,
+    "partition": _TEXT | _NUMBER,
+    "broker_id": _NUMBER,
+}
+
+
+def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
+    """Refuse rows that cannot be written, before anything is.
+
+    Args:
+        types: column → name of its Spark type.
+        has_topic: the option `topic` is given.
+
+    Raises:
+        SchemaError: a column is missing, or has a type that it may not have.
+    """
+    for name, allowed in _COLUMNS.items():
+        found = types.get(name)
+        if found is not None and found not in allowed:
+            raise SchemaError(
+                f"column {name}: expected {' or '.join(sorted(allowed))}, got {found}"
+            )
+    if "value" not in types:
+        got = ", ".join(types) or "none"
+        raise SchemaError(f"expected a column value, got {got}")
+    if not has_topic and "topic" not in types:
+        raise SchemaError("expected the option topic, or a column topic")
+
+
+@dataclass(slots=True)
+class Payloads:
+    """What goes to one partition, in order: payloads and a flag for each."""
+
+    payloads: list[bytes]
+    flags: list[int]
+
+
+class Router:
+    """Says where the rows of one task go. Owner: one task; one thread."""
+
+    def __init__(
+        self, outlets: Mapping[str, Iterable[TopicPartition]], *, first_turn: int
+    ) -> None:
+        """Know the partitions of some topics.
+
+        Args:
+            outlets: topic → partitions that take messages, one or more.
+            first_turn: of the task: rows without key and partition go to partitions
+                in turn, a batch of rows at a time.
+        """
+        self._partitions: dict[str, tuple[TopicPartition, ...]] = {}
+        self._slots: dict[str, list[int]] = {}
+        self._turn = first_turn
+        for topic, partitions in outlets.items():
+            self.add_topic(topic, partitions)
+
+    def add_topic(self, topic: str, partitions: Iterable[TopicPartition]) -> None:
+        """Take notice of the partitions of one more topic."""
+        self._partitions[topic] = tuple(sorted(partitions))
+
+    def missing(self, batch: pa.RecordBatch) -> frozenset[str]:
+        """Return the topics of a batch that are not known yet.
+
+        Raises:
+            RowError: a row names no topic.
+        """
+        names = batch.column("topic").unique().to_pylist()
+        if None in names:
+            raise RowError("a row names no topic: its column topic is null")
+        return frozenset(names) - self._partitions.keys()
+
+    def route(
+        self, batch: pa.RecordBatch, topic: str | None
+    ) -> dict[TopicPartition, Payloads]:
+        """Return what goes where.
+
+        Args:
+            batch: rows with the columns above.
+            topic: of all rows; None goes by the column.
+
+        Raises:
+            RowError: a row has no value, or a partition that is none.
+        """
+        rows = _Columns(batch)
+        self._turn += 1
+        if topic is not None and not rows.is_routed:
+            known = self._partitions[topic]
+            target = known[self._turn % len(known)]
+            return {target: Payloads(rows.payloads, rows.flags)} if rows.count else {}
+        found: dict[TopicPartition, Payloads] = {}
+        topics = [topic] * rows.count if topic is not None else rows.topics
+        for row, (name, payload, flag) in enumerate(
+            zip(topics, rows.payloads, rows.flags, strict=True)
+        ):
+            target = self._target(name, rows, row)
+            there = found.get(target)
+            if there is None:
+                there = found[target] = Payloads([], [])
+            there.payloads.append(payload)
+            there.flags.append(flag)
+        return found
+
+    def _target(self, topic: str, rows: "_Columns", row: int) -> TopicPartition:
+        known = self._partitions[topic]
+        wanted = rows.partitions[row] if rows.partitions else None
+        if wanted is not None:
+            broker_id = rows.broker_ids[row] if rows.broker_ids else None
+            return _named(topic, known, wanted, broker_id)
+        key = rows.keys[row] if rows.keys else None
+        if key is None:
+            return known[self._turn % len(known)]
+        slots = self._slots.get(topic)
+        if slots is None:
+            slots = self._slots[topic] = plan_slots(known)
+        return known[slots[slot_of(key)]]
+
+
+class _Columns:
+    """The columns of one batch as lists; an empty list for one that is not there."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        names = frozenset(batch.schema.names)
+
+        def column(name: str) -> list[Any]:
+            return batch.column(name).to_pylist() if name in names else []
+
+        values = batch.column(batch.schema.get_field_index("value"))
+        if values.null_count:
+            raise RowError(f"{values.null_count} rows have no value: it is null")
+        if not pa.types.is_binary(values.type):
+            values = values.cast(pa.binary())
+        self.count: Final = batch.num_rows
+        self.payloads: list[bytes] = values.to_pylist()
+        self.flags: list[int] = [0] * batch.num_rows
+        if "attribute" in names and batch.column("attribute").null_count < self.count:
+            self._prepend(column("attribute"))
+        self.topics: list[str] = column("topic")
+        self.keys: list[str | bytes | None] = column("key")
+        self.partitions: list[str | int | None] = column("partition")
+        self.broker_ids: list[int | None] = column("broker_id")
+        self.is_routed = bool(self.keys or self.partitions)
+
+    def _prepend(self, attributes: list[str | None]) -> None:
+        pairs = [
+            encode_payload(value, attribute)
+            for value, attribute in zip(self.payloads, attributes, strict=True)
+        ]
+        self.payloads = [payload for payload, _flag in pairs]
+        self.flags = [flag & HAS_ATTRIBUTE for _payload, flag in pairs]
+
+
+def _named(
+    topic: str,
+    known: Sequence[TopicPartition],
+    wanted: str | int,
+    broker_id: int | None,
+) -> TopicPartition:
+    """Return the partition that a row names.
+
+    Raises:
+        RowError: nobody has it.
+    """
+    found = None
+    if isinstance(wanted, str):
+        try:
+            found = parse_partition(topic, wanted)
+        except LocalProtocolError as error:
+            raise RowError(f"column {error}") from error
+    elif broker_id is not None:
+        found = TopicPartition(topic, BrokerId(broker_id), wanted)
+    else:
+        found = next((p for p in known if p.partition == wanted), None)
+    if found not in known:
+        have = ", ".join(f"{p.broker_id}-{p.partition}" for p in known)
+        raise RowError(f"topic {topic} has no partition {wanted}; it has {have}")
+    assert found is not None
+    return found

@@ -1,0 +1,93 @@
+"""`format("metaq")`: topics as a source and a sink of Spark.
+
+    spark.read.format("metaq").options(zookeeper="zk:2181", subscribe="logs").load()
+    df.write.format("metaq").options(zookeeper="zk:2181", topic="logs").save()
+
+Spark makes one `MetaqDataSource` for each thing that it wants to know, also several for
+one query, in processes of their own: nothing is kept here.
+"""
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import StructType
+
+from metaq.spark.batch import BatchReader, PushingBatchReader
+from metaq.spark.errors import OptionError
+from metaq.spark.option_table import OPTIONS, Use
+from metaq.spark.options import SinkOptions, SourceOptions, read_value_options
+from metaq.spark.schema import arrow_schema, row_ddl
+from metaq.spark.sink import BatchWriter
+from metaq.spark.stream import stream_reader
+from metaq.spark.stream_sink import StreamWriter
+
+_STREAM_ONLY = frozenset(
+    spec.name.lower()
+    for spec in OPTIONS
+    if Use.STREAM in spec.uses and Use.BATCH not in spec.uses
+)
+
+
+class MetaqDataSource(DataSource):
+    """The format, on the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "metaq"
+
+    def schema(self) -> str:
+        """Return the columns of every row.
+
+        Raises:
+            OptionError: an option is wrong.
+        """
+        # Spark does not say here which of the two it is.
+        is_stream = any(name.lower() in _STREAM_ONLY for name in self.options)
+        use = Use.STREAM if is_stream else Use.BATCH
+        return row_ddl(read_value_options(self.options, use))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what plans and reads a batch.
+
+        Raises:
+            OptionError: an option is wrong.
+        """
+        options = SourceOptions.from_map(self.options, is_stream=False)
+        # Spark refuses a reader that takes filters while its own setting is off.
+        kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
+        return kind(options, arrow_schema(schema).field("value").type)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+        """Return what plans and reads the micro-batches of a query.
+
+        Raises:
+            OptionError: an option is wrong.
+        """
+        options = SourceOptions.from_map(self.options, is_stream=True)
+        return stream_reader(options, arrow_schema(schema).field("value").type)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes a batch.
+
+        Raises:
+            OptionError: an option is wrong, or rows are to be overwritten.
+            SchemaError: the rows cannot be written.
+        """
+        if overwrite:
+            raise OptionError("a log is only ever appended to: use mode('append')")
+        return BatchWriter(SinkOptions.from_map(self.options), schema)
+
+    def streamWriter(  # noqa: N802  # Spark's name
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        """Return what writes one micro-batch; raises as `writer`.
+
+        In the output mode "complete" every result is appended anew.
+        """
+        del overwrite
+        return StreamWriter(SinkOptions.from_map(self.options), schema)

@@ -1,0 +1,328 @@
+"""`spark.readStream.format("metaq")`: what each micro-batch of a query reads.
+
+Spark keeps the offsets; a reader keeps nothing that a query needs after a restart. Two
+things Spark does not do for a source are done here. The start of a new query is not
+durable before its first batch is logged, so it is kept in ZooKeeper under a name, if
+the user gives one. And a range that ends before it starts is an error here, where Spark
+takes it for an empty one.
+
+Spark asks for the end of the logs as often as it can. When nothing is new that question
+is answered late, by up to `IDLE_WAIT_S`, or as soon as something is.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from metaq.errors import MetaqError
+from metaq.model import Offset, TopicPartition
+from metaq.spark.batch import plan_tasks, read_partition, settle_all
+from metaq.spark.bounds import NOTHING, resolve_starts
+from metaq.spark.cluster import shared_cluster
+from metaq.spark.errors import BackwardRangeError
+from metaq.spark.facts import BrokerFacts
+from metaq.spark.loss import settle
+from metaq.spark.offsets import (
+    format_offsets,
+    offsets_from_json,
+    offsets_to_json,
+    parse_offsets,
+)
+from metaq.spark.options import SourceOptions
+from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
+from metaq.spark.segment_bounds import EVERYTHING
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before 4.2
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]  # where it is missing
+        """Stands for the mix-in that Spark lacks before 4.2."""
+
+
+_log = logging.getLogger(__name__)
+
+IDLE_WAIT_S: Final = 0.2
+"""Longest delay of the answer that nothing is new."""
+
+_HAS_LIMITS: Final = (
+    "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
+)
+"""From 4.2 on Spark tells a reader where it stands when it asks for more."""
+
+
+class Progress:
+    """The offsets of one query, on the driver. One thread."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """Know nothing yet; nothing is asked."""
+        self._options = options
+        self._cluster = shared_cluster(options.wire)
+        self._facts = BrokerFacts(self._cluster)
+        self._limits = options.limits
+        self._target: dict[TopicPartition, Offset] | None = None
+        self._has_kept_start = options.pin_name is not None
+        self._waiting_since_s: float | None = None
+        self._away: frozenset[TopicPartition] = frozenset()
+        self.ends: dict[TopicPartition, Offset] = {}
+        """Log ends as they were seen last."""
+
+    def start(self) -> dict[TopicPartition, Offset]:
+        """Return where a new query starts, the same until its first commit.
+
+        That it is the same after a restart takes the option `pinStart`.
+
+        Raises:
+            MetaqError: the cluster cannot be asked.
+        """
+        options, cluster = self._options, self._cluster
+        if options.pin_name is not None:
+            kept = cluster.read_start(options.pin_name)
+            if kept is not None:
+                return parse_offsets(kept)
+        logs = cluster.spans(cluster.partitions(options))
+        starts = resolve_starts(cluster, self._facts, options, logs)
+        if options.pin_name is not None:
+            cluster.keep_start(options.pin_name, format_offsets(starts))
+        return starts
+
+    def freeze(self) -> None:
+        """Take the log ends of this moment for all that will ever be read."""
+        cluster, options = self._cluster, self._options
+        logs = cluster.spans(cluster.partitions(options))
+        self._target = {p: (log or NOTHING).end for p, log in logs.items()}
+        limits = options.limits
+        # What is there is all that will come: to wait for more would never end.
+        self._limits = BatchLimits(
+            messages_max=limits.messages_max, bytes_max=limits.bytes_max
+        )
+
+    def advance(
+        self, stand: Mapping[TopicPartition, Offset], *, has_limits: bool = True
+    ) -> dict[TopicPartition, Offset]:
+        """Return where the next micro-batch ends; where the query stands for none.
+
+        Args:
+            stand: the next byte to read, of the partitions that are known.
+            has_limits: heed the limits of the options.
+
+        Raises:
+            DataLossError: bytes are gone, and that is to fail the query.
+            MetaqError: the cluster cannot be asked.
+        """
+        backlog = self._backlog(stand)
+        if self._target is None and not any(s.size_bytes for s in backlog.values()):
+            self._waiting_since_s = None
+            self._cluster.wait_news(IDLE_WAIT_S)
+            backlog = self._backlog(stand)
+        limits = self._limits if has_limits else BatchLimits()
+        waited_s = 0.0
+        if limits.messages_min is not None:
+            now_s = self._cluster.monotonic_s()
+            if any(span.size_bytes for span in backlog.values()):
+                since_s = self._waiting_since_s
+                self._waiting_since_s = now_s if since_s is None else since_s
+                waited_s = now_s - self._waiting_since_s
+        ends = plan_batch_end(backlog, limits, self._facts, waited_s=waited_s)
+        is_held = all(ends[p] == span.start for p, span in backlog.items())
+        if not is_held:
+            self._waiting_since_s = None
+        elif limits.messages_min is not None and waited_s:
+            self._cluster.wait_news(IDLE_WAIT_S)
+        return {**stand, **ends}
+
+    def spans(
+        self,
+        start: Mapping[TopicPartition, Offset],
+        end: Mapping[TopicPartition, Offset],
+    ) -> dict[TopicPartition, LogSpan]:
+        """Return what of a micro-batch there is to read.
+
+        A partition that `start` does not know is read from its log start.
+
+        Raises:
+            BackwardRangeError: a partition ends before it starts.
+            DataLossError: bytes are gone, and that is to fail the query.
+            MetaqError: the cluster cannot be asked.
+        """
+        changed = {p: at for p, at in end.items() if start.get(p) != at}
+        # All of them: those that are left out would be watched no more.
+        logs = self._cluster.watched_spans(end.keys())
+        wanted = {}
+        for partition, behind in changed.items():
+            first = start.get(partition)
+            if first is None:
+                log = logs.get(partition) or NOTHING
+                first = min(log.start, behind)
+            if first <= behind:
+                wanted[partition] = LogSpan(first, behind)
+                continue
+            text = f"{partition}: a micro-batch from {first} to {behind}"
+            if self._options.fail_on_data_loss:
+                raise BackwardRangeError(
+                    f"{text}: the log went back, or the start of the query was lost;"
+                    " failOnDataLoss=false goes on from there"
+                )
+            _log.warning("%s reads nothing: the log went back", text)
+        # What cannot be asked now is left to the task, which waits for its broker.
+        there = {p: span for p, span in wanted.items() if p in logs}
+        settled = settle_all(there, logs, self._options, self._facts)
+        return {**wanted, **settled}
+
+    def commit(self, end: Mapping[TopicPartition, Offset]) -> None:
+        """Tell others how far the query has come; a failure is a warning."""
+        options = self._options
+        try:
+            if options.progress_group is not None:
+                self._cluster.commit_progress(options.progress_group, end)
+            if self._has_kept_start and options.pin_name is not None:
+                self._cluster.forget_start(options.pin_name)
+                self._has_kept_start = False
+        except MetaqError as error:
+            _log.warning("progress is not committed: %s", error)
+
+    def _backlog(
+        self, stand: Mapping[TopicPartition, Offset]
+    ) -> dict[TopicPartition, LogSpan]:
+        """Return what is there behind `stand`; partitions that are away are missing."""
+        cluster, options = self._cluster, self._options
+        chosen = {*cluster.partitions(options), *stand}
+        logs = cluster.watched_spans(chosen)
+        self._report_away(frozenset(stand.keys() - logs.keys()))
+        backlog = {}
+        for partition, log in logs.items():
+            here = stand.get(partition, (log or NOTHING).start)
+            end = here if log is None else log.end
+            self.ends[partition] = end
+            if log is None and here:
+                fails = options.fail_on_data_loss
+                settle(partition, LogSpan(here, here), None, fail_on_data_loss=fails)
+            if self._target is not None:
+                end = min(end, max(here, self._target.get(partition, here)))
+            # A log that went back is named when the batch is planned.
+            backlog[partition] = LogSpan(min(here, end), end)
+        return backlog
+
+    def _report_away(self, away: frozenset[TopicPartition]) -> None:
+        if away - self._away:
+            names = ", ".join(map(str, sorted(away)))
+            _log.warning("brokers are away; nothing new is read of: %s", names)
+        self._away = away
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """The reader for Spark 4.2 and later; in pickled form also in the tasks."""
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Take what the user wants; nothing is asked yet."""
+        self._options = options
+        self._value_type = value_type
+        self._progress: Progress | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave what only the driver has behind."""
+        return {**self.__dict__, "_progress": None}
+
+    @property
+    def progress(self) -> Progress:
+        """Return the offsets of the query, on the driver."""
+        if self._progress is None:
+            self._progress = Progress(self._options)
+        return self._progress
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
+        """Return where a new query starts; Spark may ask several times."""
+        return offsets_to_json(self.progress.start())
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:  # noqa: N802  # Spark's name
+        """Return where the next micro-batch ends; `start` for none.
+
+        Args:
+            start: where the query stands.
+            limit: Spark's own; the options say more.
+
+        Raises:
+            DataLossError: bytes are gone, and that is to fail the query.
+            MetaqError: the cluster cannot be asked.
+        """
+        del limit
+        stand = offsets_from_json(start)
+        return offsets_to_json(self.progress.advance(stand))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
+        """Read what is there now, and nothing that comes later."""
+        self.progress.freeze()
+
+    def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  # Spark's name
+        """Return the log ends as they were seen last; asks nobody."""
+        return offsets_to_json(self.progress.ends) if self.progress.ends else None
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        """Return what each task of a micro-batch reads: a `ReadTask`.
+
+        Raises:
+            BackwardRangeError: a partition ends before it starts.
+            DataLossError: bytes are gone, and that is to fail the query.
+            MetaqError: the cluster cannot be asked.
+        """
+        cluster = shared_cluster(self._options.wire)
+        spans = self.progress.spans(offsets_from_json(start), offsets_from_json(end))
+        tasks = plan_tasks(
+            cluster, BrokerFacts(cluster), self._options, spans, EVERYTHING
+        )
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one task; raises as `BatchReader.read`."""
+        return read_partition(partition, self._options, self._value_type)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Take notice that everything before `end` is done."""
+        self.progress.commit(offsets_from_json(end))
+
+
+class OldStreamReader(StreamReader):
+    """The reader for Spark 4.0 and 4.1, which do not say where the query stands.
+
+    It is known once Spark has asked for the start or planned a micro-batch; the limits
+    hold from there on. The first micro-batch after a restart reads all there is.
+    """
+
+    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+        """Take what the user wants; nothing is asked yet."""
+        super().__init__(options, value_type)
+        self._stand: dict[TopicPartition, Offset] | None = None
+
+    def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
+        """Return where a new query starts; Spark may ask several times."""
+        found = super().initialOffset()
+        self._stand = offsets_from_json(found)
+        return found
+
+    def latestOffset(self) -> dict[str, object]:  # type: ignore[override]  # noqa: N802  # Spark's name
+        """Return where the next micro-batch ends."""
+        stand = self._stand
+        ends = self.progress.advance(stand or {}, has_limits=stand is not None)
+        self._stand = ends
+        return offsets_to_json(ends)
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        """Return what each task of a micro-batch reads: a `ReadTask`."""
+        self._stand = offsets_from_json(end)
+        return super().partitions(start, end)
+
+
+def stream_reader(
+    options: SourceOptions, value_type: pa.DataType
+) -> DataSourceStreamReader:
+    """Return the reader for the Spark that runs."""
+    kind = StreamReader if _HAS_LIMITS else OldStreamReader
+    return kind(options, value_type)

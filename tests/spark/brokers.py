@@ -1,0 +1,87 @@
+"""Real brokers for Spark tests, and messages in them."""
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from metaq.client.browser import TopicBrowser
+from metaq.client.discovery import AddressSource, Cluster
+from metaq.client.publish import Publisher
+from metaq.client.session import parse_address
+from metaq.clock import SystemClock
+from metaq.model import BrokerId, Message, Offset, TopicPartition
+from metaq.testing.embedded import EmbeddedBroker
+
+TOPIC = "logs"
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    """Return so many messages that sort by their number."""
+    return [b"message %07d" % number for number in range(first, first + count)]
+
+
+def tp(number: int, *, broker: int = 0, topic: str = TOPIC) -> TopicPartition:
+    return TopicPartition(topic, BrokerId(broker), number)
+
+
+def publish(
+    broker: EmbeddedBroker,
+    payloads: Sequence[bytes],
+    *,
+    partition: TopicPartition | None = None,
+) -> None:
+    """Store messages in one partition, in order."""
+    to = partition or tp(0)
+    cluster = Cluster({to.broker_id: parse_address(broker.address)})
+    publisher = Publisher(cluster, producer=uuid.uuid4().hex, timeout_s=30.0)
+    try:
+        for first in range(0, len(payloads), 4000):
+            publisher.send(to, payloads[first : first + 4000])
+        publisher.flush()
+    finally:
+        publisher.close()
+
+
+def options_of(*brokers: EmbeddedBroker, **more: Any) -> dict[str, Any]:
+    """Return the options that lead to brokers, with short time-outs."""
+    return {
+        "brokers": ",".join(broker.address for broker in brokers),
+        "requestTimeoutMs": 20_000,
+        "retryTimeoutMs": 20_000,
+        **more,
+    }
+
+
+def read(spark: SparkSession, *brokers: EmbeddedBroker, **more: Any) -> DataFrame:
+    """Return what a batch read gives; topic `logs` unless something else is said."""
+    if not more.keys() & {"subscribe", "subscribePattern", "assign"}:
+        more["subscribe"] = TOPIC
+    return spark.read.format("metaq").options(**options_of(*brokers, **more)).load()
+
+
+def values(frame: DataFrame) -> list[bytes]:
+    """Return all values, sorted."""
+    return sorted(bytes(row.value) for row in frame.select("value").collect())
+
+
+def stored(broker: EmbeddedBroker, topic: str = TOPIC) -> dict[str, list[Message]]:
+    """Return all that a broker has of a topic: partition → messages in log order."""
+    cluster = AddressSource([parse_address(broker.address)], SystemClock())
+    found: dict[str, list[Message]] = {}
+    known = cluster.read(timeout_s=30.0)
+    with TopicBrowser(known, timeout_s=30.0, clock=SystemClock()) as browser:
+        for partition in known.partitions(topic, known.gets):
+            name = f"{partition.broker_id}-{partition.partition}"
+            found[name] = [
+                message
+                for messages in browser.read(partition, Offset(0))
+                for message in messages
+            ]
+    return found
+
+
+def data_of(messages: dict[str, list[Message]]) -> list[bytes]:
+    """Return the data of all messages, sorted."""
+    return sorted(m.data for some in messages.values() for m in some)

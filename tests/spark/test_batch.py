@@ -1,0 +1,91 @@
+"""`spark.read.format("metaq")` against a real broker."""
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import (
+    TOPIC,
+    numbered,
+    publish,
+    read,
+    stored,
+    tp,
+    values,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """Return a broker with a topic of two partitions."""
+    with embedded_broker(topics={TOPIC: 2}) as found:
+        yield found
+
+
+def test_rows_come_in_the_order_of_the_log(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """The format is found by its name; every column is there."""
+    publish(broker, numbered(100))
+    publish(broker, numbered(50, 100), partition=tp(1))
+    frame = read(spark, broker)
+    table = frame.toArrow()
+    assert table.schema.equals(ROW_SCHEMA)
+    rows = table.to_pylist()
+    assert {(r["topic"], r["broker_id"], r["partition"]) for r in rows} == {
+        (TOPIC, 0, 0),
+        (TOPIC, 0, 1),
+    }
+    first = [r for r in rows if r["partition"] == 0]
+    assert [r["value"] for r in first] == numbered(100)
+    assert [r["offset"] for r in first] == [n * 35 for n in range(100)]
+    assert values(frame) == numbered(150)
+
+
+def test_options_choose_what_is_read(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """Bounds, cuts and picked partitions; an unknown range is an error, not a hole."""
+    publish(broker, numbered(1000))
+    publish(broker, numbered(10, 1000), partition=tp(1))
+    part = read(
+        spark,
+        broker,
+        assign='{"logs": ["0-0"]}',
+        startingOffsets='{"logs": {"0-0": 350}}',
+        endingOffsets='{"logs": {"0-0": 3500}}',
+        minPartitions=3,
+    )
+    assert part.rdd.getNumPartitions() == 3
+    assert values(part) == numbered(90, 10)
+    assert values(read(spark, broker, subscribePattern="l.gs")) == numbered(1010)
+    assert read(spark, broker, maxRecordsPerPartition=100).rdd.getNumPartitions() >= 11
+    with pytest.raises(PySparkException, match=r"lost \[35350, 99999\)"):
+        values(read(spark, broker, endingOffsets='{"logs": {"0-0": 99999}}'))
+
+
+def test_nothing_is_an_empty_frame(spark: SparkSession, broker: EmbeddedBroker) -> None:
+    """Topics without a message, and topics that nobody knows."""
+    assert values(read(spark, broker)) == []
+    assert values(read(spark, broker, subscribe="nobody")) == []
+
+
+def test_bad_values_go_to_the_dead_letter_topic(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """They are there once, with the place they came from, however often it is read."""
+    broker.create_topic("dead")
+    publish(broker, [b"good", b"\xff\xfe", b"fine"])
+    frame = read(
+        spark, broker, valueFormat="string", badRows="topic", deadLetterTopic="dead"
+    )
+    assert sorted(row.value for row in frame.collect()) == ["fine", "good"]
+    (letter,) = stored(broker, "dead")["0-0"]
+    assert letter.data == b"\xff\xfe"
+    assert letter.attribute == "logs/0-0@24: no UTF-8: byte 0 of 2"

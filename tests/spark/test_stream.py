@@ -1,0 +1,115 @@
+"""`spark.readStream.format("metaq")` against real brokers, through a checkpoint."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+
+DEADLINE_S = 120.0
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """Return a broker with a topic of two partitions."""
+    with embedded_broker(topics={TOPIC: 2}) as found:
+        yield found
+
+
+class Archive:
+    """A query that appends values to Parquet files, and its checkpoint."""
+
+    def __init__(self, spark: SparkSession, directory: Path) -> None:
+        self._spark = spark
+        self.checkpoint = directory / "checkpoint"
+        self.rows = directory / "rows"
+
+    def start(
+        self,
+        *brokers: EmbeddedBroker,
+        trigger: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> StreamingQuery:
+        options = options_of(*brokers, **{"subscribe": TOPIC, **more})
+        options = {name: text for name, text in options.items() if text is not None}
+        frame = self._spark.readStream.format("metaq").options(**options).load()
+        writer = frame.select("value", "partition", "broker_id").writeStream
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        return (
+            writer.format("parquet")
+            .option("checkpointLocation", str(self.checkpoint))
+            .option("path", str(self.rows))
+            .start()
+        )
+
+    def run(self, *brokers: EmbeddedBroker, **more: Any) -> StreamingQuery:
+        """Read what is there now, and end."""
+        query = self.start(*brokers, trigger={"availableNow": True}, **more)
+        assert query.awaitTermination(DEADLINE_S)
+        return query
+
+    def values(self) -> list[bytes]:
+        if not (self.rows / "_spark_metadata").exists():
+            return []
+        found = self._spark.read.parquet(str(self.rows)).select("value").collect()
+        return sorted(bytes(row.value) for row in found)
+
+
+@pytest.fixture
+def archive(spark: SparkSession, tmp_path: Path) -> Archive:
+    return Archive(spark, tmp_path)
+
+
+def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        if (error := query.exception()) is not None:
+            raise error
+        assert time.monotonic() < deadline_s, query.lastProgress
+        time.sleep(0.1)
+
+
+def test_available_now_reads_what_is_there_and_goes_on_from_there(
+    archive: Archive, broker: EmbeddedBroker
+) -> None:
+    """Each run ends by itself, limits cut it into batches, no row comes twice."""
+    publish(broker, numbered(1000))
+    publish(broker, numbered(500, 1000), partition=tp(1))
+    query = archive.run(broker, startingOffsets="earliest", maxOffsetsPerTrigger=400)
+    assert archive.values() == numbered(1500)
+    counts = [p.numInputRows for p in query.recentProgress if p.numInputRows]
+    assert len(counts) == 4
+    assert max(counts) <= 400
+    publish(broker, numbered(10, 1500))
+    archive.run(broker)
+    assert archive.values() == numbered(1510)
+
+
+def test_what_comes_while_a_query_runs_is_read(
+    spark: SparkSession, archive: Archive, tmp_path: Path
+) -> None:
+    """New messages, a new topic of the pattern, and a broker that restarts."""
+    with embedded_broker(topics={TOPIC: 1}) as broker:
+        query = archive.start(broker, subscribe=None, subscribePattern="lo.*")
+        try:
+            wait_until(lambda: bool(query.lastProgress), query)
+            publish(broker, numbered(100))
+            wait_until(lambda: len(archive.values()) == 100, query)
+            broker.create_topic("lobby", 2)
+            publish(broker, numbered(100, 100), partition=tp(1, topic="lobby"))
+            wait_until(lambda: len(archive.values()) == 200, query)
+            broker.restart()
+            publish(broker, numbered(100, 200))
+            wait_until(lambda: len(archive.values()) == 300, query)
+        finally:
+            query.stop()
+    assert archive.values() == numbered(300)
