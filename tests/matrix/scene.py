@@ -18,7 +18,7 @@ from metaq.model import TopicPartition
 from metaq.testing.process import BrokerProcess
 from tests.matrix.ledger import Event, Ledger, check, readers
 
-SESSION_TIMEOUT_S = 4.0
+SESSION_TIMEOUT_S = 6.0
 """Of members: an ended one gives its partitions up that late."""
 COMMIT_S = 0.3
 WAIT_S = 0.5
