@@ -89,6 +89,8 @@ class Committer:
         async with self._lock:
             changed = self.changed(handled)
             if not changed:
+                # What failed was taken over with its partition, or written since.
+                self.last_error = None
                 return {}
             limit_s = self._clock.monotonic_s() + self._timeout_s
             try:

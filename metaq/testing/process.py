@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -50,14 +51,16 @@ class BrokerProcess:
         topic: str,
         partition_count: int = 1,
         segment_bytes: int = 1 << 30,
+        arguments: Sequence[str] = (),
     ) -> None:
         """Prepare a broker; its settings and its log lie beside the data directory.
 
         Args:
             data: the data directory; it outlives the process.
-            topic: its only topic.
+            topic: its topic.
             partition_count: of that topic.
             segment_bytes: size at which a segment is sealed.
+            arguments: more of `metaq broker`: its `--set` wins over the rest.
         """
         self.port: Final = free_port()
         """Where it listens, on every start."""
@@ -65,6 +68,7 @@ class BrokerProcess:
         """The data directory."""
         self.log: Final = data.parent / f"{data.name}.log"
         """What all its processes wrote."""
+        self._arguments = tuple(arguments)
         self._ini = data.parent / f"{data.name}.ini"
         self._child: subprocess.Popen[bytes] | None = None
         data.mkdir(parents=True, exist_ok=True)
@@ -91,6 +95,7 @@ class BrokerProcess:
         """
         started_s = time.perf_counter()
         command = [sys.executable, "-m", "metaq", "broker", "--config", str(self._ini)]
+        command += self._arguments
         with self.log.open("ab") as log:
             child = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
         self._child = child

@@ -10,11 +10,18 @@ Because a broker never gives up on ZooKeeper, `_check_client` looks after it whi
 there is no connection, and replaces a dead client. `_generation` tells late reports of
 a replaced client from those of the present one.
 
-A client that was cut off for a whole session time-out is replaced, too. Its session has
-expired unless ZooKeeper itself was away, and it cannot find that out where it matters
-most: a server that came back without its data refuses clients that have seen a later
-transaction than it has, for ever, without a word about their sessions. If the session
-does live on, it is one whose nodes the new session takes over.
+A session is believed in for LIFE of its time-out after the sending of the last beat
+that was answered, whatever kazoo thinks of its connection; then the client is replaced.
+The server counts from when a request arrives, which is later: whoever loses a session
+knows it before anybody else can see its nodes go. kazoo by itself needs up to a whole
+time-out to see that a network went silent, and longer while requests are sent into it.
+A beat is a question of ours every BEAT of the time-out; one at a time, because requests
+hold kazoo's own pings up, and those find a dead connection.
+
+That also ends what a client cannot find out: a server that came back without its data
+refuses clients that have seen a later transaction than it has, for ever, without a word
+about their sessions. If the session does live on, it is one whose nodes the new session
+takes over.
 
 A request is only handed to kazoo while the session is connected. kazoo would queue it
 otherwise, and carry it out at some later time that nobody waits for any more.
@@ -70,6 +77,9 @@ RECONNECT_DELAY_S_MIN: Final = 0.1
 RECONNECT_DELAY_S_MAX: Final = 5.0
 # A dead client is replaced slowly: what killed it is likely to be there still.
 REVIVE_DELAY_S: Final = 5.0
+# Parts of the session time-out; what LIFE leaves is for timers that come late.
+BEAT: Final = 1 / 6
+LIFE: Final = 0.9
 DEAD_CLIENT_STATES: Final = frozenset({"CLOSED", "AUTH_FAILED"})
 # kazoo waits for a server's greeting for the session time-out divided by the number of
 # servers. A server that is starting may accept and never greet (ZooKeeper 3.9 does,
@@ -161,7 +171,8 @@ class KazooCoordinator:
         self._generation = 0
         self._is_stopped = False
         self._check: asyncio.TimerHandle | None = None
-        self._suspended_at_s = 0.0
+        self._beat_at_s = 0.0
+        self._is_beating = False
         self._client: Any = self._new_client()
 
     def _new_client(self) -> Any:
@@ -203,7 +214,7 @@ class KazooCoordinator:
     def start(self) -> None:
         """Begin to connect, and go on trying until `stop`."""
         self._loop = asyncio.get_running_loop()
-        self._schedule_check()
+        self._schedule_check(REVIVE_DELAY_S)
         self._begin()
 
     def _begin(self) -> None:
@@ -235,18 +246,20 @@ class KazooCoordinator:
         if generation == self._generation and not self._is_stopped:
             self._apply(event, session_id)
 
-    def _schedule_check(self) -> None:
+    def _schedule_check(self, delay_s: float) -> None:
         assert self._loop is not None
-        delay_s = REVIVE_DELAY_S
-        if self.status.state is SessionState.SUSPENDED:
-            delay_s = min(delay_s, self._suspension_left_s())
+        if self._check is not None:
+            self._check.cancel()
+        if self.status.state is not SessionState.LOST:
+            delay_s = min(delay_s, self._life_left_s())
         self._check = self._loop.call_later(max(0.0, delay_s), self._check_client)
 
-    def _suspension_left_s(self) -> float:
-        """Return for how long a suspended session may still be alive."""
-        return self._remaining_s(self._suspended_at_s + self._session_timeout_s)
+    def _life_left_s(self) -> float:
+        """Return for how long the session is certainly alive."""
+        return self._remaining_s(self._beat_at_s + LIFE * self._session_timeout_s)
 
     def _apply(self, event: SessionEvent, session_id: int = 0) -> None:
+        epoch = self.status.epoch
         status = self._tracker.apply(event, session_id)
         if status is None:
             return
@@ -254,35 +267,57 @@ class KazooCoordinator:
         for callback in tuple(self._listeners):
             # One callback's failure is the loop's to report and nobody else's.
             self._loop.call_soon(callback, status)
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
-        if status.state is SessionState.CONNECTED:
+        if status.epoch != epoch:
+            self._beat_at_s = self._clock.monotonic_s()
+        is_connected = status.state is SessionState.CONNECTED
+        if is_connected:
             for watch in tuple(self._watches):
                 watch.refresh()
-            return
-        if status.state is SessionState.SUSPENDED:
-            self._suspended_at_s = self._clock.monotonic_s()
         if not self._is_stopped:
-            self._schedule_check()
+            self._schedule_check(0.0 if is_connected else REVIVE_DELAY_S)
 
     def _check_client(self) -> None:
-        """Replace a client beyond hope; runs as long as there is no connection."""
-        self._check = None
-        if self.status.state is SessionState.CONNECTED:
-            return
+        """Ask whether the session lives; replace a client beyond hope."""
+        state = self.status.state
         is_dead = self._client.client_state in DEAD_CLIENT_STATES
-        is_suspended = self.status.state is SessionState.SUSPENDED
-        if is_dead or (is_suspended and self._suspension_left_s() <= 0):
-            reason = "it died" if is_dead else "its session must have expired"
-            log.warning("zookeeper client replaced, %s hosts=%s", reason, self._hosts)
-            old, self._client = self._client, self._new_client()
-            self._generation += 1
-            self._apply(SessionEvent.EXPIRED)
-            _close_on_thread(old, lambda: None)
-            self._begin()
-        if self._check is None:
-            self._schedule_check()
+        if state is not SessionState.LOST and self._life_left_s() <= 0:
+            self._replace("its session may have expired")
+        elif state is SessionState.CONNECTED:
+            self._beat()
+            self._schedule_check(BEAT * self._session_timeout_s)
+        elif is_dead:
+            self._replace("it died")
+        else:
+            self._schedule_check(REVIVE_DELAY_S)
+
+    def _replace(self, reason: str) -> None:
+        log.warning("zookeeper client replaced, %s hosts=%s", reason, self._hosts)
+        old, self._client = self._client, self._new_client()
+        self._generation += 1
+        self._is_beating = False
+        self._apply(SessionEvent.EXPIRED)
+        _close_on_thread(old, lambda: None)
+        self._begin()
+        self._schedule_check(REVIVE_DELAY_S)
+
+    def _beat(self) -> None:
+        if self._is_beating:
+            return
+        self._is_beating = True
+        generation, sent_s = self._generation, self._clock.monotonic_s()
+
+        def post_answer(result: Any) -> None:
+            is_answered = result.exception is None
+            self._post(self._on_beat, generation, sent_s, is_answered)
+
+        self._client.exists_async("/").rawlink(post_answer)
+
+    def _on_beat(self, generation: int, sent_s: float, is_answered: bool) -> None:
+        if generation != self._generation:
+            return
+        self._is_beating = False
+        if is_answered:
+            self._beat_at_s = max(self._beat_at_s, sent_s)
 
     async def stop(self, *, deadline_s: float) -> None:
         """Close the session, which removes its ephemeral nodes; never raises."""

@@ -7,8 +7,9 @@ mixed up, and the right reactions are opposites.
     SUSPENDED   no connection; the session, with all its ephemeral nodes and owners,
                 may still be there. Assume nothing new, give nothing up.
     LOST        there is no session. Every ephemeral node of the last one is gone, or
-                will be without our doing anything. A session that was suspended for
-                its whole time-out counts as lost, whoever is to blame.
+                will be without our doing anything. A session whose server was not
+                heard of for nearly its time-out counts as lost, whoever is to blame:
+                so its end is known here before others can see it.
 
 `SessionTracker` turns what the client library reports into these states. Each *new*
 session gets the next epoch; coming back to the same session keeps it. Whoever

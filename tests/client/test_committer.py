@@ -1,0 +1,64 @@
+"""Committing: what failed is told for as long as it is missing, and no longer."""
+
+import asyncio
+from collections.abc import Mapping
+
+from metaq.client.assignments import Fence
+from metaq.client.committer import Committer
+from metaq.client.offset_store import MemoryOffsets
+from metaq.clock import SystemClock
+from metaq.errors import MetaqError, SessionSuspendedError
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+PARTITION = TopicPartition("t", BrokerId(0), 0)
+HANDLED = {PARTITION: GroupOffset(Offset(7), MessageId(1))}
+
+
+class _Refusing(MemoryOffsets):
+    """A store that cannot be reached."""
+
+    async def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        fence: Fence | None,
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, MetaqError]:
+        return dict.fromkeys(offsets, SessionSuspendedError("away"))
+
+
+def make_committer() -> Committer:
+    return Committer(
+        _Refusing(), group="g", clock=SystemClock(), timeout_s=5.0, fence=lambda: None
+    )
+
+
+def test_a_failure_is_told_until_nothing_is_missing() -> None:
+    """A partition that went to somebody else takes its failed commit along."""
+
+    async def scenario() -> None:
+        committer = make_committer()
+        assert await committer.commit(HANDLED)
+        assert isinstance(committer.last_error, SessionSuspendedError)
+        assert await committer.commit(HANDLED)
+        assert committer.last_error is not None
+        assert not await committer.commit({})
+        assert committer.last_error is None
+        assert committer.failure_count == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_failed_is_tried_again() -> None:
+    """It stays changed until it is written."""
+
+    async def scenario() -> None:
+        committer = make_committer()
+        await committer.commit(HANDLED)
+        assert committer.changed(HANDLED) == HANDLED
+        committer.begin(PARTITION, HANDLED[PARTITION])
+        assert committer.changed(HANDLED) == {}
+
+    asyncio.run(scenario())

@@ -1,0 +1,198 @@
+"""The ledger: what happened to each partition, in order, and what may not happen.
+
+Members append events from their threads; the order in which they stand in the list is
+the order of the whole run, so no clock is read. `check` walks through them:
+
+* a partition has one reader at a time, from `assign` to the end of `revoke`, or `fence`
+* a reader goes on where the partition was left, without a gap, and never before what
+  was committed; after a clean end not a message before it
+* within one ownership offsets follow each other
+* what is handed out after the end is at most the one batch that was on its way
+* nothing acknowledged is missing, and every payload was stored once
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from metaq.model import Message, TopicPartition
+
+
+class Event(NamedTuple):
+    """One line of the ledger."""
+
+    kind: str
+    """assign, revoke, fence, commit, refused (a commit) or deliver."""
+    member: str
+    partition: TopicPartition
+    begin: int = 0
+    """First offset of a delivery; the offset of a commit."""
+    end: int = 0
+    """Offset that follows a delivery."""
+    is_whole: bool = True
+    """The messages of a delivery follow each other without a gap."""
+
+
+@dataclass
+class Ledger:
+    """Events of all members, and every payload with the places it was read at."""
+
+    events: list[Event] = field(default_factory=list)
+    places: dict[bytes, set[tuple[TopicPartition, int]]] = field(default_factory=dict)
+    delivered_count: int = 0
+
+    def deliver(self, member: str, messages: Sequence[Message]) -> None:
+        """Enter messages of one partition, as one call handed them out."""
+        first, last = messages[0], messages[-1]
+        follows = pairwise(messages)
+        is_whole = all(a.next_offset == b.offset for a, b in follows)
+        self.events.append(
+            Event(
+                "deliver",
+                member,
+                first.partition,
+                first.offset,
+                last.next_offset,
+                is_whole,
+            )
+        )
+        for message in messages:
+            place = (message.partition, message.offset)
+            self.places.setdefault(message.data, set()).add(place)
+        self.delivered_count += len(messages)
+
+    def note(
+        self, kind: str, member: str, partitions: Iterable[TopicPartition]
+    ) -> None:
+        """Enter the same event for several partitions."""
+        self.events.extend(Event(kind, member, partition) for partition in partitions)
+
+    @property
+    def repeat_count(self) -> int:
+        """Deliveries beyond the first of each place."""
+        return self.delivered_count - sum(map(len, self.places.values()))
+
+    def missing(self, acked: Collection[bytes]) -> set[bytes]:
+        """Return what is acknowledged and was not delivered yet."""
+        return set(acked) - self.places.keys()
+
+
+@dataclass
+class _Lane:
+    """What is known of one partition while the events pass."""
+
+    reader: str | None = None
+    is_fresh: bool = True
+    """The present reader was handed nothing yet."""
+    is_refused: bool = False
+    """The last commit failed."""
+    position: int = 0
+    """Offset that follows the last delivery."""
+    high: int = 0
+    """Offset that follows the furthest delivery."""
+    committed: int = 0
+    low: int = 0
+    """Where the next reader may begin at the earliest: behind all that was handed out
+    if the last one ended clean, else behind what was committed."""
+    strays: dict[str, int] = field(default_factory=dict)
+    """Batches that former readers may still be handed."""
+    marks: dict[str, int] = field(default_factory=dict)
+    """Where the last batch of each member began: before that it handled all."""
+
+
+class _Walk:
+    """The state of `check`: a lane per partition, and what was found."""
+
+    def __init__(self) -> None:
+        self.lanes: dict[TopicPartition, _Lane] = {}
+        self.violations: list[str] = []
+        self.steps: dict[str, Callable[[Event, _Lane], None]] = {
+            "assign": self.assign,
+            "revoke": self.end,
+            "fence": self.end,
+            "commit": self.commit,
+            "refused": self.refuse,
+            "deliver": self.deliver,
+        }
+
+    def blame(self, event: Event, text: str) -> None:
+        self.violations.append(f"{event.member}, {event.partition}: {text}")
+
+    def assign(self, event: Event, lane: _Lane) -> None:
+        if lane.reader is not None:
+            self.blame(event, f"assigned while {lane.reader} reads")
+        lane.reader, lane.is_fresh = event.member, True
+        lane.low = max(lane.low, lane.committed)
+
+    def end(self, event: Event, lane: _Lane) -> None:
+        if lane.reader != event.member:
+            return
+        lane.reader = None
+        is_clean = event.kind == "revoke" and not lane.is_refused
+        lane.strays[event.member] = event.kind == "fence"
+        if not lane.is_fresh:
+            lane.low = lane.position if is_clean else lane.committed
+        lane.is_refused = False
+
+    def commit(self, event: Event, lane: _Lane) -> None:
+        if lane.reader == event.member:
+            lane.is_refused = False
+            if event.begin < lane.committed:
+                self.blame(event, f"commit went from {lane.committed} to {event.begin}")
+        lane.committed = max(lane.committed, event.begin)
+
+    def refuse(self, event: Event, lane: _Lane) -> None:
+        if lane.reader == event.member:
+            lane.is_refused = True
+
+    def deliver(self, event: Event, lane: _Lane) -> None:
+        if not event.is_whole:
+            self.blame(event, f"a gap within {event.begin}..{event.end}")
+        if event.begin < lane.marks.get(event.member, 0):
+            self.blame(event, f"{event.begin} again, handled by this very client")
+        lane.marks[event.member] = event.begin
+        if lane.reader == event.member:
+            self._follow(event, lane)
+        else:
+            lane.strays[event.member] = lane.strays.get(event.member, 0) - 1
+            if lane.strays[event.member] < 0:
+                self.blame(event, f"{event.begin} handed out after its end")
+        lane.high = max(lane.high, event.end)
+
+    def _follow(self, event: Event, lane: _Lane) -> None:
+        if not lane.is_fresh and event.begin != lane.position:
+            self.blame(event, f"expected {lane.position}, got {event.begin}")
+        if lane.is_fresh and not lane.low <= event.begin <= lane.high:
+            self.blame(event, f"expected {lane.low} to {lane.high}, got {event.begin}")
+        lane.is_fresh, lane.position = False, event.end
+
+
+def check(
+    ledger: Ledger, *, tried: Collection[bytes], acked: Collection[bytes]
+) -> list[str]:
+    """Return everything that may not have happened; [] when all is well."""
+    walk = _Walk()
+    for event in tuple(ledger.events):
+        walk.steps[event.kind](event, walk.lanes.setdefault(event.partition, _Lane()))
+    violations = walk.violations
+    missing = ledger.missing(acked)
+    if missing:
+        violations.append(f"{len(missing)} acknowledged lost, first {min(missing)!r}")
+    phantoms = ledger.places.keys() - set(tried)
+    violations.extend(f"nobody sent {payload!r}" for payload in sorted(phantoms)[:5])
+    doubles = [p for p, places in ledger.places.items() if len(places) > 1]
+    violations.extend(f"stored twice: {payload!r}" for payload in doubles[:5])
+    return violations
+
+
+def readers(events: Iterable[Event]) -> dict[TopicPartition, str]:
+    """Return who reads each partition after these events."""
+    reading: dict[TopicPartition, str] = {}
+    for event in tuple(events):
+        if event.kind == "assign":
+            reading[event.partition] = event.member
+        is_end = event.kind in ("revoke", "fence")
+        if is_end and reading.get(event.partition) == event.member:
+            del reading[event.partition]
+    return reading

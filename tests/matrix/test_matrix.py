@@ -1,0 +1,170 @@
+"""What may happen to a group, idle or under load: nothing lost, nobody stuck.
+
+Each cell of the matrix is one fault and one kind of load. The ledger says what may
+never be seen; a deadline says that everybody must go on. METAQ_MATRIX_ROUNDS repeats
+the fault within each cell.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from metaq.model import BrokerId, TopicPartition
+from metaq.testing.process import BrokerProcess
+from metaq.testing.proxy import Proxy
+from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.matrix.ledger import readers
+from tests.matrix.scene import Member, Scene, broker_arguments, until
+
+ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
+PARTITION_COUNT = 3
+"""On each of the brokers."""
+
+pytestmark = [
+    pytest.mark.crash,
+    pytest.mark.slow,
+    pytest.mark.zookeeper,
+    pytest.mark.timeout(300),
+]
+
+
+@dataclass
+class Cluster:
+    """What all cells share; each has a topic and a group of its own."""
+
+    zookeeper: ZooKeeperServer
+    proxy: Proxy
+    brokers: list[BrokerProcess]
+
+
+def kazoo_of(member: Member) -> tuple[int, bytes]:
+    """Return id and password of a member's session."""
+    coordinator = member.client._twin.context.coordinator
+    identity: tuple[int, bytes] = coordinator._client.client_id  # type: ignore[union-attr]
+    return identity
+
+
+# -- faults ----------------------------------------------------------------------------
+
+
+def rebalance(scene: Scene, _cluster: Cluster) -> None:
+    """Somebody joins; then somebody who was there leaves."""
+    scene.join(f"late-{len(scene.ledger.events)}")
+    scene.settle()
+    scene.leave(min(scene.members))
+    scene.settle()
+
+
+def restart_broker(_scene: Scene, cluster: Cluster) -> None:
+    """A broker is asked to end, and started again."""
+    cluster.brokers[0].stop()
+    cluster.brokers[0].start()
+
+
+def kill_broker(_scene: Scene, cluster: Cluster) -> None:
+    """A broker is killed, and started again."""
+    cluster.brokers[1].kill()
+    cluster.brokers[1].start()
+
+
+def restart_zookeeper(_scene: Scene, cluster: Cluster) -> None:
+    """ZooKeeper is asked to end, and started again with its data."""
+    cluster.zookeeper.restart()
+
+
+def expire(scene: Scene, cluster: Cluster) -> None:
+    """A member's session ends, for the server and for it."""
+    member = min(scene.members)
+    before = len(scene.ledger.events)
+    expire_session(cluster.zookeeper.address, *kazoo_of(scene.members[member]))
+
+    def was_fenced() -> bool:
+        news = scene.ledger.events[before:]
+        return any(e.kind == "fence" and e.member == member for e in news)
+
+    until(was_fenced, scene.describe)
+
+
+def part(scene: Scene, cluster: Cluster) -> None:
+    """The network between one member and ZooKeeper goes silent, and comes back."""
+    lonely = "far"
+    cluster.proxy.stall()
+
+    def is_taken_over() -> bool:
+        reading = readers(scene.ledger.events)
+        return reading.keys() == scene.partitions and lonely not in reading.values()
+
+    until(is_taken_over, scene.describe)
+    cluster.proxy.pass_all()
+
+
+FAULTS: dict[str, Callable[[Scene, Cluster], None]] = {
+    "rebalance": rebalance,
+    "broker-restart": restart_broker,
+    "broker-kill": kill_broker,
+    "zookeeper-restart": restart_zookeeper,
+    "expiry": expire,
+    "partition": part,
+}
+LOADS = ("idle", "loaded")
+
+
+# -- the matrix ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    zookeeper_alone: ZooKeeperServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """One ZooKeeper, two brokers, and a way to ZooKeeper that can be blocked."""
+    directory = tmp_path_factory.mktemp("matrix")
+    host, _, port = zookeeper_alone.address.rpartition(":")
+    topics = {f"{fault}-{load}": PARTITION_COUNT for fault in FAULTS for load in LOADS}
+    with ExitStack() as stack:
+        brokers = [
+            stack.enter_context(
+                BrokerProcess(
+                    directory / f"broker-{number}",
+                    topic="unused",
+                    arguments=broker_arguments(zookeeper_alone.address, number, topics),
+                )
+            )
+            for number in range(2)
+        ]
+        proxy = stack.enter_context(Proxy(host, int(port)))
+        yield Cluster(zookeeper_alone, proxy, brokers)
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_is_lost_and_nobody_is_stuck(
+    fault: str, load: str, cluster: Cluster
+) -> None:
+    """One cell: settle, load, the fault, progress again, accounts."""
+    topic = f"{fault}-{load}"
+    partitions = [
+        TopicPartition(topic, BrokerId(broker), number)
+        for broker in range(len(cluster.brokers))
+        for number in range(PARTITION_COUNT)
+    ]
+    proxy = f"{cluster.proxy.address.host}:{cluster.proxy.address.port}"
+    with Scene(cluster.zookeeper.address, topic, partitions, cluster.brokers) as scene:
+        scene.join("near-1")
+        scene.join("near-2")
+        scene.join("far", proxy)
+        scene.settle()
+        scene.sender.send(len(partitions))
+        if load == "loaded":
+            scene.sender.is_loaded.set()
+        for _ in range(ROUNDS):
+            began_s = time.monotonic()
+            FAULTS[fault](scene, cluster)
+            scene.settle()
+            print(f"{topic}: settled {time.monotonic() - began_s:.1f} s after")
+        scene.finish()
+        print(f"{scene.ledger.delivered_count} delivered,", end=" ")
+        print(f"{scene.ledger.repeat_count} of them again")
