@@ -6,28 +6,34 @@ import multiprocessing
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from metaq.client.assignments import Fence
 from metaq.client.errors import OffsetStoreError
 from metaq.client.file_offsets import FileOffsets
 from metaq.client.off_loop import OffLoop
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.sql_offsets import TABLE, SqlOffsets
+from metaq.client.zk_offsets import ZooKeeperOffsets
 from metaq.clock import SystemClock
 from metaq.errors import (
     ConfigError,
     DiskError,
     LogDirLockedError,
+    MetaqError,
     NoSpaceError,
     RequestTimeoutError,
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import MAX_OFFSET, BrokerId, MessageId, Offset, TopicPartition
+from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset
 
 CLOCK = SystemClock()
@@ -48,7 +54,45 @@ def at(offset: int, message_id: int = -1) -> GroupOffset:
     return GroupOffset(Offset(offset), MessageId(message_id))
 
 
-@pytest.fixture(params=["memory", "file", "sql"])
+class InMemoryZooKeeper:
+    """`ZooKeeperOffsets` with a session for as long as the store is open."""
+
+    def __init__(self, server: MemoryZooKeeper) -> None:
+        self._server = server
+        self._coordinator: MemoryCoordinator | None = None
+
+    async def _open(self) -> ZooKeeperOffsets:
+        if self._coordinator is None:
+            self._coordinator = self._server.coordinator(CLOCK)
+            self._coordinator.start()
+        while self._coordinator.status.state is not SessionState.CONNECTED:
+            await asyncio.sleep(0)
+        return ZooKeeperOffsets(self._coordinator, NodePaths())
+
+    async def load(
+        self, group: str, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        store = await self._open()
+        return await store.load(group, partition, deadline_s=deadline_s)
+
+    async def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        fence: Fence | None,
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, MetaqError]:
+        store = await self._open()
+        return await store.commit(group, offsets, fence=fence, deadline_s=deadline_s)
+
+    async def close(self) -> None:
+        coordinator, self._coordinator = self._coordinator, None
+        if coordinator is not None:
+            await coordinator.stop(deadline_s=soon())
+
+
+@pytest.fixture(params=["memory", "file", "sql", "zookeeper"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Return what opens the same store again and again."""
     if request.param == "memory":
@@ -56,6 +100,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         return lambda: memory
     if request.param == "file":
         return lambda: FileOffsets(tmp_path / "offsets")
+    if request.param == "zookeeper":
+        server = MemoryZooKeeper()
+        return lambda: InMemoryZooKeeper(server)
     url = f"sqlite:///{tmp_path / 'offsets.db'}"
     return lambda: SqlOffsets(url, create=True)
 
