@@ -17,7 +17,7 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
-from metaq.client.hand import Hand
+from metaq.client.hand import Hand, check_count
 from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
@@ -27,11 +27,14 @@ from metaq.client.progress import (
     Health,
     Lag,
     Watchdog,
+    judge,
     lag_of,
 )
+from metaq.client.questions import BACKOFF
 from metaq.client.starts import NO_MESSAGE, first_offset
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
+from metaq.retry import retry
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
@@ -266,9 +269,11 @@ class AsyncConsumer:
             as handled when more are asked for, or by `commit`.
 
         Raises:
+            ConfigError: `count_max` is below 1.
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
         self.require_started()
+        check_count(count_max)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -368,8 +373,6 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        now_s = self._context.clock.monotonic_s()
-        lanes = self.feed.statistics()
         problems = [
             f"{fetcher.partition}: {fetcher.last_error}"
             for fetcher in tuple(self._fetchers.values())
@@ -379,21 +382,13 @@ class AsyncConsumer:
             problems.append(f"commit: {self._committer.last_error}")
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
-        state = self._state
-        if state is ConsumerState.RUNNING:
-            if self.feed.error is not None:
-                state = ConsumerState.FAILED
-                problems.append(str(self.feed.error))
-            elif self._source.unsettled_since_s is not None:
-                state = ConsumerState.JOINING
-        last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
-        return Health(
-            state=state,
-            is_ok=state is ConsumerState.RUNNING and not problems,
-            partition_count=len(lanes),
-            idle_s=now_s - last_s,
+        return judge(
+            self._state,
+            self.feed,
+            is_settled=self._source.unsettled_since_s is None,
             uncommitted_count=len(self._committer.changed(self.feed.handled())),
-            problems=tuple(problems),
+            problems=problems,
+            now_s=self._context.clock.monotonic_s(),
         )
 
     def statistics(self) -> ConsumerStatistics:
@@ -427,7 +422,13 @@ class AsyncConsumer:
     async def _find_begin(
         self, partition: TopicPartition, deadline_s: float
     ) -> GroupOffset:
-        committed = await self._store.load(self.group, partition, deadline_s=deadline_s)
+        # ZooKeeper may not be connected yet, or not again.
+        committed = await retry(
+            lambda: self._store.load(self.group, partition, deadline_s=deadline_s),
+            backoff=BACKOFF,
+            deadline_s=deadline_s,
+            clock=self._context.clock,
+        )
         wanted = None if self.options.ignore_committed else committed
         begin, is_reset = await first_offset(
             self._context,

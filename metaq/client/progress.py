@@ -9,7 +9,7 @@ movement for the whole bound is an error that ends the consumer, with a log line
 import asyncio
 import contextlib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metaq.client.context import ClientContext
@@ -62,6 +62,43 @@ class Lag:
     seconds: float | None
     """Age of the oldest message that is not handled, 0.0 when there is none; None
     where messages carry no time, or may not be read."""
+
+
+def judge(
+    state: ConsumerState,
+    feed: Feed,
+    *,
+    is_settled: bool,
+    uncommitted_count: int,
+    problems: Sequence[str],
+    now_s: float,
+) -> Health:
+    """Return a consumer's condition.
+
+    Args:
+        state: what it believes to do.
+        feed: its feed, which may have failed.
+        is_settled: whether it has the partitions that are its own.
+        uncommitted_count: partitions that are handled further than committed.
+        problems: what is known to be wrong.
+        now_s: monotonic time.
+    """
+    lanes = feed.statistics()
+    if state is ConsumerState.RUNNING:
+        if feed.error is not None:
+            state = ConsumerState.FAILED
+            problems = (*problems, str(feed.error))
+        elif not is_settled:
+            state = ConsumerState.JOINING
+    last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
+    return Health(
+        state=state,
+        is_ok=state is ConsumerState.RUNNING and not problems,
+        partition_count=len(lanes),
+        idle_s=now_s - last_s,
+        uncommitted_count=uncommitted_count,
+        problems=tuple(problems),
+    )
 
 
 async def lag_of(

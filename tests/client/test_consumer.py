@@ -14,7 +14,7 @@ from metaq.client import Client
 from metaq.client.errors import NoProgressError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.progress import ConsumerState
-from metaq.errors import ClosedError, CorruptRecordError, MetaqError
+from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.client.worlds import (
@@ -189,6 +189,8 @@ def test_receive_many_gives_at_most_what_was_asked_for(
     with client.consumer("g", ["test"], **IDLE) as consumer:
         assert payloads(consumer.receive_many(3, 5)) == numbered(0, 3)
         assert payloads(consumer.receive_many(3, 5)) == numbered(3, 5)
+        with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
+            consumer.receive_many(0, 5)
 
 
 def test_every_partition_of_every_topic_is_read_in_its_order(

@@ -1,12 +1,13 @@
 """What every store of offsets promises, and what is particular to files and tables."""
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from metaq.client.file_offsets import FileOffsets
 from metaq.client.off_loop import OffLoop
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.sql_offsets import TABLE, SqlOffsets
+from metaq.client.zk_offsets import ZooKeeperOffsets
 from metaq.clock import SystemClock
 from metaq.errors import (
     ConfigError,
@@ -28,6 +30,9 @@ from metaq.errors import (
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import MAX_OFFSET, BrokerId, MessageId, Offset, TopicPartition
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset
 
 CLOCK = SystemClock()
@@ -48,7 +53,36 @@ def at(offset: int, message_id: int = -1) -> GroupOffset:
     return GroupOffset(Offset(offset), MessageId(message_id))
 
 
-@pytest.fixture(params=["memory", "file", "sql"])
+class InZooKeeper:
+    """A session for each call: `run` ends its loop after every one."""
+
+    def __init__(self, zookeeper: MemoryZooKeeper) -> None:
+        self._zookeeper = zookeeper
+
+    @contextlib.asynccontextmanager
+    async def _store(self) -> AsyncIterator[ZooKeeperOffsets]:
+        coordinator = self._zookeeper.coordinator(CLOCK)
+        coordinator.start()
+        try:
+            while coordinator.status.state is not SessionState.CONNECTED:
+                await asyncio.sleep(0)
+            yield ZooKeeperOffsets(coordinator, NodePaths(normalize_root("/meta")))
+        finally:
+            await coordinator.stop(deadline_s=soon())
+
+    async def load(self, *args: Any, **named: Any) -> GroupOffset | None:
+        async with self._store() as store:
+            return await store.load(*args, **named)
+
+    async def commit(self, *args: Any, **named: Any) -> Any:
+        async with self._store() as store:
+            return await store.commit(*args, **named)
+
+    async def close(self) -> None:
+        """Every call has closed its own."""
+
+
+@pytest.fixture(params=["memory", "file", "sql", "zookeeper"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     """Return what opens the same store again and again."""
     if request.param == "memory":
@@ -56,6 +90,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         return lambda: memory
     if request.param == "file":
         return lambda: FileOffsets(tmp_path / "offsets")
+    if request.param == "zookeeper":
+        zookeeper = MemoryZooKeeper()
+        return lambda: InZooKeeper(zookeeper)
     url = f"sqlite:///{tmp_path / 'offsets.db'}"
     return lambda: SqlOffsets(url, create=True)
 
