@@ -333,16 +333,7 @@ class AsyncConsumer:
         """
         deadline_s = self._context.deadline_s()
         for partition in tuple(self._fetchers):
-            committed = await self._store.load(
-                self.group, partition, deadline_s=deadline_s
-            )
-            begin, _is_reset = await first_offset(
-                self._context,
-                partition,
-                committed,
-                self.options.start,
-                deadline_s=deadline_s,
-            )
+            begin = await self._find_begin(partition, deadline_s)
             if partition in self._fetchers:
                 await self.seek(partition, begin.offset)
 
@@ -413,14 +404,22 @@ class AsyncConsumer:
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now; for the partition source."""
         deadline_s = self._context.deadline_s()
+        ignores = self.options.ignore_committed
         begins = await asyncio.gather(
-            *(self._find_begin(partition, deadline_s) for partition in partitions)
+            *(
+                self._find_begin(partition, deadline_s, ignores_committed=ignores)
+                for partition in partitions
+            )
         )
         for partition, begin in zip(partitions, begins, strict=True):
             self._begin(partition, begin)
 
     async def _find_begin(
-        self, partition: TopicPartition, deadline_s: float
+        self,
+        partition: TopicPartition,
+        deadline_s: float,
+        *,
+        ignores_committed: bool = False,
     ) -> GroupOffset:
         # ZooKeeper may not be connected yet, or not again.
         committed = await retry(
@@ -429,11 +428,10 @@ class AsyncConsumer:
             deadline_s=deadline_s,
             clock=self._context.clock,
         )
-        wanted = None if self.options.ignore_committed else committed
         begin, is_reset = await first_offset(
             self._context,
             partition,
-            wanted,
+            None if ignores_committed else committed,
             self.options.start,
             deadline_s=deadline_s,
         )

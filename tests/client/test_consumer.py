@@ -172,6 +172,28 @@ def test_a_store_that_fails_is_told_and_asked_again(broker: Any, client: Any) ->
         assert payloads(take(consumer, 1)) == [b"m00002"]
 
 
+def test_what_this_process_has_handled_is_not_handed_to_it_again(
+    broker: Any, client: Any
+) -> None:
+    """Its commit failed, and the partition comes back; `seek` asks for it all."""
+    offsets = broker.put(*numbered(0, 5))
+
+    class Broken(MemoryOffsets):
+        async def commit(self, *_args: Any, **_named: Any) -> Any:
+            raise MetaqError("the disk is gone")
+
+    for skips, wanted in [(True, numbered(3, 5)), (False, numbered(0, 5))]:
+        options = {"skip_repeats": skips, **IDLE}
+        name = f"g-{skips}"
+        with client.consumer(name, ["test"], offsets=Broken(), **options) as consumer:
+            take(consumer, 3)
+        with client.consumer(name, ["test"], **options) as consumer:
+            assert payloads(take(consumer, len(wanted))) == wanted
+            assert consumer.statistics().repeat_count == 5 - len(wanted)
+            consumer.seek(ZERO, offsets[0])
+            assert consumer.receive(5).data == b"m00000"
+
+
 # -- receiving ------------------------------------------------------------------------
 
 
