@@ -28,13 +28,11 @@ from metaq.client.progress import (
     Lag,
     Watchdog,
     judge,
-    lag_of,
+    lags_of,
 )
-from metaq.client.questions import BACKOFF
-from metaq.client.starts import NO_MESSAGE, first_offset
+from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
-from metaq.retry import retry
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
@@ -353,14 +351,7 @@ class AsyncConsumer:
             MetaqError: a broker cannot be asked.
         """
         deadline_s = self._context.deadline_s(timeout)
-        handled = self.feed.handled()
-        lags = await asyncio.gather(
-            *(
-                lag_of(self._context, partition, offset.offset, deadline_s=deadline_s)
-                for partition, offset in handled.items()
-            )
-        )
-        return dict(zip(handled, lags, strict=True))
+        return await lags_of(self._context, self.feed.handled(), deadline_s=deadline_s)
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
@@ -421,12 +412,8 @@ class AsyncConsumer:
         *,
         ignores_committed: bool = False,
     ) -> GroupOffset:
-        # ZooKeeper may not be connected yet, or not again.
-        committed = await retry(
-            lambda: self._store.load(self.group, partition, deadline_s=deadline_s),
-            backoff=BACKOFF,
-            deadline_s=deadline_s,
-            clock=self._context.clock,
+        committed = await load_offset(
+            self._context, self._store, self.group, partition, deadline_s=deadline_s
         )
         begin, is_reset = await first_offset(
             self._context,

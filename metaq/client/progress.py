@@ -19,6 +19,7 @@ from metaq.client.fetcher import FetchStatistics
 from metaq.client.questions import count_between, log_range, time_of
 from metaq.errors import MetaqError, WireError
 from metaq.model import Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
 
 
 class ConsumerState(enum.Enum):
@@ -153,6 +154,22 @@ class ConsumerStatistics:
     """Partitions whose commit failed, counted each time."""
     fetches: Mapping[TopicPartition, FetchStatistics]
     """Of the partitions it reads now."""
+
+
+async def lags_of(
+    context: ClientContext,
+    handled: Mapping[TopicPartition, GroupOffset],
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Lag]:
+    """Return the lag of each partition, all asked at once; as `lag_of`."""
+    lags = await asyncio.gather(
+        *(
+            lag_of(context, partition, offset.offset, deadline_s=deadline_s)
+            for partition, offset in handled.items()
+        )
+    )
+    return dict(zip(handled, lags, strict=True))
 
 
 class Watchdog:
