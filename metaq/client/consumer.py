@@ -350,8 +350,9 @@ class AsyncConsumer:
         Raises:
             MetaqError: a broker cannot be asked.
         """
-        deadline_s = self._context.deadline_s(timeout)
-        return await lags_of(self._context, self.feed.handled(), deadline_s=deadline_s)
+        context = self._context
+        deadline_s = context.deadline_s(timeout)
+        return await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""

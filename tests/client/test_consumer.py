@@ -323,7 +323,7 @@ def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
     broker: Any, client: Any
 ) -> None:
     """Nothing behind the message is handed out, or it would be passed over."""
-    broker.put(*numbered(0, 5000))
+    broker.put(*numbered(0, 12000))
     store = MemoryOffsets()
 
     def choke(message: Message) -> bool:
