@@ -3,7 +3,10 @@
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.blocking import Client, Consumer
 from metaq.client.blocking_producer import Producer
+from metaq.client.browse import GetResult
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.file_offsets import FileOffsets
+from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned, RoundRobin
 from metaq.client.producer import AsyncProducer
@@ -17,7 +20,10 @@ __all__ = [
     "ClientOptions",
     "Consumer",
     "ConsumerOptions",
+    "FileOffsets",
+    "GetResult",
     "KeyHash",
+    "MemoryOffsets",
     "OutgoingMessage",
     "Pinned",
     "Producer",

@@ -209,3 +209,14 @@ def topic_source(
         return metadata.add_listener(lambda _snapshot: callback())
 
     return FixedSource(find, listen, clock=clock)
+
+
+def listed_source(
+    partitions: Collection[TopicPartition], *, clock: Clock
+) -> FixedSource:
+    """Return a source of these partitions and no others."""
+    return FixedSource(lambda: partitions, lambda _callback: _do_nothing, clock=clock)
+
+
+def _do_nothing() -> None:
+    """End a wait for changes of what never changes."""

@@ -19,6 +19,7 @@ from metaq.client.blocking_producer import Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.cursor import FETCH_BYTES
+from metaq.client.hand import check_count
 from metaq.client.loop_thread import LoopThread
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
@@ -298,6 +299,7 @@ class Consumer:
         """Return messages of one partition; see `AsyncConsumer.receive_many`."""
         hand = self._twin.hand
         self._require_started()
+        check_count(count_max)
         while True:
             many = hand.some(count_max)
             if many:

@@ -13,28 +13,27 @@ import asyncio
 import contextlib
 from collections.abc import (
     AsyncGenerator,
-    Callable,
     Collection,
-    Iterable,
     Mapping,
 )
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.assignments import FixedSource, topic_source
+from metaq.client.assignments import FixedSource, listed_source, topic_source
 from metaq.client.connection import BrokerConnection
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.names import fixed_partitions
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start
-from metaq.client.questions import ask, log_range
+from metaq.client.questions import BACKOFF, ask, log_range
 from metaq.client.replies import Fetched, MovedTo, NothingThere, parse_get, require_ok
 from metaq.client.starts import first_offset
 from metaq.errors import ConfigError, WireError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Stats
-from metaq.zk.paths import parse_partition
+from metaq.retry import retry
 from metaq.zk.znodes import SCHEME, BrokerAddress
 
 BROWSER_GROUP: Final = "metaq-browser"
@@ -58,6 +57,21 @@ class GetResult:
     """The offset lay outside the log, and `next_offset` is its start or its end."""
 
 
+async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[str, ...]:
+    """Return the names of all topics, sorted; waits for ZooKeeper to be connected.
+
+    Raises:
+        MetaqError: neither ZooKeeper nor a named broker tells any.
+    """
+    names = await retry(
+        lambda: context.metadata.topics(deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )
+    return tuple(sorted(names))
+
+
 async def known_partitions(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> tuple[TopicPartition, ...]:
@@ -74,24 +88,6 @@ async def known_partitions(
         snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
     readable = snapshot.get_partitions(topic)
     return tuple(sorted({*readable, *snapshot.put_partitions(topic)}))
-
-
-def named_partitions(topic: str, names: Iterable[str]) -> tuple[TopicPartition, ...]:
-    """Return the partitions that names like `0-1` mean, in numeric order.
-
-    Raises:
-        ConfigError: a name is none.
-    """
-    found = set()
-    for name in names:
-        parts = parse_partition(name)
-        if parts is None:
-            raise ConfigError(
-                f"partition of {topic}: expected 'broker-partition' like '0-1',"
-                f" got {name!r}"
-            )
-        found.add(TopicPartition(topic, *parts))
-    return tuple(sorted(found))
 
 
 async def get_at(
@@ -209,15 +205,15 @@ async def browse_topic(
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
         chosen = tuple(sorted(snapshot.get_partitions(topic)))
     else:
-        chosen = named_partitions(topic, partitions)
+        chosen = fixed_partitions([topic], partitions)
     if stop_at_end:
         batches = _read_all(context, chosen, start)
     elif partitions is None:
         every = topic_source(context.metadata, [topic], clock=context.clock)
         batches = _follow(context, every, start)
     else:
-        fixed = FixedSource(lambda: chosen, _never, clock=context.clock)
-        batches = _follow(context, fixed, start)
+        listed = listed_source(chosen, clock=context.clock)
+        batches = _follow(context, listed, start)
     async with contextlib.aclosing(batches):
         async for batch in batches:
             yield batch
@@ -259,8 +255,3 @@ async def _follow(
     async with consumer:
         while True:
             yield await consumer.receive_many(FOLLOW_COUNT_MAX)
-
-
-def _never(_callback: Callable[[], None]) -> Callable[[], None]:
-    """Listen for changes of what never changes."""
-    return lambda: None

@@ -17,7 +17,7 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
-from metaq.client.hand import Hand
+from metaq.client.hand import Hand, check_count
 from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
@@ -27,9 +27,10 @@ from metaq.client.progress import (
     Health,
     Lag,
     Watchdog,
-    lag_of,
+    judge,
+    lags_of,
 )
-from metaq.client.starts import NO_MESSAGE, first_offset
+from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
@@ -266,9 +267,11 @@ class AsyncConsumer:
             as handled when more are asked for, or by `commit`.
 
         Raises:
+            ConfigError: `count_max` is below 1.
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
         self.require_started()
+        check_count(count_max)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -328,16 +331,7 @@ class AsyncConsumer:
         """
         deadline_s = self._context.deadline_s()
         for partition in tuple(self._fetchers):
-            committed = await self._store.load(
-                self.group, partition, deadline_s=deadline_s
-            )
-            begin, _is_reset = await first_offset(
-                self._context,
-                partition,
-                committed,
-                self.options.start,
-                deadline_s=deadline_s,
-            )
+            begin = await self._find_begin(partition, deadline_s)
             if partition in self._fetchers:
                 await self.seek(partition, begin.offset)
 
@@ -356,20 +350,12 @@ class AsyncConsumer:
         Raises:
             MetaqError: a broker cannot be asked.
         """
-        deadline_s = self._context.deadline_s(timeout)
-        handled = self.feed.handled()
-        lags = await asyncio.gather(
-            *(
-                lag_of(self._context, partition, offset.offset, deadline_s=deadline_s)
-                for partition, offset in handled.items()
-            )
-        )
-        return dict(zip(handled, lags, strict=True))
+        context = self._context
+        deadline_s = context.deadline_s(timeout)
+        return await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        now_s = self._context.clock.monotonic_s()
-        lanes = self.feed.statistics()
         problems = [
             f"{fetcher.partition}: {fetcher.last_error}"
             for fetcher in tuple(self._fetchers.values())
@@ -379,21 +365,13 @@ class AsyncConsumer:
             problems.append(f"commit: {self._committer.last_error}")
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
-        state = self._state
-        if state is ConsumerState.RUNNING:
-            if self.feed.error is not None:
-                state = ConsumerState.FAILED
-                problems.append(str(self.feed.error))
-            elif self._source.unsettled_since_s is not None:
-                state = ConsumerState.JOINING
-        last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
-        return Health(
-            state=state,
-            is_ok=state is ConsumerState.RUNNING and not problems,
-            partition_count=len(lanes),
-            idle_s=now_s - last_s,
+        return judge(
+            self._state,
+            self.feed,
+            is_settled=self._source.unsettled_since_s is None,
             uncommitted_count=len(self._committer.changed(self.feed.handled())),
-            problems=tuple(problems),
+            problems=problems,
+            now_s=self._context.clock.monotonic_s(),
         )
 
     def statistics(self) -> ConsumerStatistics:
@@ -418,21 +396,30 @@ class AsyncConsumer:
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now; for the partition source."""
         deadline_s = self._context.deadline_s()
+        ignores = self.options.ignore_committed
         begins = await asyncio.gather(
-            *(self._find_begin(partition, deadline_s) for partition in partitions)
+            *(
+                self._find_begin(partition, deadline_s, ignores_committed=ignores)
+                for partition in partitions
+            )
         )
         for partition, begin in zip(partitions, begins, strict=True):
             self._begin(partition, begin)
 
     async def _find_begin(
-        self, partition: TopicPartition, deadline_s: float
+        self,
+        partition: TopicPartition,
+        deadline_s: float,
+        *,
+        ignores_committed: bool = False,
     ) -> GroupOffset:
-        committed = await self._store.load(self.group, partition, deadline_s=deadline_s)
-        wanted = None if self.options.ignore_committed else committed
+        committed = await load_offset(
+            self._context, self._store, self.group, partition, deadline_s=deadline_s
+        )
         begin, is_reset = await first_offset(
             self._context,
             partition,
-            wanted,
+            None if ignores_committed else committed,
             self.options.start,
             deadline_s=deadline_s,
         )

@@ -1,11 +1,11 @@
 """Which partition source and which offset store a consumer gets."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 from metaq.assignment import Strategy
-from metaq.client.assignments import FixedSource, PartitionSource, topic_source
+from metaq.client.assignments import PartitionSource, listed_source, topic_source
 from metaq.client.context import ClientContext
 from metaq.client.file_offsets import FileOffsets
 from metaq.client.names import fixed_partitions
@@ -42,7 +42,7 @@ def make_source(
     """
     if partitions is not None:
         fixed = fixed_partitions(topics, partitions)
-        return FixedSource(lambda: fixed, _never, clock=context.clock)
+        return listed_source(fixed, clock=context.clock)
     if context.coordinator is None:
         return topic_source(context.metadata, topics, clock=context.clock)
     return GroupSource(
@@ -73,8 +73,3 @@ def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
     if context.coordinator is None:
         return MemoryOffsets()
     return ZooKeeperOffsets(context.coordinator, context.paths)
-
-
-def _never(_callback: Callable[[], None]) -> Callable[[], None]:
-    """Listen for changes of what never changes."""
-    return lambda: None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from metaq.client.feed import Batch, Feed
-from metaq.errors import OwnershipLostError
+from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import Message
 
 
@@ -116,3 +116,13 @@ class Hand:
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self._feed.done(batch)
+
+
+def check_count(count_max: int) -> None:
+    """Refuse to hand out no messages: that would never come to an end.
+
+    Raises:
+        ConfigError: `count_max` is below 1.
+    """
+    if count_max < 1:
+        raise ConfigError(f"count_max: expected 1 or more, got {count_max}")

@@ -9,7 +9,7 @@ movement for the whole bound is an error that ends the consumer, with a log line
 import asyncio
 import contextlib
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from metaq.client.context import ClientContext
@@ -19,6 +19,7 @@ from metaq.client.fetcher import FetchStatistics
 from metaq.client.questions import count_between, log_range, time_of
 from metaq.errors import MetaqError, WireError
 from metaq.model import Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
 
 
 class ConsumerState(enum.Enum):
@@ -62,6 +63,43 @@ class Lag:
     seconds: float | None
     """Age of the oldest message that is not handled, 0.0 when there is none; None
     where messages carry no time, or may not be read."""
+
+
+def judge(
+    state: ConsumerState,
+    feed: Feed,
+    *,
+    is_settled: bool,
+    uncommitted_count: int,
+    problems: Sequence[str],
+    now_s: float,
+) -> Health:
+    """Return a consumer's condition.
+
+    Args:
+        state: what it believes to do.
+        feed: its feed, which may have failed.
+        is_settled: whether it has the partitions that are its own.
+        uncommitted_count: partitions that are handled further than committed.
+        problems: what is known to be wrong.
+        now_s: monotonic time.
+    """
+    lanes = feed.statistics()
+    if state is ConsumerState.RUNNING:
+        if feed.error is not None:
+            state = ConsumerState.FAILED
+            problems = (*problems, str(feed.error))
+        elif not is_settled:
+            state = ConsumerState.JOINING
+    last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
+    return Health(
+        state=state,
+        is_ok=state is ConsumerState.RUNNING and not problems,
+        partition_count=len(lanes),
+        idle_s=now_s - last_s,
+        uncommitted_count=uncommitted_count,
+        problems=tuple(problems),
+    )
 
 
 async def lag_of(
@@ -116,6 +154,22 @@ class ConsumerStatistics:
     """Partitions whose commit failed, counted each time."""
     fetches: Mapping[TopicPartition, FetchStatistics]
     """Of the partitions it reads now."""
+
+
+async def lags_of(
+    context: ClientContext,
+    handled: Mapping[TopicPartition, GroupOffset],
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Lag]:
+    """Return the lag of each partition, all asked at once; as `lag_of`."""
+    lags = await asyncio.gather(
+        *(
+            lag_of(context, partition, offset.offset, deadline_s=deadline_s)
+            for partition, offset in handled.items()
+        )
+    )
+    return dict(zip(handled, lags, strict=True))
 
 
 class Watchdog:

@@ -7,6 +7,7 @@ they commit. Source: client spec 6.
 
 import asyncio
 import contextlib
+import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from metaq.client.browse import (
     browse_topic,
     get_at,
     known_partitions,
-    named_partitions,
+    known_topics,
     stats_of,
 )
 from metaq.client.consumer import AsyncConsumer
@@ -27,7 +28,12 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.intake import Marks
 from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
-from metaq.client.names import broadcast_group, check_group, check_topics
+from metaq.client.names import (
+    broadcast_group,
+    check_group,
+    check_topics,
+    fixed_partitions,
+)
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
@@ -50,6 +56,8 @@ from metaq.zk.errors import PayloadError
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import BrokerAddress, decode_address
+
+log = logging.getLogger(__name__)
 
 CoordinatorFactory = Callable[[Clock], Coordinator]
 """Makes a coordinator on the client's loop; for tests without ZooKeeper."""
@@ -164,7 +172,11 @@ class AsyncClient:
         # Consumers first: a handler that is at work may still want to send.
         children.sort(key=lambda child: not isinstance(child, AsyncConsumer))
         for child in children:
-            await child.close()
+            try:
+                await child.close()
+            except Exception:
+                # A bug; the others and the connections are closed all the same.
+                log.exception("closing failed child=%r", child)
         context = self._context
         if context is None:
             return
@@ -345,7 +357,7 @@ class AsyncClient:
             CorruptRecordError: the record at `offset` is damaged.
             MetaqError: the broker cannot be asked, or refuses.
         """
-        (one,) = named_partitions(topic, [partition])
+        (one,) = fixed_partitions([topic], [partition])
         context = self.context
         deadline_s = context.deadline_s(timeout)
         return await get_at(context, one, offset, max_bytes, deadline_s=deadline_s)
@@ -360,8 +372,7 @@ class AsyncClient:
             MetaqError: neither ZooKeeper nor a named broker tells any.
         """
         context = self.context
-        deadline_s = context.deadline_s(timeout)
-        return tuple(sorted(await context.metadata.topics(deadline_s=deadline_s)))
+        return await known_topics(context, deadline_s=context.deadline_s(timeout))
 
     async def partitions(
         self, topic: str, timeout: float | None = None

@@ -12,15 +12,41 @@ from datetime import datetime
 from typing import Final
 
 from metaq.client.context import ClientContext
+from metaq.client.offset_store import OffsetStore
 from metaq.client.options import Start
-from metaq.client.questions import log_range, offset_at
+from metaq.client.questions import BACKOFF, log_range, offset_at
 from metaq.model import MessageId, Millis, Offset, TopicPartition
+from metaq.retry import retry
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 
 NO_MESSAGE: Final = MessageId(-1)
 """What MetaQ's clients write in place of an id when no message was read yet."""
+
+
+async def load_offset(
+    context: ClientContext,
+    store: OffsetStore,
+    group: str,
+    partition: TopicPartition,
+    *,
+    deadline_s: float,
+) -> GroupOffset | None:
+    """Return what a group has committed; None for nothing.
+
+    Asks again after errors that may pass: ZooKeeper may not be connected yet, or not
+    again.
+
+    Raises:
+        MetaqError: the store could not be asked, or holds what nobody can read.
+    """
+    return await retry(
+        lambda: store.load(group, partition, deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )
 
 
 async def first_offset(

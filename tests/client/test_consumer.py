@@ -14,7 +14,7 @@ from metaq.client import Client
 from metaq.client.errors import NoProgressError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.progress import ConsumerState
-from metaq.errors import ClosedError, CorruptRecordError, MetaqError
+from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.client.worlds import (
@@ -172,6 +172,28 @@ def test_a_store_that_fails_is_told_and_asked_again(broker: Any, client: Any) ->
         assert payloads(take(consumer, 1)) == [b"m00002"]
 
 
+def test_what_this_process_has_handled_is_not_handed_to_it_again(
+    broker: Any, client: Any
+) -> None:
+    """Its commit failed, and the partition comes back; `seek` asks for it all."""
+    offsets = broker.put(*numbered(0, 5))
+
+    class Broken(MemoryOffsets):
+        async def commit(self, *_args: Any, **_named: Any) -> Any:
+            raise MetaqError("the disk is gone")
+
+    for skips, wanted in [(True, numbered(3, 5)), (False, numbered(0, 5))]:
+        options = {"skip_repeats": skips, **IDLE}
+        name = f"g-{skips}"
+        with client.consumer(name, ["test"], offsets=Broken(), **options) as consumer:
+            take(consumer, 3)
+        with client.consumer(name, ["test"], **options) as consumer:
+            assert payloads(take(consumer, len(wanted))) == wanted
+            assert consumer.statistics().repeat_count == 5 - len(wanted)
+            consumer.seek(ZERO, offsets[0])
+            assert consumer.receive(5).data == b"m00000"
+
+
 # -- receiving ------------------------------------------------------------------------
 
 
@@ -189,6 +211,8 @@ def test_receive_many_gives_at_most_what_was_asked_for(
     with client.consumer("g", ["test"], **IDLE) as consumer:
         assert payloads(consumer.receive_many(3, 5)) == numbered(0, 3)
         assert payloads(consumer.receive_many(3, 5)) == numbered(3, 5)
+        with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
+            consumer.receive_many(0, 5)
 
 
 def test_every_partition_of_every_topic_is_read_in_its_order(
@@ -299,7 +323,7 @@ def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
     broker: Any, client: Any
 ) -> None:
     """Nothing behind the message is handed out, or it would be passed over."""
-    broker.put(*numbered(0, 5000))
+    broker.put(*numbered(0, 12000))
     store = MemoryOffsets()
 
     def choke(message: Message) -> bool:

@@ -263,3 +263,42 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
             hand.hold(taken)
     assert seen == list(range(total))
     assert feed.handled()[ZERO].offset == total * STEP
+
+
+def test_a_partition_that_goes_leaves_the_line() -> None:
+    """Whoever is woken finds something: a place in line is a batch to take."""
+
+    async def scenario() -> None:
+        feed = make_feed()
+        feed.put(batch(ZERO, 0, 1))
+        feed.put(batch(ONE, 0, 1))
+        feed.fence(ZERO)
+        assert [lane.partition for lane in feed._line] == [ONE]
+        await feed.revoke(ONE, timeout_s=1)
+        assert not feed._line
+        assert feed.take(0) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
+    """Else a batch would lie there while somebody waits for it."""
+
+    async def scenario() -> None:
+        feed = make_feed()
+        first = asyncio.ensure_future(feed.take_async())
+        await asyncio.sleep(0)
+        (sleeper,) = feed._sleepers
+        second = asyncio.ensure_future(feed.take_async())
+        await asyncio.sleep(0)
+        feed._sleepers.discard(sleeper)  # the first one's wake-up is on its way
+        sleeper.set_result(None)
+        feed._line.append(feed._lanes[ZERO])
+        feed._lanes[ZERO].ready.append(batch(ZERO, 0, 1))
+        feed._lanes[ZERO].is_queued = True
+        first.cancel()
+        taken = await asyncio.wait_for(second, 5)
+        assert taken.partition == ZERO
+        assert first.cancelled()
+
+    asyncio.run(scenario())

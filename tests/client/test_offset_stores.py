@@ -1,19 +1,19 @@
 """What every store of offsets promises, and what is particular to files and tables."""
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from metaq.client.assignments import Fence
 from metaq.client.errors import OffsetStoreError
 from metaq.client.file_offsets import FileOffsets
 from metaq.client.off_loop import OffLoop
@@ -25,14 +25,13 @@ from metaq.errors import (
     ConfigError,
     DiskError,
     LogDirLockedError,
-    MetaqError,
     NoSpaceError,
     RequestTimeoutError,
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import MAX_OFFSET, BrokerId, MessageId, Offset, TopicPartition
-from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
-from metaq.zk.paths import NodePaths
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset
 
@@ -54,42 +53,33 @@ def at(offset: int, message_id: int = -1) -> GroupOffset:
     return GroupOffset(Offset(offset), MessageId(message_id))
 
 
-class InMemoryZooKeeper:
-    """`ZooKeeperOffsets` with a session for as long as the store is open."""
+class InZooKeeper:
+    """A session for each call: `run` ends its loop after every one."""
 
-    def __init__(self, server: MemoryZooKeeper) -> None:
-        self._server = server
-        self._coordinator: MemoryCoordinator | None = None
+    def __init__(self, zookeeper: MemoryZooKeeper) -> None:
+        self._zookeeper = zookeeper
 
-    async def _open(self) -> ZooKeeperOffsets:
-        if self._coordinator is None:
-            self._coordinator = self._server.coordinator(CLOCK)
-            self._coordinator.start()
-        while self._coordinator.status.state is not SessionState.CONNECTED:
-            await asyncio.sleep(0)
-        return ZooKeeperOffsets(self._coordinator, NodePaths())
+    @contextlib.asynccontextmanager
+    async def _store(self) -> AsyncIterator[ZooKeeperOffsets]:
+        coordinator = self._zookeeper.coordinator(CLOCK)
+        coordinator.start()
+        try:
+            while coordinator.status.state is not SessionState.CONNECTED:
+                await asyncio.sleep(0)
+            yield ZooKeeperOffsets(coordinator, NodePaths(normalize_root("/meta")))
+        finally:
+            await coordinator.stop(deadline_s=soon())
 
-    async def load(
-        self, group: str, partition: TopicPartition, *, deadline_s: float
-    ) -> GroupOffset | None:
-        store = await self._open()
-        return await store.load(group, partition, deadline_s=deadline_s)
+    async def load(self, *args: Any, **named: Any) -> GroupOffset | None:
+        async with self._store() as store:
+            return await store.load(*args, **named)
 
-    async def commit(
-        self,
-        group: str,
-        offsets: Mapping[TopicPartition, GroupOffset],
-        *,
-        fence: Fence | None,
-        deadline_s: float,
-    ) -> Mapping[TopicPartition, MetaqError]:
-        store = await self._open()
-        return await store.commit(group, offsets, fence=fence, deadline_s=deadline_s)
+    async def commit(self, *args: Any, **named: Any) -> Any:
+        async with self._store() as store:
+            return await store.commit(*args, **named)
 
     async def close(self) -> None:
-        coordinator, self._coordinator = self._coordinator, None
-        if coordinator is not None:
-            await coordinator.stop(deadline_s=soon())
+        """Every call has closed its own."""
 
 
 @pytest.fixture(params=["memory", "file", "sql", "zookeeper"])
@@ -101,8 +91,8 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     if request.param == "file":
         return lambda: FileOffsets(tmp_path / "offsets")
     if request.param == "zookeeper":
-        server = MemoryZooKeeper()
-        return lambda: InMemoryZooKeeper(server)
+        zookeeper = MemoryZooKeeper()
+        return lambda: InZooKeeper(zookeeper)
     url = f"sqlite:///{tmp_path / 'offsets.db'}"
     return lambda: SqlOffsets(url, create=True)
 
