@@ -7,6 +7,7 @@ import click
 
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
+from metaq.cli.consume import ConsumeOptions, consume
 from metaq.cli.groups import groups
 from metaq.cli.offsets import (
     WriteOptions,
@@ -17,6 +18,7 @@ from metaq.cli.offsets import (
 )
 from metaq.cli.options import example, json_option, target_options
 from metaq.cli.produce import ProduceOptions, produce
+from metaq.cli.tail import TailOptions, tail
 
 # -- messages -------------------------------------------------------------------------
 
@@ -121,6 +123,127 @@ def cat_command(
         partitions=partitions,
     )
     cat(target, options)
+
+
+@click.command(
+    "consume",
+    epilog=example(
+        "metaq consume test --group billing",
+        "metaq consume test --group billing --max 10 --no-commit --json",
+        "metaq consume test --group nightly --idle 5 --start 2026-01-31T12:00",
+    ),
+)
+@click.argument("topic")
+@click.option("--group", required=True, help="Read as a member of this group.")
+@click.option(
+    "--start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|TIME",
+    help="Where the group begins in partitions without a committed offset.",
+)
+@click.option(
+    "--max", "count_max", type=click.IntRange(0), help="End after so many messages."
+)
+@click.option(
+    "--idle",
+    "idle_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="End when no message came for so long.  [default: never]",
+)
+@click.option(
+    "--no-commit",
+    is_flag=True,
+    help="Begin where the group is, and leave it there.",
+)
+@json_option
+@target_options
+def consume_command(
+    topic: str,
+    group: str,
+    start: str,
+    count_max: int | None,
+    idle_s: float | None,
+    no_commit: bool,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print the messages of TOPIC as a member of a group, each followed by a line end.
+
+    The members of a group share the partitions, ours and those of Java consumers.
+    Ctrl-C and SIGTERM commit what was printed and leave the group; after a crash what
+    was printed last is printed again.
+    """
+    options = ConsumeOptions(
+        topic=topic,
+        group=group,
+        start=start,
+        count_max=count_max,
+        idle_s=idle_s,
+        commits=not no_commit,
+        as_json=as_json,
+    )
+    consume(target, options)
+
+
+@click.command(
+    "tail",
+    epilog=example(
+        "metaq tail /var/log/syslog logs",
+        "metaq tail app.log logs --state app.state --from-start",
+        "metaq tail app.log logs --state app.state --once --json",
+    ),
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("topic")
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep the place in the file here, to go on from after a restart.",
+)
+@click.option(
+    "--from-start",
+    is_flag=True,
+    help="The first time, send what is there already.  [default: new lines only]",
+)
+@click.option("--once", is_flag=True, help="End where the file ends.")
+@click.option(
+    "--partition",
+    metavar="BROKER-NUMBER",
+    help="Put everything there.  [default: one partition, by the file's name]",
+)
+@click.option("--attribute", help="Attribute of every message.")
+@json_option
+@target_options
+def tail_command(
+    file: Path,
+    topic: str,
+    state: Path | None,
+    from_start: bool,
+    once: bool,
+    partition: str | None,
+    attribute: str | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Put each line that FILE gains as one message to TOPIC, through its rotation.
+
+    FILE may be renamed and created anew, or copied and cut; a line is sent when it has
+    its end. With --state no line is lost over a restart, and after a crash the lines
+    of one batch at most come twice. Without a broker it waits for one.
+    """
+    options = TailOptions(
+        file=file,
+        topic=topic,
+        state=state,
+        from_start=from_start,
+        once=once,
+        partition=partition,
+        attribute=attribute,
+        as_json=as_json,
+    )
+    tail(target, options)
 
 
 # -- groups ---------------------------------------------------------------------------
@@ -245,5 +368,12 @@ def copy_command(
     copy_offsets(target, from_group, to_group, topic, options)
 
 
-COMMANDS: Final = (produce_command, cat_command, groups_command, offsets)
+COMMANDS: Final = (
+    produce_command,
+    cat_command,
+    consume_command,
+    tail_command,
+    groups_command,
+    offsets,
+)
 """In the order of their sections above."""

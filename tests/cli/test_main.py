@@ -34,6 +34,8 @@ COMMANDS = {
     "local": {"--data-dir", "--port", "--zk-port", "--set", "--topic"},
     "produce": {"--zookeeper", "--file", "--partition", "--attribute", "--json"},
     "cat": {"--zookeeper", "--from", "--max", "--follow", "--json", "--partition"},
+    "consume": {"--zookeeper", "--group", "--start", "--max", "--no-commit", "--json"},
+    "tail": {"--zookeeper", "--state", "--from-start", "--once", "--json"},
     "groups": {"--zookeeper", "--json"},
     "offsets show": {"--zookeeper", "--json"},
     "offsets reset": {"--zookeeper", "--to", "--partition", "--dry-run", "--force"},
