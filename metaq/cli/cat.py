@@ -55,7 +55,7 @@ def cat(target: Target, options: CatOptions) -> None:
             return
         for messages in _messages(browser, target, options, partitions):
             shown = messages if left is None else messages[:left]
-            _write(shown, as_json=options.as_json)
+            write_messages(shown, as_json=options.as_json)
             if left is not None:
                 left -= len(shown)
                 if left == 0:
@@ -80,8 +80,8 @@ def _messages(
         yield from browser.read(partition, start)
 
 
-def parse_moment(text: str) -> Millis | None:
-    """Return the time that `--from` names; None for `earliest` and `latest`.
+def parse_moment(text: str, *, hint: str = "--from") -> Millis | None:
+    """Return the time that an option names; None for `earliest` and `latest`.
 
     Raises:
         click.BadParameter: it is none of the three.
@@ -91,7 +91,7 @@ def parse_moment(text: str) -> Millis | None:
     try:
         return parse_time(text)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--from") from error
+        raise click.BadParameter(str(error), param_hint=hint) from error
 
 
 def _start(
@@ -110,10 +110,12 @@ def _start(
     return min(ends[1], MAX_OFFSET) if ends else Offset(0)
 
 
-def _write(messages: list[Message], *, as_json: bool) -> None:
+def write_messages(messages: list[Message], *, as_json: bool) -> None:
+    """Print messages, each followed by a line end, and let nobody wait for them."""
     if as_json:
         for message in messages:
             render.print_json(to_json(message))
+        sys.stdout.flush()
         return
     output = sys.stdout.buffer
     output.write(b"".join([part for m in messages for part in (m.data, b"\n")]))

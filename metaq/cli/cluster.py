@@ -1,9 +1,15 @@
 """Which brokers a command talks to: those in ZooKeeper, or those it was given."""
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from metaq.client import AsyncClient, Client
+from metaq.client.admin import know_topics
+from metaq.client.context import ClientContext
 from metaq.client.discovery import (
     AddressSource,
     Cluster,
@@ -11,11 +17,23 @@ from metaq.client.discovery import (
     Counts,
     ZooKeeperSource,
 )
+from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.session import CoordinatorFactory
 from metaq.clock import SystemClock
-from metaq.errors import CoordinationError
-from metaq.model import TopicPartition
+from metaq.config.topic_rules import compile_topic_pattern
+from metaq.errors import CoordinationError, NoBrokerError
+from metaq.model import BrokerId, TopicPartition
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.znodes import SCHEME, BrokerAddress, decode_address
+
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""How long a command waits at its end for commits and answers."""
+NAMES_SHOWN_MAX: Final = 10
+"""Topics that an error names."""
+SESSION_TIMEOUT_S: Final = 10.0
+"""How long the partitions of a command that was killed wait for another member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +48,62 @@ class Target:
     """`host:port` or `meta://host:port`; any of them leaves ZooKeeper out."""
     timeout_s: float
     """How long one question may take."""
+    coordinator: CoordinatorFactory | None = None
+    """What stands in for ZooKeeper, for tests."""
+
+    def client(self) -> Client:
+        """Return a client, not started.
+
+        Raises:
+            click.BadParameter: an address is none.
+        """
+        return Client(**self._client_options())
+
+    def run(self, work: Callable[[ClientContext, float], Awaitable[T]]) -> T:
+        """Do some work with a client that has found the cluster.
+
+        Args:
+            work: is given the client's parts, and the time when to give up.
+
+        Raises:
+            NoBrokerError: nobody could be asked.
+            MetaqError: what the work raises.
+        """
+
+        async def run() -> T:
+            async with AsyncClient(**self._client_options()) as client:
+                context = client.context
+                deadline_s = context.clock.monotonic_s() + self.timeout_s
+                try:
+                    await context.metadata.wait_newer(0, deadline_s=deadline_s)
+                except NoBrokerError as error:
+                    raise NoBrokerError(self._nobody()) from error
+                now_s = context.clock.monotonic_s()
+                return await work(context, now_s + self.timeout_s)
+
+        return asyncio.run(run())
+
+    def _client_options(self) -> dict[str, Any]:
+        for text in self.brokers:
+            parse_address(text)
+        options: dict[str, Any] = {
+            "root": self.root,
+            "session_timeout_s": SESSION_TIMEOUT_S,
+            "connect_timeout_s": self.timeout_s,
+            "request_timeout_s": self.timeout_s,
+            "close_timeout_s": CLOSE_TIMEOUT_S,
+        }
+        if self.brokers:
+            return {"brokers": list(self.brokers), **options}
+        if self.coordinator is not None:
+            return {"coordinator": self.coordinator, **options}
+        return {"zookeeper": self.zookeeper, **options}
+
+    def _nobody(self) -> str:
+        waited = f"(waited {self.timeout_s:g} s)"
+        if self.brokers:
+            return f"no broker answers at {', '.join(self.brokers)} {waited}"
+        return f"no ZooKeeper answers at {self.zookeeper} {waited}"
 
     def source(self) -> ClusterSource:
         """Return whoever is to be asked.
@@ -77,9 +151,24 @@ def choose_partitions(
         NoBrokerError: nobody serves the topic.
         click.BadParameter: there is no such partition, or more than one.
     """
-    everything = cluster.partitions(topic, counts)
+    return named_partitions(topic, cluster.partitions(topic, counts), wanted)
+
+
+def named_partitions(
+    topic: str, everything: Sequence[TopicPartition], wanted: tuple[str, ...]
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions that `--partition` names, all of them without one.
+
+    Args:
+        topic: topic name, for messages.
+        everything: all of its partitions.
+        wanted: `BROKER-NUMBER`, or a number where only one broker has it.
+
+    Raises:
+        click.BadParameter: there is no such partition, or more than one.
+    """
     if not wanted:
-        return everything
+        return tuple(everything)
     chosen = []
     for text in wanted:
         found = [
@@ -96,3 +185,85 @@ def choose_partitions(
             )
         chosen += found
     return tuple(dict.fromkeys(chosen))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A topic that somebody serves."""
+
+    target: Target
+    """Whom to ask for it: a topic that a pattern of some brokers admits, and that has
+    no message yet, is known to those brokers alone."""
+    partitions: tuple[TopicPartition, ...]
+    """What was asked for, in numeric order."""
+
+
+def find_topic(
+    target: Target,
+    topic: str,
+    wanted: tuple[str, ...],
+    *,
+    kind: Literal["puts", "gets"],
+) -> Found:
+    """Return the partitions of a topic, and whom to ask for them.
+
+    Args:
+        target: which cluster.
+        topic: topic name.
+        wanted: what `--partition` names; none of them is all.
+        kind: partitions that take puts, or those that are read.
+
+    Raises:
+        NoBrokerError: nobody serves the topic.
+        click.BadParameter: there is no such partition, or more than one.
+    """
+
+    async def find(context: ClientContext, deadline_s: float) -> Found:
+        snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
+        partitions = (
+            snapshot.put_partitions(topic)
+            if kind == "puts"
+            else tuple(sorted(snapshot.get_partitions(topic)))
+        )
+        if partitions:
+            return Found(target, named_partitions(topic, partitions, wanted))
+        return await _find_by_pattern(target, topic, wanted, context, deadline_s)
+
+    return target.run(find)
+
+
+async def _find_by_pattern(
+    target: Target,
+    topic: str,
+    wanted: tuple[str, ...],
+    context: ClientContext,
+    deadline_s: float,
+) -> Found:
+    known: frozenset[str] = frozenset()
+    addresses: dict[BrokerId, BrokerAddress] = {}
+    # A client of named brokers knows their patterns; one of ZooKeeper does not.
+    if isinstance(context.metadata, ZooKeeperMetadata):
+        known = await context.metadata.watch.topics(deadline_s=deadline_s)
+        patterns = {
+            name
+            for name in known
+            if "*" in name and compile_topic_pattern(name).fullmatch(topic)
+        }
+        snapshot = await know_topics(context, patterns, deadline_s=deadline_s)
+        for pattern in patterns:
+            for broker_id in snapshot.puts.get(pattern, {}):
+                copies = snapshot.brokers.get(broker_id)
+                if copies is not None and copies.leader is not None:
+                    addresses[broker_id] = copies.leader
+    if not addresses:
+        names = ", ".join(sorted(known)[:NAMES_SHOWN_MAX]) or "none that is known"
+        raise NoBrokerError(
+            f"no broker serves topic '{topic}' at the moment; topics there are: {names}"
+        )
+    partitions = [
+        TopicPartition(topic, broker_id, 0) for broker_id in sorted(addresses)
+    ]
+    brokers = tuple(str(addresses[broker_id]) for broker_id in sorted(addresses))
+    return Found(
+        replace(target, brokers=brokers), named_partitions(topic, partitions, wanted)
+    )

@@ -4,33 +4,26 @@ Exit codes: 0 fine; 1 failed, or problems found; 2 wrong usage; 130 interrupted 
 Ctrl-C; 141 the reader of our output went away.
 """
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import click
 
 from metaq import __version__
 from metaq.cli import admin, render, serve
-from metaq.cli.cat import CatOptions, cat
+from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, dump, verify
-from metaq.cli.produce import ProduceOptions, produce
+from metaq.cli.options import example, json_option, place_options, target_options
 from metaq.cli.stats import stats
 from metaq.cli.topics import topics
 from metaq.errors import MetaqError
 
-ZOOKEEPER: Final = "localhost:2181"
-ROOT: Final = "/meta"
-TIMEOUT_S: Final = 10.0
 PORT: Final = 8123
 ZOOKEEPER_PORT: Final = 2181
 PORT_MAX: Final = 65535
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 class MetaqGroup(click.Group):
@@ -62,87 +55,6 @@ class MetaqGroup(click.Group):
             return result
 
 
-TARGET_OPTIONS: Final = (
-    click.option(
-        "--timeout",
-        type=click.FloatRange(0.01, 3600),
-        default=TIMEOUT_S,
-        show_default=True,
-        help="Seconds that one answer may take.",
-    ),
-    click.option(
-        "--broker",
-        "brokers",
-        multiple=True,
-        metavar="HOST:PORT",
-        help="Ask this broker instead of ZooKeeper; may be repeated.",
-    ),
-    click.option(
-        "--zk-root",
-        default=ROOT,
-        show_default=True,
-        help="Where the cluster is in ZooKeeper.",
-    ),
-    click.option(
-        "--zookeeper",
-        envvar="METAQ_ZOOKEEPER",
-        default=ZOOKEEPER,
-        show_default=True,
-        metavar="HOST:PORT,...",
-        help="ZooKeeper; METAQ_ZOOKEEPER in the environment says the same.",
-    ),
-)
-
-
-def example(*lines: str) -> str:
-    """Return the text below a command's options."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def target_options(command: F) -> F:
-    """Add the options that say which cluster is meant, as the argument `target`."""
-
-    @functools.wraps(command)
-    def with_target(
-        *args: Any,
-        zookeeper: str,
-        zk_root: str,
-        brokers: tuple[str, ...],
-        timeout: float,
-        **kwargs: Any,
-    ) -> Any:
-        target = Target(zookeeper, zk_root, brokers, timeout)
-        return command(*args, target=target, **kwargs)
-
-    wrapped: Any = with_target
-    for option in TARGET_OPTIONS:
-        wrapped = option(wrapped)
-    return cast("F", wrapped)
-
-
-def place_options(command: F) -> F:
-    """Add the options that say which broker on this machine is meant."""
-    for option in (
-        click.option(
-            "--config",
-            type=click.Path(dir_okay=False, path_type=Path),
-            help="Configuration of the broker; its dataPath is the data directory.",
-        ),
-        click.option(
-            "--data-dir",
-            type=click.Path(path_type=Path),
-            help="Data directory of the broker.  [default: that of 'metaq local']",
-        ),
-    ):
-        command = option(command)
-    return command
-
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
-)
-
-
 @click.group(
     cls=MetaqGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -152,6 +64,10 @@ json_option = click.option(
 def main() -> None:
     """Run and look after a MetaQ message log."""
     render.fill_standard_descriptors()
+
+
+for command in COMMANDS:
+    main.add_command(command)
 
 
 # -- serve ----------------------------------------------------------------------------
@@ -247,111 +163,6 @@ def local_command(
             topics=topics,
         )
     )
-
-
-# -- messages -------------------------------------------------------------------------
-
-
-@main.command(
-    "produce",
-    epilog=example(
-        "metaq produce test --file /var/log/syslog",
-        "tail -F app.log | metaq produce test --attribute app",
-    ),
-)
-@click.argument("topic")
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Read this file instead of standard input.",
-)
-@click.option(
-    "--partition",
-    metavar="BROKER-NUMBER",
-    help="Put everything there.  [default: all partitions in turn]",
-)
-@click.option("--attribute", help="Attribute of every message.")
-@json_option
-@target_options
-def produce_command(
-    topic: str,
-    file: Path | None,
-    partition: str | None,
-    attribute: str | None,
-    as_json: bool,
-    target: Target,
-) -> None:
-    """Put each line of standard input or of a file as one message to TOPIC.
-
-    A line ends with LF; all other bytes, a CR among them, are kept. What is read at
-    once goes to one partition in order, the next to the next partition. A line that
-    got no answer is sent again; the summary says how many may be stored twice.
-    """
-    options = ProduceOptions(
-        topic=topic,
-        file=file,
-        partition=partition,
-        attribute=attribute,
-        as_json=as_json,
-    )
-    produce(target, options)
-
-
-@main.command(
-    "cat",
-    epilog=example(
-        "metaq cat test --max 10",
-        "metaq cat test --from 2026-01-31T12:00 --json",
-        "metaq cat test --from latest --follow",
-    ),
-)
-@click.argument("topic")
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    metavar="earliest|latest|TIME",
-    help="Where to begin; TIME is ISO 8601 (local time without a zone) or seconds"
-    " since 1970. Messages stamped by a Java broker carry no time.",
-)
-@click.option(
-    "--max", "count_max", type=click.IntRange(0), help="Stop after so many messages."
-)
-@click.option("--follow", "follows", is_flag=True, help="Wait for new messages.")
-@click.option(
-    "--partition",
-    "partitions",
-    multiple=True,
-    metavar="BROKER-NUMBER",
-    help="Read this partition; may be repeated.  [default: all]",
-)
-@json_option
-@target_options
-def cat_command(
-    topic: str,
-    start: str,
-    count_max: int | None,
-    follows: bool,
-    partitions: tuple[str, ...],
-    as_json: bool,
-    target: Target,
-) -> None:
-    """Print the messages of TOPIC, each followed by a line end.
-
-    Needs no group and commits nothing. Partitions come one after the other, each up
-    to the end it has when its turn comes; with --follow as messages arrive. Within a
-    partition the order is that of the log.
-    """
-    options = CatOptions(
-        topic=topic,
-        start=start,
-        count_max=count_max,
-        follows=follows,
-        as_json=as_json,
-        partitions=partitions,
-    )
-    cat(target, options)
 
 
 # -- looking --------------------------------------------------------------------------

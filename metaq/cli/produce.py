@@ -1,28 +1,25 @@
 """`metaq produce`: lines of a file or of standard input become messages."""
 
 import os
-import random
-import signal
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Final, Self
+from typing import Final
 
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import Target, choose_partitions
-from metaq.client.publish import Publisher, PublishStatistics
-from metaq.clock import SystemClock
+from metaq.cli.cluster import Target, find_topic
+from metaq.cli.interrupts import Interrupts
+from metaq.client import OutgoingMessage, Producer
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.producer import ProducerStatistics
 from metaq.errors import ClientError
-from metaq.model import TopicPartition
-from metaq.record.flags import encode_payload
+from metaq.zk.paths import partition_name
 
-CHUNK_BYTES: Final = 1024 * 1024
+CHUNK_BYTES: Final = 4 * 1024 * 1024
 """What is read at once: with it a file gives full batches; a pipe gives less, and what
 it gives is sent without waiting for more."""
 STANDARD_INPUT: Final = 0
@@ -45,48 +42,6 @@ class ProduceOptions:
     """Of every message."""
     as_json: bool
     """The summary as one JSON object."""
-
-
-class Interrupts:
-    """Lets Ctrl-C end reading, and nothing else, the first time.
-
-    An exception in the middle of sending would leave half a request on the wire. A
-    second Ctrl-C is raised wherever it finds us.
-    """
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._is_reading = False
-
-    def __enter__(self) -> Self:
-        # Where somebody ignores the signal, or handles it, it stays so.
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._on_signal)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if signal.getsignal(signal.SIGINT) == self._on_signal:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        if self._is_reading or self._count > 1:
-            raise KeyboardInterrupt
-
-    def read(self, fd: int, size: int) -> bytes:
-        """Read as `os.read`; raise KeyboardInterrupt after the first Ctrl-C."""
-        self._is_reading = True
-        try:
-            if self._count:
-                raise KeyboardInterrupt
-            return os.read(fd, size)
-        finally:
-            self._is_reading = False
 
 
 def iter_lines(
@@ -131,54 +86,60 @@ def produce(target: Target, options: ProduceOptions) -> None:
     Raises:
         MetaqError: sending failed; the summary was printed nevertheless.
     """
-    cluster = target.read()
     wanted = (options.partition,) if options.partition else ()
-    partitions = choose_partitions(cluster, options.topic, cluster.puts, wanted)
-    publisher = Publisher(
-        cluster,
-        producer=uuid.uuid4().hex,
-        timeout_s=target.timeout_s,
-        clock=SystemClock(),
-        sleep=time.sleep,
-    )
-    started_s = time.monotonic()
-    is_interrupted = False
-    try:
-        with Interrupts() as interrupts:
-            try:
-                _send_all(publisher, partitions, options, interrupts)
-            except KeyboardInterrupt:
-                is_interrupted = True
-            publisher.flush()
-    finally:
-        publisher.close()
-        seconds = time.monotonic() - started_s
-        _print_summary(publisher.statistics(), seconds, as_json=options.as_json)
-    if is_interrupted:
-        raise KeyboardInterrupt
+    found = find_topic(target, options.topic, wanted, kind="puts")
+    name = partition_name(found.partitions[0]) if wanted else None
+    with (
+        found.target.client() as client,
+        client.producer(timeout_s=target.timeout_s) as producer,
+        Interrupts() as interrupts,
+    ):
+        started_s = time.monotonic()
+        try:
+            _send_all(producer, name, options, interrupts)
+        finally:
+            seconds = time.monotonic() - started_s
+            _print_summary(producer.statistics(), seconds, as_json=options.as_json)
 
 
 def _send_all(
-    publisher: Publisher,
-    partitions: Sequence[TopicPartition],
+    producer: Producer,
+    partition: str | None,
     options: ProduceOptions,
     interrupts: Interrupts,
 ) -> None:
-    # Many short runs should not all fill the first partition.
-    turn = random.randrange(len(partitions))  # noqa: S311  # no secret is made of it
     done_bytes = 0
     with _open_input(options.file) as fd:
+
+        def read(size: int) -> bytes:
+            with interrupts.pause():
+                return os.read(fd, size)
+
         total_bytes = os.fstat(fd).st_size or None
         with render.progress(
             options.topic, total_bytes, is_typing=os.isatty(fd)
         ) as advance:
-            for lines in iter_lines(lambda size: interrupts.read(fd, size)):
-                payloads, flag = _payloads(lines, options.attribute)
-                partition = partitions[turn % len(partitions)]
-                publisher.send(partition, payloads, flag=flag)
-                turn += 1
+            for lines in iter_lines(read):
+                send_lines(producer, options.topic, lines, options.attribute, partition)
                 done_bytes += sum(map(len, lines)) + len(lines)
                 advance(done_bytes)
+
+
+def send_lines(
+    producer: Producer,
+    topic: str,
+    lines: list[bytes],
+    attribute: str | None,
+    partition: str | None,
+) -> None:
+    """Send lines and wait until they are stored; raises the first one's error."""
+    messages: Sequence[bytes | OutgoingMessage] = lines
+    if attribute is not None or partition is not None:
+        messages = [OutgoingMessage(n, attribute, None, partition) for n in lines]
+    try:
+        producer.send_many(topic, messages)
+    except PartlySentError as error:
+        raise error.__cause__ or error from None
 
 
 @contextmanager
@@ -193,39 +154,35 @@ def _open_input(path: Path | None) -> Iterator[int]:
         os.close(fd)
 
 
-def _payloads(lines: list[bytes], attribute: str | None) -> tuple[list[bytes], int]:
-    if attribute is None:
-        return lines, 0
-    encoded = [encode_payload(line, attribute) for line in lines]
-    return [payload for payload, _flag in encoded], encoded[0][1]
-
-
 def _print_summary(
-    statistics: PublishStatistics, seconds: float, *, as_json: bool
+    statistics: ProducerStatistics, seconds: float, *, as_json: bool
 ) -> None:
+    message_count = statistics.acknowledged_count
+    unknown_count = statistics.failed.get(OutcomeUnknownError.__name__, 0)
+    refused_count = sum(statistics.failed.values()) - unknown_count
     by_partition = {
-        f"{p.broker_id}-{p.partition}": count
-        for p, count in statistics.by_partition.items()
+        partition_name(partition): count
+        for partition, count in sorted(statistics.by_partition.items())
     }
-    rate = statistics.message_count / seconds if seconds > 0 else 0.0
+    rate = message_count / seconds if seconds > 0 else 0.0
     if as_json:
         render.print_json(
             {
-                "messages": statistics.message_count,
-                "bytes": statistics.size_bytes,
+                "messages": message_count,
+                "bytes": statistics.acknowledged_bytes,
                 "seconds": round(seconds, 3),
                 "messages_per_s": round(rate),
                 "partitions": by_partition,
                 "may_be_doubled": statistics.doubtful_count,
-                "refused": statistics.refused_count,
-                "unanswered": statistics.in_flight_count,
+                "refused": refused_count,
+                "unanswered": unknown_count,
             }
         )
     else:
         spread = ", ".join(f"{name}: {count:,}" for name, count in by_partition.items())
         click.echo(
-            f"{render.count_text(statistics.message_count, 'message')},"
-            f" {render.bytes_text(statistics.size_bytes)} in {seconds:.2f} s"
+            f"{render.count_text(message_count, 'message')},"
+            f" {render.bytes_text(statistics.acknowledged_bytes)} in {seconds:.2f} s"
             f" ({rate:,.0f} messages/s); partitions {spread or 'none'}"
         )
     if statistics.doubtful_count:
@@ -233,13 +190,12 @@ def _print_summary(
             f"{render.count_text(statistics.doubtful_count, 'line')} may be stored"
             " twice: the answer to the first sending did not come, so it was repeated"
         )
-    if statistics.refused_count:
+    if refused_count:
         render.say(
-            f"{render.count_text(statistics.refused_count, 'line')} refused by the"
-            " broker; nothing was sent after that"
+            f"{render.count_text(refused_count, 'line')} not stored; nothing was sent"
+            " after that"
         )
-    if statistics.in_flight_count:
+    if unknown_count:
         render.say(
-            f"{render.count_text(statistics.in_flight_count, 'line')} got no answer:"
-            " outcome unknown"
+            f"{render.count_text(unknown_count, 'line')} got no answer: outcome unknown"
         )

@@ -9,7 +9,7 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -38,6 +38,7 @@ EXIT_PIPE_CLOSED: Final = 141
 PREVIEW_CHARS_MAX: Final = 60
 UNIT: Final = 1024
 STANDARD_DESCRIPTOR_MAX: Final = 2
+MARKED_STYLE: Final = "bold red"
 
 Cell = str | int | float | bool | None
 """What a table may hold."""
@@ -54,7 +55,11 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def print_rows(
-    columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, as_json: bool
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Cell]],
+    *,
+    as_json: bool,
+    marked: Collection[int] = (),
 ) -> None:
     """Print a table, in the form that fits its reader.
 
@@ -62,6 +67,7 @@ def print_rows(
         columns: names of the columns; the keys of the JSON objects.
         rows: one cell per column; None is a value that is not known.
         as_json: print objects, and nothing when there are no rows.
+        marked: numbers of the rows that a person at a terminal should see first.
     """
     if as_json:
         for row in rows:
@@ -78,8 +84,9 @@ def print_rows(
         table.add_column(
             name, justify="right" if is_number else "left", overflow="fold"
         )
-    for row in texts:
-        table.add_row(*map(Text, row))
+    for index, row in enumerate(texts):
+        style = MARKED_STYLE if index in marked else None
+        table.add_row(*map(Text, row), style=style)
     Console().print(table)
 
 

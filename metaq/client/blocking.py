@@ -18,6 +18,7 @@ from typing import Self, Unpack
 from metaq.client.blocking_producer import Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.hand import check_count
 from metaq.client.loop_thread import LoopThread
@@ -101,6 +102,11 @@ class Client:
             raise ClosedError("the client is not started: use it as 'with'")
         self._thread.require_usable()
         return self._thread
+
+    @property
+    def context(self) -> ClientContext:
+        """The client's parts, used on its loop alone; see `AsyncClient.context`."""
+        return self._twin.context
 
     def producer(
         self,

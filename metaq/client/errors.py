@@ -88,3 +88,7 @@ class NotSettledError(ClientError):
     """A member does not have all partitions of its share: others own them still."""
 
     retriable = True
+
+
+class GroupInUseError(ClientError):
+    """A group that was to be moved has members that read."""

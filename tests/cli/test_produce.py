@@ -118,18 +118,17 @@ def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:
         broker.hang_up = hang_up_once
         result = run("produce", "t", "--file", str(file), broker=broker)
         assert result.exit_code == 0
-        assert "5 lines may be stored twice" in result.stderr
+        assert "4 lines may be stored twice" in result.stderr
 
 
 def test_lines_without_an_answer_are_counted(
-    file: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path,
 ) -> None:
     """A broker that falls silent: exit code 1, and how many are unknown."""
-    monkeypatch.setattr("time.sleep", lambda _seconds: None)
     file.write_bytes(b"line\n" * 5)
     with MemoryBroker() as broker:
         broker.stay_silent = lambda command: isinstance(command, Mput)
-        words = ["--file", str(file), "--timeout", "0.03"]
+        words = ["--file", str(file), "--timeout", "0.4"]
         result = run("produce", "t", *words, broker=broker)
         assert result.exit_code == 1
         assert "5 lines got no answer: outcome unknown" in result.stderr
@@ -144,7 +143,8 @@ def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
             if isinstance(command, Mput)
             else None
         )
-        result = run("produce", "t", "--file", str(file), broker=broker)
+        words = ["--file", str(file), "--timeout", "0.4"]
+        result = run("produce", "t", *words, broker=broker)
         assert result.exit_code == 1
         assert result.stderr.endswith("metaq: partition[7-0] has been closed\n")
 
@@ -161,7 +161,7 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
         result = run("produce", "t", "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert result.stdout.startswith("350 messages, ")
-        assert "100 lines refused by the broker" in result.stderr
+        assert "100 lines not stored" in result.stderr
         assert "got no answer" not in result.stderr
         assert result.stderr.endswith("metaq: low on space\n")
 

@@ -232,45 +232,6 @@ def test_what_certainly_was_not_stored_goes_elsewhere() -> None:
     run_virtual(main())
 
 
-def test_partitions_that_all_refuse_are_not_pestered() -> None:
-    """A message does not go to and fro; its error is the brokers' own."""
-
-    async def main() -> None:
-        brokers = StandInBroker(0), StandInBroker(1)
-        for broker in brokers:
-            broker.default = Act.CLOSED
-        async with producing(*brokers, timeout_s=2) as world:
-            with pytest.raises(ForbiddenError, match="as the test says"):
-                await world.producer.send("test", b"x")
-            assert 2 <= sum(len(broker.commands) for broker in brokers) < 40
-            brokers[1].default = Act.STORE
-            await world.producer.send("test", b"y")
-        assert brokers[1].stored() == [b"y"]
-
-    run_virtual(main())
-
-
-@pytest.mark.parametrize(
-    ("capabilities", "count"), [(OURS, 0), (FORGETFUL, 1), (JAVA, 1)]
-)
-def test_what_may_be_stored_twice_is_counted(
-    capabilities: Capabilities, count: int
-) -> None:
-    """Only where the broker does not recognise what it has stored."""
-
-    async def main() -> None:
-        broker = StandInBroker(capabilities=capabilities)
-        broker.acts.append(Act.CUT_STORED)
-        async with producing(broker) as world:
-            await world.producer.send("test", b"once or twice")
-            await world.producer.send("test", b"once")
-            seen = world.producer.statistics()
-        assert seen.doubtful_count == count
-        assert seen.by_partition == {at(0): 2}
-
-    run_virtual(main())
-
-
 def test_keyed_and_pinned_messages_wait_for_their_partition() -> None:
     """They do not move; when the broker is back in time, nothing is lost."""
 

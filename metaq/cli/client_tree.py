@@ -1,0 +1,379 @@
+"""The argument tree of what goes through the client: messages, groups and offsets."""
+
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq.cli.cat import CatOptions, cat
+from metaq.cli.cluster import Target
+from metaq.cli.consume import ConsumeOptions, consume
+from metaq.cli.groups import groups
+from metaq.cli.offsets import (
+    WriteOptions,
+    copy_offsets,
+    parse_goal,
+    reset_offsets,
+    show_offsets,
+)
+from metaq.cli.options import example, json_option, target_options
+from metaq.cli.produce import ProduceOptions, produce
+from metaq.cli.tail import TailOptions, tail
+
+# -- messages -------------------------------------------------------------------------
+
+
+@click.command(
+    "produce",
+    epilog=example(
+        "metaq produce test --file /var/log/syslog",
+        "tail -F app.log | metaq produce test --attribute app",
+    ),
+)
+@click.argument("topic")
+@click.option(
+    "--file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Read this file instead of standard input.",
+)
+@click.option(
+    "--partition",
+    metavar="BROKER-NUMBER",
+    help="Put everything there.  [default: all partitions in turn]",
+)
+@click.option("--attribute", help="Attribute of every message.")
+@json_option
+@target_options
+def produce_command(
+    topic: str,
+    file: Path | None,
+    partition: str | None,
+    attribute: str | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Put each line of standard input or of a file as one message to TOPIC.
+
+    A line ends with LF; all other bytes, a CR among them, are kept. What is read at
+    once goes to one partition in order, the next to the next partition. A line that
+    got no answer is sent again; the summary says how many may be stored twice.
+    """
+    options = ProduceOptions(
+        topic=topic,
+        file=file,
+        partition=partition,
+        attribute=attribute,
+        as_json=as_json,
+    )
+    produce(target, options)
+
+
+@click.command(
+    "cat",
+    epilog=example(
+        "metaq cat test --max 10",
+        "metaq cat test --from 2026-01-31T12:00 --json",
+        "metaq cat test --from latest --follow",
+    ),
+)
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|TIME",
+    help="Where to begin; TIME is ISO 8601 (local time without a zone) or seconds"
+    " since 1970. Messages stamped by a Java broker carry no time.",
+)
+@click.option(
+    "--max", "count_max", type=click.IntRange(0), help="Stop after so many messages."
+)
+@click.option("--follow", "follows", is_flag=True, help="Wait for new messages.")
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    metavar="BROKER-NUMBER",
+    help="Read this partition; may be repeated.  [default: all]",
+)
+@json_option
+@target_options
+def cat_command(
+    topic: str,
+    start: str,
+    count_max: int | None,
+    follows: bool,
+    partitions: tuple[str, ...],
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print the messages of TOPIC, each followed by a line end.
+
+    Needs no group and commits nothing. Partitions come one after the other, each up
+    to the end it has when its turn comes; with --follow as messages arrive. Within a
+    partition the order is that of the log.
+    """
+    options = CatOptions(
+        topic=topic,
+        start=start,
+        count_max=count_max,
+        follows=follows,
+        as_json=as_json,
+        partitions=partitions,
+    )
+    cat(target, options)
+
+
+@click.command(
+    "consume",
+    epilog=example(
+        "metaq consume test --group billing",
+        "metaq consume test --group billing --max 10 --no-commit --json",
+        "metaq consume test --group nightly --idle 5 --start 2026-01-31T12:00",
+    ),
+)
+@click.argument("topic")
+@click.option("--group", required=True, help="Read as a member of this group.")
+@click.option(
+    "--start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|TIME",
+    help="Where the group begins in partitions without a committed offset.",
+)
+@click.option(
+    "--max", "count_max", type=click.IntRange(0), help="End after so many messages."
+)
+@click.option(
+    "--idle",
+    "idle_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="End when no message came for so long.  [default: never]",
+)
+@click.option(
+    "--no-commit",
+    is_flag=True,
+    help="Begin where the group is, and leave it there.",
+)
+@json_option
+@target_options
+def consume_command(
+    topic: str,
+    group: str,
+    start: str,
+    count_max: int | None,
+    idle_s: float | None,
+    no_commit: bool,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Print the messages of TOPIC as a member of a group, each followed by a line end.
+
+    The members of a group share the partitions, ours and those of Java consumers.
+    Ctrl-C and SIGTERM commit what was printed and leave the group; after a crash what
+    was printed last is printed again.
+    """
+    options = ConsumeOptions(
+        topic=topic,
+        group=group,
+        start=start,
+        count_max=count_max,
+        idle_s=idle_s,
+        commits=not no_commit,
+        as_json=as_json,
+    )
+    consume(target, options)
+
+
+@click.command(
+    "tail",
+    epilog=example(
+        "metaq tail /var/log/syslog logs",
+        "metaq tail app.log logs --state app.state --from-start",
+        "metaq tail app.log logs --state app.state --once --json",
+    ),
+)
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("topic")
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep the place in the file here, to go on from after a restart.",
+)
+@click.option(
+    "--from-start",
+    is_flag=True,
+    help="The first time, send what is there already.  [default: new lines only]",
+)
+@click.option("--once", is_flag=True, help="End where the file ends.")
+@click.option(
+    "--partition",
+    metavar="BROKER-NUMBER",
+    help="Put everything there.  [default: one partition, by the file's name]",
+)
+@click.option("--attribute", help="Attribute of every message.")
+@json_option
+@target_options
+def tail_command(
+    file: Path,
+    topic: str,
+    state: Path | None,
+    from_start: bool,
+    once: bool,
+    partition: str | None,
+    attribute: str | None,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Put each line that FILE gains as one message to TOPIC, through its rotation.
+
+    FILE may be renamed and created anew, or copied and cut; a line is sent when it has
+    its end. With --state no line is lost over a restart, and after a crash the lines
+    of one batch at most come twice. Without a broker it waits for one.
+    """
+    options = TailOptions(
+        file=file,
+        topic=topic,
+        state=state,
+        from_start=from_start,
+        once=once,
+        partition=partition,
+        attribute=attribute,
+        as_json=as_json,
+    )
+    tail(target, options)
+
+
+# -- groups ---------------------------------------------------------------------------
+
+dry_option = click.option(
+    "--dry-run",
+    "is_dry",
+    is_flag=True,
+    help="Print what would be written; write nothing.",
+)
+force_option = click.option(
+    "--force",
+    "is_forced",
+    is_flag=True,
+    help="Write although members read; they overwrite it with their next commit.",
+)
+
+
+@click.command("groups", epilog=example("metaq groups", "metaq groups billing --json"))
+@click.argument("group", default="")
+@json_option
+@target_options
+def groups_command(group: str, as_json: bool, target: Target) -> None:
+    """List consumer groups, or show the members, owners and lag of GROUP.
+
+    Partitions that a member subscribes to and nobody owns stand out.
+    """
+    groups(target, group, as_json=as_json)
+
+
+@click.group("offsets")
+def offsets() -> None:
+    """Look at what groups have committed, or move it."""
+
+
+@offsets.command(
+    "show",
+    epilog=example("metaq offsets show billing", "metaq offsets show billing orders"),
+)
+@click.argument("group")
+@click.argument("topic", default="")
+@json_option
+@target_options
+def show_command(group: str, topic: str, as_json: bool, target: Target) -> None:
+    """Print the offsets that GROUP has committed, and whether the logs have them."""
+    show_offsets(target, group, topic, as_json=as_json)
+
+
+@offsets.command(
+    "reset",
+    epilog=example(
+        "metaq offsets reset billing orders --to earliest --dry-run",
+        "metaq offsets reset billing orders --to 2026-01-31T12:00",
+        "metaq offsets reset billing orders --to 4096 --partition 0-3",
+    ),
+)
+@click.argument("group")
+@click.argument("topic")
+@click.option(
+    "--to",
+    "goal",
+    required=True,
+    metavar="earliest|latest|TIME|OFFSET",
+    help="Where to go on; TIME is ISO 8601 (local time without a zone), a number is an"
+    " OFFSET of one partition.",
+)
+@click.option(
+    "--partition",
+    "partitions",
+    multiple=True,
+    metavar="BROKER-NUMBER",
+    help="Move this partition; may be repeated.  [default: all]",
+)
+@dry_option
+@force_option
+@json_option
+@target_options
+def reset_command(
+    group: str,
+    topic: str,
+    goal: str,
+    partitions: tuple[str, ...],
+    is_dry: bool,
+    is_forced: bool,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Have GROUP go on elsewhere in TOPIC; stop its members first.
+
+    Prints the old and the new offset of each partition. Groups of Java consumers are
+    moved the same way.
+    """
+    options = WriteOptions(is_dry=is_dry, is_forced=is_forced, as_json=as_json)
+    reset_offsets(target, group, topic, parse_goal(goal), partitions, options)
+
+
+@offsets.command(
+    "copy",
+    epilog=example(
+        "metaq offsets copy billing billing-test --dry-run",
+        "metaq offsets copy billing billing-test orders",
+    ),
+)
+@click.argument("from_group")
+@click.argument("to_group")
+@click.argument("topic", default="")
+@dry_option
+@force_option
+@json_option
+@target_options
+def copy_command(
+    from_group: str,
+    to_group: str,
+    topic: str,
+    is_dry: bool,
+    is_forced: bool,
+    as_json: bool,
+    target: Target,
+) -> None:
+    """Have TO_GROUP go on where FROM_GROUP is, in all topics or in TOPIC alone."""
+    options = WriteOptions(is_dry=is_dry, is_forced=is_forced, as_json=as_json)
+    copy_offsets(target, from_group, to_group, topic, options)
+
+
+COMMANDS: Final = (
+    produce_command,
+    cat_command,
+    consume_command,
+    tail_command,
+    groups_command,
+    offsets,
+)
+"""In the order of their sections above."""

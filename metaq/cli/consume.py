@@ -1,0 +1,122 @@
+"""`metaq consume`: the messages of a topic as a member of a group."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from metaq.cli.cat import LATEST, parse_moment, write_messages
+from metaq.cli.cluster import Target, find_topic
+from metaq.cli.interrupts import Interrupts
+from metaq.client import Client, Consumer
+from metaq.client.assignments import Fence
+from metaq.client.consumer_parts import make_store
+from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.options import Start
+from metaq.errors import MetaqError
+from metaq.model import TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+COUNT_MAX: Final = 1000
+"""Messages that are printed at a time; after a crash so many may be printed again."""
+LOOK_S: Final = 0.2
+"""How often waiting looks whether it should end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumeOptions:
+    """The options of the command."""
+
+    topic: str
+    """What is read."""
+    group: str
+    """Whose member reads it."""
+    start: str
+    """Where the group begins without an offset: `earliest`, `latest` or a time."""
+    count_max: int | None
+    """End after so many messages."""
+    idle_s: float | None
+    """End when no message came for so long."""
+    commits: bool
+    """Whether the group remembers what was printed."""
+    as_json: bool
+    """One object per message instead of its bytes and a line end."""
+
+
+class UncommittedOffsets:
+    """The offsets of a group, read; what is committed is remembered here alone."""
+
+    def __init__(self, store: OffsetStore) -> None:
+        """Read from `store`, which is closed with this one."""
+        self._store = store
+        self._memory = MemoryOffsets()
+
+    async def load(
+        self, group: str, partition: TopicPartition, *, deadline_s: float
+    ) -> GroupOffset | None:
+        """Return what was committed here, or else what the group has committed."""
+        return await self._memory.load(
+            group, partition, deadline_s=deadline_s
+        ) or await self._store.load(group, partition, deadline_s=deadline_s)
+
+    async def commit(
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, GroupOffset],
+        *,
+        fence: Fence | None,
+        deadline_s: float,
+    ) -> Mapping[TopicPartition, MetaqError]:
+        """Remember offsets, and write none."""
+        return await self._memory.commit(
+            group, offsets, fence=fence, deadline_s=deadline_s
+        )
+
+    async def close(self) -> None:
+        """Close the store that is read."""
+        await self._store.close()
+
+
+def consume(target: Target, options: ConsumeOptions) -> None:
+    """Print messages until there were enough, or a signal ends it.
+
+    A signal ends it between messages: what was printed is committed, and the group
+    left. Without ZooKeeper there is no group: all partitions are read.
+
+    Raises:
+        MetaqError: reading cannot go on; what could be read has been printed.
+    """
+    found = find_topic(target, options.topic, (), kind="gets")
+    with found.target.client() as client, Interrupts() as interrupts:
+        with _consumer(client, options) as consumer:
+            _print_all(consumer, options, interrupts)
+        with interrupts.pause():
+            """Let the signal that ended it decide how we end."""
+
+
+def _consumer(client: Client, options: ConsumeOptions) -> Consumer:
+    moment = parse_moment(options.start, hint="--start")
+    start: Start = "latest" if options.start == LATEST else "earliest"
+    if moment is not None:
+        start = datetime.fromtimestamp(moment / 1000, UTC)
+    offsets = None
+    if not options.commits:
+        offsets = UncommittedOffsets(make_store(client.context, is_broadcast=False))
+    return client.consumer(options.group, [options.topic], start=start, offsets=offsets)
+
+
+def _print_all(
+    consumer: Consumer, options: ConsumeOptions, interrupts: Interrupts
+) -> None:
+    left = options.count_max
+    last_s = time.monotonic()
+    while left != 0 and not interrupts.is_pending:
+        count = COUNT_MAX if left is None else min(left, COUNT_MAX)
+        many = consumer.receive_many(count, LOOK_S)
+        if many:
+            write_messages(many, as_json=options.as_json)
+            last_s = time.monotonic()
+            left = None if left is None else left - len(many)
+        elif options.idle_s is not None and time.monotonic() - last_s > options.idle_s:
+            break

@@ -1,0 +1,302 @@
+"""Follow a file that grows: whole lines, through rotation, and from where it was left.
+
+Theory of operation. A bookmark is an inode, a position, and a checksum of the bytes
+right before it. It is still true while the file has those bytes there; so a file that
+was cut and written anew is noticed even when it is longer than before, and an inode
+that the system gave to another file is not mistaken for the old one.
+
+    rename + create   the path has another inode. What we have open is read to its
+                      end, and for ROTATED_S longer, because the writer may not have
+                      opened the new file yet. Then the next one is begun: the oldest
+                      rotated file that is younger, or the path itself.
+    copy + truncate   the bytes before the bookmark are gone. The rotated file that
+                      has them is the copy: what is left of it is read first.
+    restart           the bookmark is looked for in the path and among the rotated
+                      files; reading goes on there as above.
+
+A rotated file has the path's name with numbers, dots and dashes behind it, as in
+`app.log.1` and `app.log-20260131`. A compressed one is not read: what was not read of
+it before is lost, and that is told.
+
+Only whole lines are given out; the last line of a file waits for its end, which it has
+when the file was rotated and nothing more came.
+"""
+
+import logging
+import os
+import re
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import ClientError
+
+log = logging.getLogger(__name__)
+
+CHECK_BYTES: Final = 256
+"""How much right before a position tells a file from another."""
+CHUNK_BYTES: Final = 1024 * 1024
+"""What is read at once."""
+LINE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""A longer line is a file that has no lines."""
+DONE_MAX: Final = 64
+"""Files that are remembered as read to their end: times of files may be equal."""
+ROTATED_S: Final = 1.0
+"""How long a writer may go on with a file after renaming it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bookmark:
+    """A place in a file, and how to find it again."""
+
+    inode: int
+    """The file."""
+    position: int
+    """How far it was read, in bytes; the start of a line."""
+    check_bytes: int
+    """How many bytes before the position are checked."""
+    check: int
+    """Their CRC-32."""
+
+
+class FileFollower:
+    """Gives out the lines of one path, whatever file is behind it. Owner: one thread.
+
+    Lifecycle: made, `read` any number of times, `close`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        bookmark: Bookmark | None,
+        from_start: bool,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the file, or begin to wait for it.
+
+        Args:
+            path: what is followed; it may not exist yet.
+            bookmark: where to go on; None at the first time.
+            from_start: without a bookmark, give out what is there already.
+            monotonic_s: the clock for ROTATED_S.
+        """
+        self._path = path
+        self._monotonic_s = monotonic_s
+        self._fd: int | None = None
+        self._position = 0
+        self._tail = b""  # the last CHECK_BYTES before the position
+        self._rest = b""  # of a line that has no end yet
+        self._rotated_s: float | None = None
+        self._done: deque[int] = deque(maxlen=DONE_MAX)
+        self.lost_count = 0
+        """How often the file was cut or removed, and its unread end was not found."""
+        if bookmark is not None:
+            self._resume(bookmark)
+        elif self._open(path) and not from_start:
+            self._skip_all()
+
+    def close(self) -> None:
+        """Let go of the file; harmless twice."""
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            os.close(fd)
+
+    @property
+    def bookmark(self) -> Bookmark | None:
+        """The place behind the last line that was given out; None without a file."""
+        if self._fd is None:
+            return None
+        # The rest of a line is read again: it lies before the position.
+        known = self._tail[: len(self._tail) - len(self._rest)]
+        if len(self._rest) >= len(self._tail):
+            known = b""
+        return Bookmark(
+            os.fstat(self._fd).st_ino,
+            self._position - len(self._rest),
+            len(known),
+            zlib.crc32(known),
+        )
+
+    def read(self) -> list[bytes]:
+        """Return the next whole lines, without their ends; [] when there are none now.
+
+        Raises:
+            ClientError: a line is too long.
+            OSError: the file cannot be read.
+        """
+        if self._fd is None and not self._open(self._path):
+            return []
+        lines = self._read_on()
+        if lines:
+            self._rotated_s = None
+            return lines
+        return self._turn_page()
+
+    # -- within one file --------------------------------------------------------------
+
+    def _open(self, path: Path, position: int = 0) -> bool:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        self.close()
+        self._fd, self._position = fd, position
+        first = max(0, position - CHECK_BYTES)
+        self._tail = os.pread(fd, position - first, first)
+        self._rotated_s = None
+        return True
+
+    def _skip_all(self) -> None:
+        """Go to the start of the last line that has no end yet."""
+        assert self._fd is not None
+        size = os.fstat(self._fd).st_size
+        first = max(0, size - CHUNK_BYTES)
+        data = os.pread(self._fd, size - first, first)
+        self._position = first + data.rfind(b"\n") + 1
+        self._tail = data[: self._position - first][-CHECK_BYTES:]
+
+    def _read_on(self) -> list[bytes]:
+        """Return whole lines; [] at the end of what the file has now."""
+        assert self._fd is not None
+        while True:
+            first = self._position - len(self._tail)
+            data = os.pread(self._fd, len(self._tail) + CHUNK_BYTES, first)
+            if not data.startswith(self._tail):
+                return self._on_cut()
+            fresh = data[len(self._tail) :]
+            if not fresh:
+                return []
+            self._position += len(fresh)
+            self._tail = data[-CHECK_BYTES:]
+            head, end, rest = fresh.rpartition(b"\n")
+            if end:
+                lines = (self._rest + head).split(b"\n")
+                self._rest = rest
+                return lines
+            self._rest += fresh
+            if len(self._rest) > LINE_BYTES_MAX:
+                raise ClientError(
+                    f"{self._path}: line at {self._position - len(self._rest)} is"
+                    f" longer than {LINE_BYTES_MAX:,} bytes"
+                )
+
+    def _end_line(self) -> list[bytes]:
+        rest, self._rest = self._rest, b""
+        return [rest] if rest else []
+
+    # -- from file to file ------------------------------------------------------------
+
+    def _on_cut(self) -> list[bytes]:
+        """The file has other bytes than it had: go on in the copy, or at its start."""
+        assert self._fd is not None
+        if self._tail:
+            check = zlib.crc32(self._tail)
+            mark = Bookmark(0, self._position, len(self._tail), check)
+            for path in reversed(self._rotated()):
+                if _is_at(path, mark) and self._open(path, self._position):
+                    return self._read_on()
+        self.lost_count += 1
+        log.warning(
+            "file was cut: path=%s position=%d; what it had gained since it was read"
+            " last is not found",
+            self._path,
+            self._position,
+        )
+        lines = self._end_line()
+        self._position, self._tail = 0, b""
+        return lines
+
+    def _turn_page(self) -> list[bytes]:
+        """At the end of the file: go to the next one, if there is one, in time."""
+        assert self._fd is not None
+        ours = os.fstat(self._fd)
+        successor = self._successor(ours)
+        if successor is None:
+            self._rotated_s = None
+            return []
+        now_s = self._monotonic_s()
+        if self._rotated_s is None:
+            self._rotated_s = now_s
+        if now_s - self._rotated_s < ROTATED_S:
+            return []
+        lines = self._end_line()
+        if not self._open(successor):
+            # It was renamed between the look and the opening; look again.
+            self._rest = b"".join(lines)
+            return []
+        self._done.append(ours.st_ino)
+        return lines or self._read_on()
+
+    def _successor(self, ours: os.stat_result) -> Path | None:
+        """Return the file that came after ours; None when ours is the path's."""
+        there = _stat(self._path)
+        if there is None or (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino):
+            return None
+        for path in self._rotated():
+            status = _stat(path)
+            if status is None or status.st_ino in {ours.st_ino, *self._done}:
+                continue
+            if status.st_mtime_ns >= ours.st_mtime_ns:
+                return path
+        return self._path
+
+    def _rotated(self) -> list[Path]:
+        """Return the rotated files, the oldest first."""
+        found = []
+        for path in self._siblings():
+            status = _stat(path)
+            if status is not None:
+                found.append((status.st_mtime_ns, path))
+        return [path for _mtime, path in sorted(found)]
+
+    def _siblings(self) -> Iterator[Path]:
+        name = re.escape(self._path.name)
+        pattern = re.compile(name + r"[.\-_][0-9][0-9.\-_:T]*", re.ASCII)
+        for path in self._path.parent.iterdir():
+            if pattern.fullmatch(path.name):
+                yield path
+
+    def _resume(self, bookmark: Bookmark) -> None:
+        candidates = [self._path, *reversed(self._rotated())]
+        same = [p for p in candidates if _inode(p) == bookmark.inode]
+        # A copy has another inode; without bytes to compare any file would do.
+        copies = candidates if bookmark.check_bytes else []
+        for path in (*same, *copies):
+            if _is_at(path, bookmark) and self._open(path, bookmark.position):
+                return
+        self.lost_count += 1
+        log.warning(
+            "file was rotated away while nobody followed it: path=%s position=%d;"
+            " lines may be missing",
+            self._path,
+            bookmark.position,
+        )
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _inode(path: Path) -> int | None:
+    status = _stat(path)
+    return None if status is None else status.st_ino
+
+
+def _is_at(path: Path, bookmark: Bookmark) -> bool:
+    """Tell whether a file has the bytes before a bookmark."""
+    try:
+        with path.open("rb") as file:
+            file.seek(bookmark.position - bookmark.check_bytes)
+            data = file.read(bookmark.check_bytes)
+            size = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return False
+    return size >= bookmark.position and zlib.crc32(data) == bookmark.check

@@ -1,0 +1,145 @@
+"""`metaq groups`: who reads what, and how far behind."""
+
+import asyncio
+from dataclasses import asdict
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target
+from metaq.client.admin import (
+    GroupDescription,
+    PartitionProgress,
+    describe_group,
+    require_coordinator,
+)
+from metaq.client.context import ClientContext
+from metaq.errors import ClientError
+from metaq.zk.groups import list_groups
+from metaq.zk.paths import partition_name
+
+GROUP_COLUMNS = (
+    "group", "members", "topics", "partitions", "unowned", "lag_messages", "lag_bytes",
+)  # fmt: skip
+MEMBER_COLUMNS = ("member", "topics", "partitions")
+PARTITION_COLUMNS = (
+    "topic", "partition", "owner", "committed", "lag_messages", "lag_bytes",
+    "lag_seconds",
+)  # fmt: skip
+
+
+def groups(target: Target, name: str, *, as_json: bool) -> None:
+    """Print one row per group, or all about one of them.
+
+    Args:
+        target: which cluster.
+        name: of a group; "" lists all.
+        as_json: one object per group, with all about it.
+
+    Raises:
+        ClientError: there is no such group.
+    """
+
+    async def look(
+        context: ClientContext, deadline_s: float
+    ) -> tuple[GroupDescription, ...]:
+        known = await list_groups(
+            require_coordinator(context), context.paths, deadline_s=deadline_s
+        )
+        if name and name not in known:
+            raise ClientError(
+                f"no group {name}; groups there are: {', '.join(known) or 'none'}"
+            )
+        wanted = (name,) if name else known
+        return tuple(
+            await asyncio.gather(
+                *(describe_group(context, n, deadline_s=deadline_s) for n in wanted)
+            )
+        )
+
+    found = target.run(look)
+    if as_json:
+        for group in found:
+            render.print_json(to_json(group))
+    elif name:
+        _print_group(found[0])
+    else:
+        rows = [_group_row(group) for group in found]
+        marked = [index for index, group in enumerate(found) if _unowned(group)]
+        render.print_rows(GROUP_COLUMNS, rows, as_json=False, marked=marked)
+
+
+def to_json(group: GroupDescription) -> dict[str, object]:
+    """Return what `--json` says of a group."""
+    return {
+        "group": group.group,
+        "members": {member: list(topics) for member, topics in group.members.items()},
+        "partitions": [
+            {
+                "topic": each.partition.topic,
+                "partition": partition_name(each.partition),
+                "owner": each.owner,
+                "committed": each.committed,
+                "lag": asdict(each.lag) if each.lag else None,
+                "problem": each.problem,
+            }
+            for each in group.partitions
+        ],
+    }
+
+
+def _unowned(group: GroupDescription) -> list[PartitionProgress]:
+    """Return the partitions that somebody should read, and nobody does."""
+    return [each for each in group.partitions if each.is_wanted and not each.owner]
+
+
+def _group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
+    lags = [each.lag for each in group.partitions if each.lag]
+    counts = [lag.messages for lag in lags if lag.messages is not None]
+    return (
+        group.group,
+        len(group.members),
+        ",".join(sorted({each.partition.topic for each in group.partitions})) or None,
+        len(group.partitions),
+        len(_unowned(group)),
+        sum(counts) if lags and len(counts) == len(lags) else None,
+        sum(lag.bytes for lag in lags) if lags else None,
+    )
+
+
+def _print_group(group: GroupDescription) -> None:
+    members = [
+        (
+            member,
+            ",".join(topics),
+            sum(each.owner == member for each in group.partitions),
+        )
+        for member, topics in group.members.items()
+    ]
+    render.print_rows(MEMBER_COLUMNS, members, as_json=False)
+    click.echo()
+    marked = [
+        index
+        for index, each in enumerate(group.partitions)
+        if each.is_wanted and not each.owner
+    ]
+    rows = [_partition_row(each) for each in group.partitions]
+    render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marked=marked)
+    if marked:
+        render.say(f"{render.count_text(len(marked), 'partition')} without an owner")
+    for each in group.partitions:
+        if each.problem is not None:
+            render.say(each.problem)
+
+
+def _partition_row(each: PartitionProgress) -> tuple[render.Cell, ...]:
+    lag = each.lag
+    return (
+        each.partition.topic,
+        partition_name(each.partition),
+        each.owner,
+        each.committed,
+        lag.messages if lag else None,
+        lag.bytes if lag else None,
+        round(lag.seconds, 1) if lag and lag.seconds is not None else None,
+    )

@@ -1,0 +1,80 @@
+"""Ctrl-C and SIGTERM end a command where nothing is half done."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+EXIT_SIGNAL: Final = 128
+"""What shells add to the number of the signal that ended a process."""
+
+
+class Interrupts:
+    """Lets the first signal end the command inside `pause` only, the second anywhere.
+
+    An exception in the middle of sending would leave lines of which nobody knows
+    whether they are stored. Ctrl-C is raised as KeyboardInterrupt, SIGTERM as
+    SystemExit. Used in the main thread; does nothing in another.
+    """
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._may_end = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            # Where somebody ignores the signal, or handles it, it stays so.
+            if before in {signal.default_int_handler, signal.SIG_DFL}:
+                self._before[number] = before
+                signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)  # type: ignore[arg-type]  # what was there
+        self._before.clear()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a signal came that has not ended the command yet."""
+        return self._first is not None
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Let a signal end the block, one that came before too.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C.
+            SystemExit: SIGTERM; 143.
+        """
+        self._may_end = True
+        try:
+            if self._first is not None:
+                _raise(self._first)
+            yield
+        finally:
+            self._may_end = False
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        is_second = self._first is not None
+        self._first = number
+        if self._may_end or is_second:
+            _raise(number)
+
+
+def _raise(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(EXIT_SIGNAL + number)

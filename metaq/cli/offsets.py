@@ -1,0 +1,243 @@
+"""`metaq offsets`: what groups have committed, and moving it."""
+
+import datetime as dt
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target, named_partitions
+from metaq.cli.times import parse_time
+from metaq.client.admin import (
+    Goal,
+    OffsetChange,
+    know_topics,
+    plan_copy,
+    plan_reset,
+    read_offsets,
+    require_coordinator,
+    require_idle,
+    write_offsets,
+)
+from metaq.client.context import ClientContext
+from metaq.client.errors import GroupInUseError
+from metaq.client.fan_out import for_each
+from metaq.client.questions import log_range
+from metaq.errors import ClientError, MetaqError, NoBrokerError
+from metaq.model import Offset, TopicPartition
+from metaq.zk.paths import partition_name
+from metaq.zk.znodes import GroupOffset
+
+SHOW_COLUMNS = (
+    "topic", "partition", "committed", "message_id", "log_start", "log_end", "state",
+)  # fmt: skip
+PLAN_COLUMNS = ("topic", "partition", "old", "new")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions:
+    """How a plan is carried out."""
+
+    is_dry: bool
+    """Print the plan, and leave it at that."""
+    is_forced: bool
+    """Write although the group has members."""
+    as_json: bool
+    """The plan as one object per partition."""
+
+
+# -- show -----------------------------------------------------------------------------
+
+
+def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> None:
+    """Print what a group has committed, and whether the log still has it.
+
+    Raises:
+        ClientError: it has committed nothing.
+    """
+
+    async def look(
+        context: ClientContext, deadline_s: float
+    ) -> list[list[render.Cell]]:
+        found = await read_offsets(context, group, topic or None, deadline_s=deadline_s)
+        if not found:
+            raise ClientError(f"group {group} has committed no offset")
+        await know_topics(context, {p.topic for p in found}, deadline_s=deadline_s)
+
+        async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:
+            if context.address_of(partition.broker_id) is None:
+                raise NoBrokerError(f"broker {partition.broker_id} is not registered")
+            return await log_range(context, partition, deadline_s=deadline_s)
+
+        ends = await for_each(ask, found)
+        return [_show_row(p, offset, ends[p]) for p, offset in found.items()]
+
+    rows = target.run(look)
+    marked = [index for index, row in enumerate(rows) if row[-1] != "ok"]
+    render.print_rows(SHOW_COLUMNS, rows, as_json=as_json, marked=marked)
+
+
+def _show_row(
+    partition: TopicPartition,
+    stored: GroupOffset,
+    ends: tuple[Offset, Offset] | MetaqError | None,
+) -> list[render.Cell]:
+    start, end = ends if isinstance(ends, tuple) else (None, None)
+    return [
+        partition.topic,
+        partition_name(partition),
+        stored.offset,
+        stored.message_id,
+        start,
+        end,
+        describe_offset(stored.offset, ends),
+    ]
+
+
+def describe_offset(
+    offset: Offset, ends: tuple[Offset, Offset] | MetaqError | None
+) -> str:
+    """Return what is to be said of a committed offset; `ok` when it lies in the log."""
+    if isinstance(ends, MetaqError):
+        return str(ends)
+    start, end = ends or (0, 0)
+    if offset < start:
+        return f"{start - offset} bytes below the log start"
+    if offset > end:
+        return f"{offset - end} bytes behind the log end"
+    return "ok"
+
+
+# -- reset and copy -------------------------------------------------------------------
+
+
+def reset_offsets(
+    target: Target,
+    group: str,
+    topic: str,
+    goal: Goal,
+    names: tuple[str, ...],
+    options: WriteOptions,
+) -> None:
+    """Have a group go on elsewhere.
+
+    Args:
+        target: which cluster.
+        group: name of the group; it may have committed nothing yet.
+        topic: what is moved.
+        goal: where to.
+        names: `BROKER-NUMBER` of partitions; none of them is all.
+        options: how.
+
+    Raises:
+        GroupInUseError: it has members that read the topic.
+        MetaqError: it cannot be planned; nothing is written then.
+    """
+
+    async def plan(
+        context: ClientContext, deadline_s: float
+    ) -> tuple[OffsetChange, ...]:
+        require_coordinator(context)
+        snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
+        served = snapshot.get_partitions(topic)
+        if not served:
+            raise NoBrokerError(f"no broker serves topic '{topic}'")
+        partitions = named_partitions(topic, served, names)
+        if isinstance(goal, int) and len(partitions) != 1:
+            raise click.UsageError(
+                f"an offset means one partition, {topic} has {len(partitions)}: say"
+                " which one with --partition"
+            )
+        changes = await plan_reset(
+            context, group, partitions, goal, deadline_s=deadline_s
+        )
+        await _write(context, group, changes, options, deadline_s)
+        return changes
+
+    _print_plan(target.run(plan), options)
+
+
+def copy_offsets(
+    target: Target, source: str, goal: str, topic: str, options: WriteOptions
+) -> None:
+    """Have one group go on where another is.
+
+    Args:
+        target: which cluster.
+        source: the group whose offsets are read.
+        goal: the group that gets them.
+        topic: only of this topic; "" is all.
+        options: how.
+
+    Raises:
+        GroupInUseError: the second group has members that read what is copied.
+        ClientError: there is nothing to copy.
+    """
+
+    async def plan(
+        context: ClientContext, deadline_s: float
+    ) -> tuple[OffsetChange, ...]:
+        changes = await plan_copy(
+            context, source, goal, topic or None, deadline_s=deadline_s
+        )
+        await _write(context, goal, changes, options, deadline_s)
+        return changes
+
+    _print_plan(target.run(plan), options)
+
+
+async def _write(
+    context: ClientContext,
+    group: str,
+    changes: Sequence[OffsetChange],
+    options: WriteOptions,
+    deadline_s: float,
+) -> None:
+    topics = {change.partition.topic for change in changes}
+    try:
+        await require_idle(context, group, topics, deadline_s=deadline_s)
+    except GroupInUseError as error:
+        if not options.is_forced and not options.is_dry:
+            raise
+        render.say(str(error))
+    if not options.is_dry:
+        await write_offsets(context, group, changes, deadline_s=deadline_s)
+
+
+def _print_plan(changes: Sequence[OffsetChange], options: WriteOptions) -> None:
+    rows = [
+        (
+            change.partition.topic,
+            partition_name(change.partition),
+            change.old.offset if change.old else None,
+            change.new.offset,
+        )
+        for change in changes
+    ]
+    render.print_rows(PLAN_COLUMNS, rows, as_json=options.as_json)
+    if options.is_dry:
+        render.say("dry run: nothing was written")
+
+
+def parse_goal(text: str) -> Goal:
+    """Return what `--to` names: a number is an offset, anything with a date a time.
+
+    Raises:
+        click.BadParameter: it is neither, and not `earliest` or `latest`.
+    """
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if re.fullmatch(r"\d{1,19}", text, re.ASCII):
+        return Offset(int(text))
+    try:
+        return dt.datetime.fromtimestamp(parse_time(text) / 1000, dt.UTC)
+    except ValueError as error:
+        raise click.BadParameter(
+            f"expected earliest, latest, an offset, or a time such as 2026-01-31T12:00,"
+            f" got '{text}'",
+            param_hint="--to",
+        ) from error

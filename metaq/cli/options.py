@@ -1,0 +1,96 @@
+"""Options that several commands share, and how they reach them."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from metaq.cli.cluster import Target
+
+ZOOKEEPER: Final = "localhost:2181"
+ROOT: Final = "/meta"
+TIMEOUT_S: Final = 10.0
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+TARGET_OPTIONS: Final = (
+    click.option(
+        "--timeout",
+        type=click.FloatRange(0.01, 3600),
+        default=TIMEOUT_S,
+        show_default=True,
+        help="Seconds that one answer may take.",
+    ),
+    click.option(
+        "--broker",
+        "brokers",
+        multiple=True,
+        metavar="HOST:PORT",
+        help="Ask this broker instead of ZooKeeper; may be repeated.",
+    ),
+    click.option(
+        "--zk-root",
+        default=ROOT,
+        show_default=True,
+        help="Where the cluster is in ZooKeeper.",
+    ),
+    click.option(
+        "--zookeeper",
+        envvar="METAQ_ZOOKEEPER",
+        default=ZOOKEEPER,
+        show_default=True,
+        metavar="HOST:PORT,...",
+        help="ZooKeeper; METAQ_ZOOKEEPER in the environment says the same.",
+    ),
+)
+
+
+def example(*lines: str) -> str:
+    """Return the text below a command's options."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def target_options(command: F) -> F:
+    """Add the options that say which cluster is meant, as the argument `target`."""
+
+    @functools.wraps(command)
+    def with_target(
+        *args: Any,
+        zookeeper: str,
+        zk_root: str,
+        brokers: tuple[str, ...],
+        timeout: float,
+        **kwargs: Any,
+    ) -> Any:
+        target = Target(zookeeper, zk_root, brokers, timeout)
+        return command(*args, target=target, **kwargs)
+
+    wrapped: Any = with_target
+    for option in TARGET_OPTIONS:
+        wrapped = option(wrapped)
+    return cast("F", wrapped)
+
+
+def place_options(command: F) -> F:
+    """Add the options that say which broker on this machine is meant."""
+    for option in (
+        click.option(
+            "--config",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Configuration of the broker; its dataPath is the data directory.",
+        ),
+        click.option(
+            "--data-dir",
+            type=click.Path(path_type=Path),
+            help="Data directory of the broker.  [default: that of 'metaq local']",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
+)

@@ -1,0 +1,221 @@
+"""`metaq tail`: each line of a growing file becomes a message.
+
+The state file says how far the file was sent. It is written after the lines before it
+are stored, and by a rename: a restart loses no line, and after a crash the lines of one
+batch at most are sent again.
+"""
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target, find_topic
+from metaq.cli.follow import Bookmark, FileFollower
+from metaq.cli.interrupts import Interrupts
+from metaq.client import OutgoingMessage, Producer, SendResult
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.errors import ConfigError, MetaqError, WireError
+from metaq.fs import SystemFileSystem
+from metaq.model import SizeBytes
+from metaq.retry import Backoff
+from metaq.zk.paths import partition_name
+
+POLL_S: Final = 0.1
+"""How often a file that does not grow is looked at."""
+BACKOFF: Final = Backoff(first_s=0.5, max_s=10.0)
+"""Pauses while no broker takes the lines; there is no last attempt."""
+STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailOptions:
+    """The options of the command."""
+
+    file: Path
+    """What is followed; it may not exist yet."""
+    topic: str
+    """Where to."""
+    state: Path | None
+    """Where the place in the file is kept; None forgets it."""
+    from_start: bool
+    """Without a place, send what is there already."""
+    once: bool
+    """End where the file ends."""
+    partition: str | None
+    """None keeps the lines of one file in one partition, by its name."""
+    attribute: str | None
+    """Of every message."""
+    as_json: bool
+    """The summary as one JSON object."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    line_count: int = 0
+    size_bytes: int = 0
+    repeated_count: int = 0
+
+
+def tail(target: Target, options: TailOptions) -> None:
+    """Send every line that comes, until a signal ends it.
+
+    Raises:
+        MetaqError: a line that no broker will ever take, or a state file of another
+            file or topic.
+    """
+    bookmark = None
+    if options.state is not None:
+        bookmark = read_state(options.state, options.file, options.topic)
+    wanted = (options.partition,) if options.partition else ()
+    found = find_topic(target, options.topic, wanted, kind="puts")
+    name = partition_name(found.partitions[0]) if wanted else None
+    counts = _Counts()
+    follower = FileFollower(
+        options.file, bookmark=bookmark, from_start=options.from_start
+    )
+    try:
+        with (
+            found.target.client() as client,
+            client.producer(timeout_s=target.timeout_s) as producer,
+            Interrupts() as interrupts,
+        ):
+            _run(producer, follower, name, options, counts, interrupts)
+    finally:
+        lost_count = follower.lost_count
+        follower.close()
+        _print_summary(counts, lost_count, as_json=options.as_json)
+
+
+def _run(
+    producer: Producer,
+    follower: FileFollower,
+    partition: str | None,
+    options: TailOptions,
+    counts: _Counts,
+    interrupts: Interrupts,
+) -> None:
+    key = None if partition is not None else str(options.file.absolute())
+    while True:
+        with interrupts.pause():
+            lines = follower.read()
+            if not lines:
+                if options.once:
+                    return
+                time.sleep(POLL_S)
+                continue
+        messages = [
+            OutgoingMessage(n, options.attribute, key, partition) for n in lines
+        ]
+        _send(producer, options.topic, messages, counts, interrupts)
+        counts.line_count += len(lines)
+        counts.size_bytes += sum(map(len, lines))
+        bookmark = follower.bookmark
+        if options.state is not None and bookmark is not None:
+            write_state(options.state, options.file, options.topic, bookmark)
+
+
+def _send(
+    producer: Producer,
+    topic: str,
+    messages: list[OutgoingMessage],
+    counts: _Counts,
+    interrupts: Interrupts,
+) -> None:
+    """Send lines until all are stored, however long that takes."""
+    failures = 0
+    while True:
+        try:
+            producer.send_many(topic, messages)
+        except PartlySentError as error:
+            pairs = list(zip(messages, error.outcomes, strict=True))
+            messages = [m for m, what in pairs if not isinstance(what, SendResult)]
+            causes = [what for _m, what in pairs if isinstance(what, MetaqError)]
+        except MetaqError as error:
+            causes = [error] * len(messages)
+        else:
+            return
+        for cause in causes:
+            if isinstance(cause, OutcomeUnknownError):
+                counts.repeated_count += 1
+            elif not cause.retriable and not isinstance(cause, WireError):
+                raise cause
+        failures += 1
+        pause_s = BACKOFF.delay_s(failures)
+        render.say(f"not stored yet, again in {pause_s:.1f} s: {causes[0]}")
+        with interrupts.pause():
+            time.sleep(pause_s)
+
+
+# -- the state file -------------------------------------------------------------------
+
+
+def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
+    """Return where to go on; None when there is no state file yet.
+
+    Args:
+        path: the state file.
+        file: what is followed.
+        topic: where it is sent.
+
+    Raises:
+        ConfigError: it is no state file, or one of another file or topic.
+    """
+    files = SystemFileSystem()
+    if not files.exists(path):
+        return None
+    try:
+        state = json.loads(files.read_file(path, STATE_BYTES_MAX))
+        bookmark = Bookmark(**{name: int(state[name]) for name in _FIELDS})
+        known = (state["file"], state["topic"])
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path}: no state of metaq tail: {error}") from None
+    if known != (str(file.absolute()), topic):
+        raise ConfigError(
+            f"{path}: expected the state of {file.absolute()} to topic {topic}, got"
+            f" that of {known[0]} to {known[1]}"
+        )
+    return bookmark
+
+
+_FIELDS: Final = ("inode", "position", "check_bytes", "check")
+
+
+def write_state(path: Path, file: Path, topic: str, bookmark: Bookmark) -> None:
+    """Say where to go on; durable when this returns, the old or the new after a crash.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    state = {"file": str(file.absolute()), "topic": topic, **asdict(bookmark)}
+    SystemFileSystem().write_atomically(path, json.dumps(state).encode() + b"\n")
+
+
+def _print_summary(counts: _Counts, lost_count: int, *, as_json: bool) -> None:
+    if as_json:
+        render.print_json(
+            {
+                "messages": counts.line_count,
+                "bytes": counts.size_bytes,
+                "may_be_doubled": counts.repeated_count,
+                "gaps": lost_count,
+            }
+        )
+    else:
+        click.echo(
+            f"{render.count_text(counts.line_count, 'message')},"
+            f" {render.bytes_text(counts.size_bytes)}"
+        )
+    if counts.repeated_count:
+        render.say(
+            f"{render.count_text(counts.repeated_count, 'line')} may be stored twice"
+        )
+    if lost_count:
+        render.say(
+            f"lines may be missing in {render.count_text(lost_count, 'place')}: the"
+            " file was cut or removed before they were read"
+        )

@@ -1,0 +1,375 @@
+"""Consumer groups seen from outside: who reads what, how far, and moving that.
+
+For tools. Nothing here takes part in a group, and a group of Java consumers is as good
+as one of ours: both keep the same nodes. What is moved is planned first, as values, and
+written by `write_offsets` afterwards, so that a plan can be shown and left at that.
+
+Every function takes the parts of a started client with ZooKeeper, and raises
+CoordinationError when ZooKeeper cannot be asked.
+
+Source: client spec 4, 13 and 14.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from metaq.client.context import ClientContext
+from metaq.client.errors import CannotAnswerError, GroupInUseError
+from metaq.client.fan_out import failures, for_each
+from metaq.client.progress import Lag, lag_of
+from metaq.client.questions import count_between, log_range, offset_at
+from metaq.client.starts import NO_MESSAGE
+from metaq.errors import (
+    ClientError,
+    ConfigError,
+    CoordinationError,
+    MetaqError,
+    NoBrokerError,
+    WireError,
+)
+from metaq.model import Millis, Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.groups import Members, read_members, read_owners
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.paths import NodeKind
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import GroupOffset
+
+Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
+"""Where a group is to go on: the log start, the log end, the first message of a time,
+an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """How far a group is in one partition."""
+
+    partition: TopicPartition
+    """Which one."""
+    owner: str | None
+    """The member that reads it now; None for nobody."""
+    is_wanted: bool
+    """Whether a member subscribes to its topic: then it should have an owner."""
+    committed: Offset | None
+    """The group's next offset; None when nothing was ever committed."""
+    lag: Lag | None
+    """How far that is behind the log end; None when it is not known."""
+    problem: str | None
+    """Why something is not known, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group at one moment."""
+
+    group: str
+    """Its name."""
+    members: Members
+    """Member → the topics it subscribes to."""
+    partitions: tuple[PartitionProgress, ...]
+    """Of all topics that it subscribes to, owns or has offsets of; numeric order."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """What is written for one partition, and what that replaces."""
+
+    partition: TopicPartition
+    """Which one."""
+    old: GroupOffset | None
+    """What is committed now; None for nothing."""
+    new: GroupOffset
+    """What will be."""
+
+
+def require_coordinator(context: ClientContext) -> Coordinator:
+    """Return the client's ZooKeeper.
+
+    Raises:
+        ConfigError: it was made for named brokers, and has none.
+    """
+    if context.coordinator is None:
+        raise ConfigError(
+            "groups are kept in ZooKeeper: expected its address, got brokers by name"
+        )
+    return context.coordinator
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+async def describe_group(
+    context: ClientContext, group: str, *, deadline_s: float
+) -> GroupDescription:
+    """Return a group's members, owners, offsets and lag.
+
+    A broker that cannot be asked costs the lag of its partitions and nothing else.
+
+    Args:
+        context: the client's parts.
+        group: name of the group; one that never was is empty.
+        deadline_s: when to give up.
+    """
+    coordinator, paths = require_coordinator(context), context.paths
+    members = await read_members(coordinator, paths, group, deadline_s=deadline_s)
+    offsets = GroupOffsets(coordinator, paths, group=group)
+    owned_topics = await coordinator.children(
+        paths.group_topics(NodeKind.OWNER, group), deadline_s=deadline_s
+    )
+    wanted = {topic for topics in members.values() for topic in topics}
+    stored = await offsets.topics(deadline_s=deadline_s)
+    topics = sorted(wanted.union(stored, owned_topics or ()))
+    snapshot = await know_topics(context, topics, deadline_s=deadline_s)
+    owners: dict[TopicPartition, str] = {}
+    partitions: set[TopicPartition] = set()
+    for topic in topics:
+        owners |= await read_owners(
+            coordinator, paths, group, topic, deadline_s=deadline_s
+        )
+        partitions.update(snapshot.get_partitions(topic))
+        partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
+    committed: dict[TopicPartition, Offset] = {}
+
+    async def look(partition: TopicPartition) -> Lag | None:
+        stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+        if stored is None:
+            return None
+        offset = committed[partition] = stored.offset
+        _require_broker(context, partition)
+        return await lag_of(context, partition, offset, deadline_s=deadline_s)
+
+    lags = await for_each(look, sorted(partitions | owners.keys()))
+    return GroupDescription(
+        group,
+        members,
+        tuple(
+            PartitionProgress(
+                partition,
+                owner=owners.get(partition),
+                is_wanted=partition.topic in wanted,
+                committed=committed.get(partition),
+                lag=None if isinstance(lag, MetaqError) else lag,
+                problem=str(lag) if isinstance(lag, MetaqError) else None,
+            )
+            for partition, lag in lags.items()
+        ),
+    )
+
+
+async def know_topics(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return the first snapshot of the cluster that speaks of these topics.
+
+    Raises:
+        NoBrokerError: there was none before the deadline.
+    """
+    metadata, wanted = context.metadata, frozenset(topics)
+    for topic in wanted:
+        metadata.watch_topic(topic)
+    snapshot = metadata.snapshot
+    while snapshot.epoch == 0 or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    return snapshot
+
+
+def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
+    """Fail at once, where a question would be repeated until its deadline."""
+    if context.address_of(partition.broker_id) is None:
+        raise NoBrokerError(
+            f"{partition}: broker {partition.broker_id} is not registered"
+        )
+
+
+async def read_offsets(
+    context: ClientContext, group: str, topic: str | None, *, deadline_s: float
+) -> dict[TopicPartition, GroupOffset]:
+    """Return what a group has committed, in numeric order.
+
+    Args:
+        context: the client's parts.
+        group: name of the group.
+        topic: only of this topic; None: of all.
+        deadline_s: when to give up.
+
+    Raises:
+        PayloadError: a node holds no offset.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+    topics = await offsets.topics(deadline_s=deadline_s) if topic is None else (topic,)
+    found: dict[TopicPartition, GroupOffset] = {}
+    for name in topics:
+        for partition in await offsets.partitions(name, deadline_s=deadline_s):
+            stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+            if stored is not None:
+                found[partition] = stored
+    return dict(sorted(found.items()))
+
+
+# -- planning -------------------------------------------------------------------------
+
+
+async def plan_reset(
+    context: ClientContext,
+    group: str,
+    partitions: Collection[TopicPartition],
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> tuple[OffsetChange, ...]:
+    """Return what has to be written to have a group go on elsewhere.
+
+    Args:
+        context: the client's parts.
+        group: name of the group.
+        partitions: what is moved.
+        goal: where to.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: an offset outside the log, or within a message.
+        CannotAnswerError: a time, of a broker that knows none.
+        NoBrokerError: the broker of a partition is not there.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+
+    async def plan(partition: TopicPartition) -> OffsetChange:
+        _require_broker(context, partition)
+        old = await offsets.read_offset(partition, deadline_s=deadline_s)
+        new = await find_goal(context, partition, goal, deadline_s=deadline_s)
+        return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
+
+    return _all_or_first_error(await for_each(plan, sorted(partitions)))
+
+
+async def find_goal(
+    context: ClientContext,
+    partition: TopicPartition,
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> Offset:
+    """Return the offset of a goal in one partition; raises as `plan_reset`."""
+    ends = await log_range(context, partition, deadline_s=deadline_s)
+    log_start, log_end = ends or (Offset(0), Offset(0))
+    if goal == "earliest" or (ends is None and isinstance(goal, str | datetime)):
+        return log_start
+    if goal == "latest":
+        return log_end
+    if isinstance(goal, datetime):
+        moment = Millis(int(goal.timestamp() * 1000))
+        found = await offset_at(context, partition, moment, deadline_s=deadline_s)
+        return log_end if found is None else max(found, log_start)
+    if not log_start <= goal <= log_end:
+        raise ClientError(
+            f"{partition}: expected an offset from {log_start} to {log_end}, got {goal}"
+        )
+    try:
+        await count_between(context, partition, log_start, goal, deadline_s=deadline_s)
+    except CannotAnswerError:
+        # A MetaQ 1.4 broker cannot say where its records begin.
+        return goal
+    except WireError as error:
+        raise ClientError(
+            f"{partition}: no message begins at offset {goal}: {error}"
+        ) from error
+    return goal
+
+
+async def plan_copy(
+    context: ClientContext,
+    source: str,
+    target: str,
+    topic: str | None,
+    *,
+    deadline_s: float,
+) -> tuple[OffsetChange, ...]:
+    """Return what has to be written to have one group go on where another is.
+
+    Args:
+        context: the client's parts.
+        source: the group whose offsets are read.
+        target: the group that gets them; offsets it has beyond those stay.
+        topic: only of this topic; None: of all.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: there is nothing to copy.
+        PayloadError: a node holds no offset.
+    """
+    found = await read_offsets(context, source, topic, deadline_s=deadline_s)
+    if not found:
+        of = "" if topic is None else f" of topic {topic}"
+        raise ClientError(f"group {source} has no offsets{of}: nothing to copy")
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=target)
+
+    async def plan(partition: TopicPartition) -> OffsetChange:
+        old = await offsets.read_offset(partition, deadline_s=deadline_s)
+        return OffsetChange(partition, old, found[partition])
+
+    return _all_or_first_error(await for_each(plan, found))
+
+
+def _all_or_first_error(
+    results: Mapping[TopicPartition, OffsetChange | MetaqError],
+) -> tuple[OffsetChange, ...]:
+    changes = []
+    for result in results.values():
+        if isinstance(result, MetaqError):
+            raise result
+        changes.append(result)
+    return tuple(changes)
+
+
+# -- writing --------------------------------------------------------------------------
+
+
+async def require_idle(
+    context: ClientContext, group: str, topics: Collection[str], *, deadline_s: float
+) -> None:
+    """Refuse to move a group that reads: it goes on from where it is, and overwrites.
+
+    Raises:
+        GroupInUseError: a member subscribes to one of the topics.
+    """
+    members = await read_members(
+        require_coordinator(context), context.paths, group, deadline_s=deadline_s
+    )
+    live = [name for name, read in members.items() if not set(read).isdisjoint(topics)]
+    if live:
+        raise GroupInUseError(
+            f"group {group}: expected no live member, got {len(live)}"
+            f" ({', '.join(live)}); a member goes on from where it is, and its next"
+            " commit overwrites what is written here"
+        )
+
+
+async def write_offsets(
+    context: ClientContext,
+    group: str,
+    changes: Sequence[OffsetChange],
+    *,
+    deadline_s: float,
+) -> None:
+    """Carry out a plan; each partition by itself.
+
+    Durability: on return ZooKeeper has all of it on a majority of its disks. After an
+    error some of it is written; the same plan may be carried out again.
+
+    Raises:
+        CoordinationError: some could not be written; the text counts them.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+    wanted = {change.partition: change.new for change in changes}
+
+    async def write(partition: TopicPartition) -> None:
+        await offsets.set_offset(partition, wanted[partition], deadline_s=deadline_s)
+
+    failed = failures(await for_each(write, wanted))
+    for partition, error in failed.items():
+        raise CoordinationError(
+            f"{len(failed)} of {len(changes)} offsets are not written, the first of"
+            f" {partition}: {error}"
+        ) from error

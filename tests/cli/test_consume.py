@@ -1,0 +1,170 @@
+"""`metaq consume`: what is printed is what the group has read."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from metaq.cli.cluster import Target
+from metaq.cli.consume import ConsumeOptions, consume
+from metaq.cli.offsets import show_offsets
+from metaq.client import Client
+from metaq.errors import ClientError, NoBrokerError
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+
+PATIENCE_S = 20.0
+RECORD_BYTES = 20 + 2
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={"test": 1}, data_path=tmp_path / "data") as made:
+        with Client(**made.client_options) as client, client.producer() as producer:
+            producer.send_many("test", [b"m%d" % n for n in range(6)])
+        yield made
+
+
+@pytest.fixture
+def target(broker: EmbeddedBroker) -> Target:
+    return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+
+
+def options(
+    *,
+    count_max: int | None = None,
+    idle_s: float | None = 0.0,
+    commits: bool = True,
+    as_json: bool = False,
+    start: str = "earliest",
+) -> ConsumeOptions:
+    return ConsumeOptions(
+        topic="test",
+        group="g",
+        start=start,
+        count_max=count_max,
+        idle_s=idle_s,
+        commits=commits,
+        as_json=as_json,
+    )
+
+
+def committed(target: Target, capsys: pytest.CaptureFixture[str]) -> int:
+    capsys.readouterr()
+    show_offsets(target, "g", "", as_json=True)
+    return int(json.loads(capsys.readouterr().out)["committed"])
+
+
+def test_a_group_goes_on_where_it_was(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was printed is committed, exactly; the next one prints what follows."""
+    consume(target, options(count_max=2))
+    assert capsys.readouterr().out == "m0\nm1\n"
+    assert committed(target, capsys) == 2 * RECORD_BYTES
+    consume(target, options())
+    assert capsys.readouterr().out == "m2\nm3\nm4\nm5\n"
+    assert committed(target, capsys) == 6 * RECORD_BYTES
+    consume(target, options())
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_without_commit_the_group_stays_where_it_is(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It begins at the committed offset, and again there the next time."""
+    consume(target, options(count_max=1))
+    for _ in range(2):
+        capsys.readouterr()
+        consume(target, options(count_max=2, commits=False))
+        assert capsys.readouterr().out == "m1\nm2\n"
+    assert committed(target, capsys) == RECORD_BYTES
+
+
+def test_json_says_all_about_a_message(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same fields as of metaq cat."""
+    consume(target, options(count_max=1, as_json=True))
+    found = json.loads(capsys.readouterr().out)
+    assert (found["topic"], found["offset"], found["data"]) == ("test", 0, "m0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("start", "text"), [("latest", ""), ("2200-01-01", ""), ("2020-01-01", "m0\n")]
+)
+def test_a_new_group_begins_where_it_is_told(
+    target: Target, capsys: pytest.CaptureFixture[str], start: str, text: str
+) -> None:
+    """At the end, or at a time."""
+    consume(target, options(start=start, count_max=1, idle_s=0.3))
+    assert capsys.readouterr().out == text
+
+
+def test_wrong_names_are_told_before_anything_is_read(target: Target) -> None:
+    """A time that is none, a group that cannot be, a topic that nobody serves."""
+    with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
+        consume(target, options(start="soon"))
+    wrong = ConsumeOptions(
+        topic="nope", group="g", start="latest", count_max=1, idle_s=0.0, commits=True,
+        as_json=False,
+    )  # fmt: skip
+    with pytest.raises(NoBrokerError, match=r"'nope' at the moment; .* test"):
+        consume(target, wrong)
+
+
+@pytest.mark.slow
+def test_ctrl_c_commits_and_leaves(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While it waits for more: what was printed is the group's offset."""
+
+    def interrupt() -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline_s:
+            try:
+                show_offsets(target, "g", "", as_json=True)
+            except ClientError:
+                time.sleep(0.01)
+                continue
+            break
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            consume(target, options(idle_s=None))
+    finally:
+        thread.join()
+    assert committed(target, capsys) == 6 * RECORD_BYTES
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_process_with_its_exit_code(
+    broker: EmbeddedBroker, number: int
+) -> None:
+    """128 and the signal's number, without a word."""
+    words = ["-m", "metaq", "consume", "test", "--group", "g"]
+    child = subprocess.Popen(
+        [sys.executable, *words, "--broker", broker.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == b"m0\n"
+    child.send_signal(number)
+    out, err = child.communicate(timeout=PATIENCE_S)
+    assert (child.returncode, out, err) == (128 + number, b"m1\nm2\nm3\nm4\nm5\n", b"")

@@ -1,0 +1,254 @@
+"""`metaq groups` and `metaq offsets`: what is printed, written and refused."""
+
+import datetime as dt
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from metaq.cli.cluster import Target
+from metaq.cli.groups import groups
+from metaq.cli.main import main
+from metaq.cli.offsets import (
+    WriteOptions,
+    copy_offsets,
+    describe_offset,
+    parse_goal,
+    reset_offsets,
+    show_offsets,
+)
+from metaq.client import Client
+from metaq.client.errors import GroupInUseError
+from metaq.errors import ClientError, NoBrokerError
+from metaq.model import Offset
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+
+PATIENCE_S = 10.0
+RECORD_BYTES = 20 + 1
+WRITE = WriteOptions(is_dry=False, is_forced=False, as_json=True)
+DRY = WriteOptions(is_dry=True, is_forced=False, as_json=True)
+FORCE = WriteOptions(is_dry=False, is_forced=True, as_json=True)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    data = tmp_path_factory.mktemp("broker") / "data"
+    with embedded_broker(topics={"test": 2}, data_path=data) as made:
+        with Client(**made.client_options) as client, client.producer() as producer:
+            for number in range(5):
+                producer.send("test", b"%d" % number, partition="0-0")
+        yield made
+
+
+@pytest.fixture
+def target(broker: EmbeddedBroker) -> Target:
+    return Target("memory", "/meta", (), PATIENCE_S, broker.coordinator_factory)
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def put_offset(target: Target, group: str, offset: int) -> None:
+    reset_offsets(target, group, "test", Offset(offset), ("0-0",), FORCE)
+
+
+def test_groups_are_listed_with_their_lag(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One row per group; a pipe gets tabs and a header."""
+    put_offset(target, "listed", 2 * RECORD_BYTES)
+    capsys.readouterr()
+    groups(target, "", as_json=False)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split("\t") == [
+        "group", "members", "topics", "partitions", "unowned", "lag_messages",
+        "lag_bytes",
+    ]  # fmt: skip
+    found = {line.split("\t")[0]: line.split("\t") for line in lines}
+    assert found["listed"][1:] == ["0", "test", "2", "0", "3", str(3 * RECORD_BYTES)]
+
+
+def test_one_group_is_shown_with_its_members(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who is there, who owns what, how far it is: for people and for machines."""
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("shown", ["test"], consumer_id="me") as consumer,
+    ):
+        while consumer.receive(PATIENCE_S).data != b"4":  # type: ignore[union-attr]
+            pass
+        consumer.commit()
+        groups(target, "shown", as_json=True)
+        (found,) = rows(capsys)
+        groups(target, "shown", as_json=False)
+        text = capsys.readouterr().out
+    assert found["members"] == {"shown_me": ["test"]}
+    first, second = found["partitions"]
+    assert first == {
+        "topic": "test",
+        "partition": "0-0",
+        "owner": "shown_me",
+        "committed": 5 * RECORD_BYTES,
+        "lag": {"messages": 0, "bytes": 0, "seconds": 0.0},
+        "problem": None,
+    }
+    assert second["owner"] == "shown_me"
+    assert "shown_me\ttest\t2\n\ntopic\tpartition\towner" in text
+    assert f"test\t0-0\tshown_me\t{5 * RECORD_BYTES}\t0\t0\t0.0\n" in text
+
+
+def test_a_group_that_is_none_is_told(target: Target) -> None:
+    """Those that there are are named."""
+    put_offset(target, "known", 0)
+    with pytest.raises(ClientError, match=r"no group nope; groups there are: .*known"):
+        groups(target, "nope", as_json=False)
+
+
+def test_a_reset_prints_what_it_wrote(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Old and new of each partition; afterwards it is committed."""
+    put_offset(target, "moved", RECORD_BYTES)
+    capsys.readouterr()
+    reset_offsets(target, "moved", "test", "latest", (), WRITE)
+    assert rows(capsys) == [
+        {
+            "topic": "test",
+            "partition": "0-0",
+            "old": RECORD_BYTES,
+            "new": 5 * RECORD_BYTES,
+        },
+        {"topic": "test", "partition": "0-1", "old": None, "new": 0},
+    ]
+    show_offsets(target, "moved", "", as_json=True)
+    first, _second = rows(capsys)
+    assert first == {
+        "topic": "test",
+        "partition": "0-0",
+        "committed": 5 * RECORD_BYTES,
+        "message_id": -1,
+        "log_start": 0,
+        "log_end": 5 * RECORD_BYTES,
+        "state": "ok",
+    }
+
+
+def test_a_dry_run_writes_nothing(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plan is the same, and says that it is one."""
+    put_offset(target, "dry", RECORD_BYTES)
+    capsys.readouterr()
+    reset_offsets(target, "dry", "test", "earliest", ("0-0",), DRY)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["new"] == 0
+    assert shown.err == "metaq: dry run: nothing was written\n"
+    show_offsets(target, "dry", "test", as_json=True)
+    assert rows(capsys)[0]["committed"] == RECORD_BYTES
+
+
+def test_offsets_go_from_group_to_group(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A copy prints its plan too; a dry one writes nothing."""
+    put_offset(target, "one", 3 * RECORD_BYTES)
+    copy_offsets(target, "one", "two", "", DRY)
+    with pytest.raises(ClientError, match="group two has committed no offset"):
+        show_offsets(target, "two", "", as_json=True)
+    copy_offsets(target, "one", "two", "test", WRITE)
+    capsys.readouterr()
+    show_offsets(target, "two", "", as_json=True)
+    assert [row["committed"] for row in rows(capsys)] == [3 * RECORD_BYTES]
+
+
+def test_a_group_with_members_is_moved_by_force_alone(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without force nothing is written; with it, the danger is told."""
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("busy", ["test"], commit_interval_s=None),
+    ):
+        with pytest.raises(GroupInUseError, match="expected no live member, got 1"):
+            reset_offsets(target, "busy", "test", "latest", (), WRITE)
+        with pytest.raises(ClientError, match="committed no offset"):
+            show_offsets(target, "busy", "", as_json=True)
+        capsys.readouterr()
+        reset_offsets(target, "busy", "test", "latest", (), FORCE)
+        assert "overwrites" in capsys.readouterr().err
+        show_offsets(target, "busy", "", as_json=True)
+        assert rows(capsys)[0]["committed"] == 5 * RECORD_BYTES
+
+
+def test_an_offset_needs_one_partition(target: Target) -> None:
+    """The same number means different things in different logs."""
+    with pytest.raises(click.UsageError, match="test has 2: say which one"):
+        reset_offsets(target, "g", "test", Offset(0), (), WRITE)
+
+
+def test_a_topic_that_nobody_serves_is_told(target: Target) -> None:
+    """Before anything is asked of its partitions."""
+    with pytest.raises(NoBrokerError, match="no broker serves topic 'nope'"):
+        reset_offsets(target, "g", "nope", "latest", (), WRITE)
+
+
+@pytest.mark.parametrize(
+    ("ends", "text"),
+    [
+        ((Offset(0), Offset(9)), "ok"),
+        ((Offset(5), Offset(5)), "ok"),
+        ((Offset(7), Offset(9)), "2 bytes below the log start"),
+        ((Offset(0), Offset(4)), "1 bytes behind the log end"),
+        (None, "5 bytes behind the log end"),
+        (NoBrokerError("gone"), "gone"),
+    ],
+)
+def test_an_offset_outside_the_log_is_seen(
+    ends: tuple[Offset, Offset] | NoBrokerError | None, text: str
+) -> None:
+    """Where messages are gone, or were never there."""
+    assert describe_offset(Offset(5), ends) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "goal"),
+    [
+        ("earliest", "earliest"),
+        ("latest", "latest"),
+        ("4096", Offset(4096)),
+        ("2026-01-31T12:00:00Z", dt.datetime(2026, 1, 31, 12, tzinfo=dt.UTC)),
+    ],
+)
+def test_goals_are_read(text: str, goal: object) -> None:
+    """A number is an offset, a date a time."""
+    assert parse_goal(text) == goal
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "1.5e3", "", "2026-13-01"])
+def test_a_goal_that_is_none_is_wrong_usage(text: str) -> None:
+    """The error shows how to write one."""
+    with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
+        parse_goal(text)
+
+
+def test_groups_need_zookeeper(broker: EmbeddedBroker) -> None:
+    """With --broker alone it is one sentence and exit code 1."""
+    for words in (["groups"], ["offsets", "show", "g"]):
+        result = CliRunner().invoke(main, [*words, "--broker", broker.address])
+        assert result.exit_code == 1
+        assert "kept in ZooKeeper" in result.stderr
+
+
+def test_no_zookeeper_is_one_sentence() -> None:
+    """It names the address and how long was waited."""
+    words = ["groups", "--zookeeper", "127.0.0.1:1", "--timeout", "0.05"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "metaq: no ZooKeeper answers at 127.0.0.1:1 (waited 0.05 s)\n"
+    )

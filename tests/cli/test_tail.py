@@ -1,0 +1,143 @@
+"""`metaq tail`: lines arrive in order, and a restart goes on where it was."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.cli import tail as module
+from metaq.cli.cluster import Target
+from metaq.cli.tail import TailOptions, read_state, tail
+from metaq.client import Client
+from metaq.errors import ConfigError, LocalProtocolError
+from metaq.model import Message
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={"logs": 4}, data_path=tmp_path / "data") as made:
+        yield made
+
+
+@pytest.fixture
+def target(broker: EmbeddedBroker) -> Target:
+    return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+
+
+def options(directory: Path, *, attribute: str | None = None) -> TailOptions:
+    return TailOptions(
+        file=directory / "app.log",
+        topic="logs",
+        state=directory / "state",
+        from_start=True,
+        once=True,
+        partition=None,
+        attribute=attribute,
+        as_json=True,
+    )
+
+
+def messages(broker: EmbeddedBroker) -> list[Message]:
+    with Client(**broker.client_options) as client:
+        return list(client.browse("logs"))
+
+
+def test_lines_of_one_file_stay_in_order(
+    broker: EmbeddedBroker,
+    target: Target,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They go to one partition, over restarts and rotations, each line once."""
+    path = tmp_path / "app.log"
+    path.write_bytes(b"1\n2\nhal")
+    tail(target, options(tmp_path, attribute="blue"))
+    assert json.loads(capsys.readouterr().out) == {
+        "messages": 2,
+        "bytes": 2,
+        "may_be_doubled": 0,
+        "gaps": 0,
+    }
+    with path.open("ab") as file:
+        file.write(b"f\n")
+    os.rename(path, tmp_path / "app.log.1")
+    path.write_bytes(b"3\n")
+    for _ in range(2):
+        tail(target, options(tmp_path))
+    found = messages(broker)
+    assert [m.data for m in found[:3]] == [b"1", b"2", b"half"]
+    assert [m.attribute for m in found[:3]] == ["blue", "blue", None]
+    assert len({message.partition for message in found}) == 1
+
+
+def test_the_place_is_kept_after_the_lines_are_stored(
+    broker: EmbeddedBroker,
+    target: Target,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who is killed between the two sends the batch again, and loses nothing."""
+    (tmp_path / "app.log").write_bytes(b"1\n2\n")
+
+    def killed(*_args: object) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "write_state", killed)
+        with pytest.raises(SystemExit):
+            tail(target, options(tmp_path))
+    assert not (tmp_path / "state").exists()
+    tail(target, options(tmp_path))
+    assert [m.data for m in messages(broker)] == [b"1", b"2", b"1", b"2"]
+    tail(target, options(tmp_path))
+    assert len(messages(broker)) == 4
+
+
+def test_a_broker_that_fails_for_a_while_is_waited_for(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each failure is told; the lines arrive."""
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    (tmp_path / "app.log").write_bytes(b"1\n2\n")
+    with FakeBroker(topics={"logs": 1}) as broker:
+        broker.inject(FaultKind.REFUSE, count=2)
+        target = Target("", "/meta", (str(broker.address),), 0.3)
+        tail(target, options(tmp_path))
+        assert sorted(broker.payloads("logs")) == [b"1", b"2"]
+    assert "again" in capsys.readouterr().err
+
+
+def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> None:
+    """A wrong attribute would be wrong for ever; no place is kept."""
+    (tmp_path / "app.log").write_bytes(b"1\n")
+    with pytest.raises(LocalProtocolError):
+        tail(target, options(tmp_path, attribute="\ud800"))
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", "[]", "{}", '{"file": "x"}', "[" * 10_000],
+)
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
+    """It is not overwritten either."""
+    path = tmp_path / "state"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no state of metaq tail"):
+        read_state(path, tmp_path / "app.log", "logs")
+
+
+def test_the_state_of_another_file_is_refused(target: Target, tmp_path: Path) -> None:
+    """Two commands that share one by mistake would lose lines."""
+    (tmp_path / "app.log").write_bytes(b"1\n")
+    tail(target, options(tmp_path))
+    for file, topic in (("other.log", "logs"), ("app.log", "other")):
+        with pytest.raises(ConfigError, match="expected the state of"):
+            read_state(tmp_path / "state", tmp_path / file, topic)
+    assert read_state(tmp_path / "none", tmp_path / "app.log", "logs") is None

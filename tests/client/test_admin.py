@@ -1,0 +1,298 @@
+"""Groups from outside: what is told of them is true, and what moves them is planned."""
+
+import asyncio
+import datetime as dt
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from metaq.client import AsyncClient, Client
+from metaq.client.admin import (
+    GroupDescription,
+    OffsetChange,
+    describe_group,
+    find_goal,
+    know_topics,
+    plan_copy,
+    plan_reset,
+    read_offsets,
+    require_idle,
+    write_offsets,
+)
+from metaq.client.context import ClientContext
+from metaq.client.errors import GroupInUseError
+from metaq.client.starts import NO_MESSAGE
+from metaq.errors import ClientError, ConfigError, NoBrokerError
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.zk.groups import GroupMembership
+from metaq.zk.znodes import GroupOffset
+
+T = TypeVar("T")
+PATIENCE_S = 10.0
+RECORD_BYTES = 20 + 2
+"""Of each message that `fill` puts: header and payload."""
+FIRST = TopicPartition("test", BrokerId(0), 0)
+SECOND = TopicPartition("test", BrokerId(0), 1)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={"test": 2}, data_path=tmp_path / "data") as made:
+        yield made
+
+
+def with_context(
+    broker: EmbeddedBroker, work: Callable[[ClientContext, float], Awaitable[T]]
+) -> T:
+    async def run() -> T:
+        async with AsyncClient(**broker.client_options) as client:
+            context = client.context
+            deadline_s = context.clock.monotonic_s() + PATIENCE_S
+            await context.metadata.wait_newer(0, deadline_s=deadline_s)
+            await know_topics(context, {"test"}, deadline_s=deadline_s)
+            return await work(context, deadline_s)
+
+    return asyncio.run(run())
+
+
+def fill(broker: EmbeddedBroker, partition: str = "0-0", count: int = 10) -> None:
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        for number in range(count):
+            producer.send("test", b"%02d" % number, partition=partition)
+
+
+async def commit(
+    context: ClientContext, deadline_s: float, group: str, **offsets: int
+) -> None:
+    changes = [
+        OffsetChange(partition, None, GroupOffset(Offset(offset), MessageId(7)))
+        for partition, offset in zip((FIRST, SECOND), offsets.values(), strict=False)
+    ]
+    await write_offsets(context, group, changes, deadline_s=deadline_s)
+
+
+async def join(
+    context: ClientContext, deadline_s: float, *claims: TopicPartition
+) -> str:
+    assert context.coordinator is not None
+    member = GroupMembership(
+        context.coordinator, context.paths, group="g", consumer_id="one"
+    )
+    await member.register(["test"], deadline_s=deadline_s)
+    for partition in claims:
+        assert await member.claim(partition, deadline_s=deadline_s)
+    return member.member
+
+
+def test_a_group_is_described(broker: EmbeddedBroker) -> None:
+    """Members, owners, offsets and lag; a partition without an owner shows."""
+    fill(broker)
+
+    async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
+        await commit(context, deadline_s, "g", first=4 * RECORD_BYTES)
+        await join(context, deadline_s, FIRST)
+        return await describe_group(context, "g", deadline_s=deadline_s)
+
+    found = with_context(broker, work)
+    assert found.members == {"g_one": ("test",)}
+    first, second = found.partitions
+    assert (first.partition, first.owner, first.is_wanted) == (FIRST, "g_one", True)
+    assert first.committed == 4 * RECORD_BYTES
+    assert first.lag is not None
+    assert (first.lag.messages, first.lag.bytes) == (6, 6 * RECORD_BYTES)
+    assert first.lag.seconds is not None
+    assert 0 <= first.lag.seconds < PATIENCE_S
+    assert (second.partition, second.owner, second.is_wanted) == (SECOND, None, True)
+    assert (second.committed, second.lag, second.problem) == (None, None, None)
+
+
+def test_a_broker_that_is_gone_costs_its_lag_alone(broker: EmbeddedBroker) -> None:
+    """The offset is told all the same, and why the lag is not."""
+    gone = TopicPartition("test", BrokerId(5), 0)
+
+    async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
+        change = OffsetChange(gone, None, GroupOffset(Offset(9)))
+        await write_offsets(context, "g", [change], deadline_s=deadline_s)
+        return await describe_group(context, "g", deadline_s=deadline_s)
+
+    last = with_context(broker, work).partitions[-1]
+    assert (last.partition, last.committed, last.lag) == (gone, 9, None)
+    assert last.problem == "test/5-0: broker 5 is not registered"
+    assert not last.is_wanted
+
+
+def test_a_group_that_never_was_is_empty(broker: EmbeddedBroker) -> None:
+    """No members, no partitions, no error."""
+    found = with_context(
+        broker, lambda context, at_s: describe_group(context, "nobody", deadline_s=at_s)
+    )
+    assert (found.members, found.partitions) == ({}, ())
+
+
+def test_without_zookeeper_there_are_no_groups(broker: EmbeddedBroker) -> None:
+    """A client of named brokers is told so."""
+
+    async def run() -> None:
+        async with AsyncClient(brokers=[broker.address]) as client:
+            await describe_group(client.context, "g", deadline_s=0.0)
+
+    with pytest.raises(ConfigError, match="kept in ZooKeeper"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("goal", "offset"),
+    [
+        ("earliest", 0),
+        ("latest", 10 * RECORD_BYTES),
+        (Offset(3 * RECORD_BYTES), 3 * RECORD_BYTES),
+        (Offset(10 * RECORD_BYTES), 10 * RECORD_BYTES),
+        (dt.datetime(2020, 1, 1, tzinfo=dt.UTC), 0),
+        (dt.datetime(2200, 1, 1, tzinfo=dt.UTC), 10 * RECORD_BYTES),
+    ],
+)
+def test_every_goal_has_an_offset(
+    broker: EmbeddedBroker, goal: Offset, offset: int
+) -> None:
+    """Both ends of the log, a boundary within, times before and after everything."""
+    fill(broker)
+    found = with_context(
+        broker,
+        lambda context, at_s: find_goal(context, FIRST, goal, deadline_s=at_s),
+    )
+    assert found == offset
+
+
+@pytest.mark.parametrize("goal", ["earliest", "latest", dt.datetime.now(dt.UTC)])
+def test_a_partition_without_a_log_begins_at_0(
+    broker: EmbeddedBroker, goal: dt.datetime
+) -> None:
+    """Its first message is the first that comes."""
+    found = with_context(
+        broker,
+        lambda context, at_s: find_goal(context, FIRST, goal, deadline_s=at_s),
+    )
+    assert found == 0
+
+
+@pytest.mark.parametrize(
+    ("offset", "text"),
+    [
+        (RECORD_BYTES + 1, "test/0-0: no message begins at offset 23"),
+        (10 * RECORD_BYTES + 1, "expected an offset from 0 to 220, got 221"),
+    ],
+)
+def test_an_offset_that_is_none_is_refused(
+    broker: EmbeddedBroker, offset: int, text: str
+) -> None:
+    """A group that went on there would read rubbish, or lose its place."""
+    fill(broker)
+    with pytest.raises(ClientError, match=text):
+        with_context(
+            broker,
+            lambda context, at_s: find_goal(
+                context, FIRST, Offset(offset), deadline_s=at_s
+            ),
+        )
+
+
+def test_a_reset_is_planned_then_written(broker: EmbeddedBroker) -> None:
+    """The plan says old and new; nothing changes before it is carried out."""
+    fill(broker)
+
+    async def work(
+        context: ClientContext, deadline_s: float
+    ) -> tuple[tuple[OffsetChange, ...], list[dict[TopicPartition, GroupOffset]]]:
+        await commit(context, deadline_s, "g", first=RECORD_BYTES)
+        changes = await plan_reset(
+            context, "g", [SECOND, FIRST], "latest", deadline_s=deadline_s
+        )
+        seen = [await read_offsets(context, "g", None, deadline_s=deadline_s)]
+        await write_offsets(context, "g", changes, deadline_s=deadline_s)
+        seen.append(await read_offsets(context, "g", "test", deadline_s=deadline_s))
+        return changes, seen
+
+    changes, (before, after) = with_context(broker, work)
+    old = GroupOffset(Offset(RECORD_BYTES), MessageId(7))
+    end = GroupOffset(Offset(10 * RECORD_BYTES), NO_MESSAGE)
+    nothing = GroupOffset(Offset(0), NO_MESSAGE)
+    assert changes == (
+        OffsetChange(FIRST, old, end),
+        OffsetChange(SECOND, None, nothing),
+    )
+    assert before == {FIRST: old}
+    assert after == {FIRST: end, SECOND: nothing}
+
+
+def test_a_consumer_goes_on_where_a_reset_says(broker: EmbeddedBroker) -> None:
+    """What is written is what the next member of the group reads."""
+    fill(broker)
+
+    async def work(context: ClientContext, deadline_s: float) -> None:
+        changes = await plan_reset(
+            context, "g", [FIRST], Offset(7 * RECORD_BYTES), deadline_s=deadline_s
+        )
+        await write_offsets(context, "g", changes, deadline_s=deadline_s)
+
+    with_context(broker, work)
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("g", ["test"]) as consumer,
+    ):
+        messages = [consumer.receive(PATIENCE_S) for _ in range(3)]
+    assert [message.data for message in messages if message] == [b"07", b"08", b"09"]
+
+
+def test_a_reset_of_a_broker_that_is_gone_fails_at_once(broker: EmbeddedBroker) -> None:
+    """Nothing is planned for the others."""
+    gone = TopicPartition("test", BrokerId(5), 0)
+    with pytest.raises(NoBrokerError, match="broker 5 is not registered"):
+        with_context(
+            broker,
+            lambda context, at_s: plan_reset(
+                context, "g", [FIRST, gone], "latest", deadline_s=at_s
+            ),
+        )
+
+
+def test_offsets_are_copied_as_they_are(broker: EmbeddedBroker) -> None:
+    """Ids included; what the second group has elsewhere stays."""
+
+    async def work(
+        context: ClientContext, deadline_s: float
+    ) -> dict[TopicPartition, GroupOffset]:
+        await commit(context, deadline_s, "a", first=5)
+        await commit(context, deadline_s, "b", first=1, second=2)
+        changes = await plan_copy(context, "a", "b", None, deadline_s=deadline_s)
+        assert [change.old for change in changes] == [
+            GroupOffset(Offset(1), MessageId(7))
+        ]
+        await write_offsets(context, "b", changes, deadline_s=deadline_s)
+        return await read_offsets(context, "b", None, deadline_s=deadline_s)
+
+    found = with_context(broker, work)
+    assert {p: offset.offset for p, offset in found.items()} == {FIRST: 5, SECOND: 2}
+
+
+def test_there_must_be_something_to_copy(broker: EmbeddedBroker) -> None:
+    """A misspelt group is no success."""
+    with pytest.raises(ClientError, match="group a has no offsets of topic test"):
+        with_context(
+            broker,
+            lambda context, at_s: plan_copy(context, "a", "b", "test", deadline_s=at_s),
+        )
+
+
+def test_a_group_that_reads_is_not_moved(broker: EmbeddedBroker) -> None:
+    """Its member is named; a group that reads other topics may be moved."""
+
+    async def work(context: ClientContext, deadline_s: float) -> None:
+        await join(context, deadline_s)
+        await require_idle(context, "g", {"other"}, deadline_s=deadline_s)
+        with pytest.raises(GroupInUseError, match=r"got 1 \(g_one\)"):
+            await require_idle(context, "g", {"test"}, deadline_s=deadline_s)
+
+    with_context(broker, work)

@@ -1,0 +1,55 @@
+"""A producer whose brokers refuse, or may have stored what they did not answer."""
+
+import pytest
+
+from metaq.errors import ForbiddenError
+from metaq.protocol.version import Capabilities
+from tests.client.producing import (
+    FORGETFUL,
+    JAVA,
+    OURS,
+    Act,
+    StandInBroker,
+    at,
+    producing,
+    run_virtual,
+)
+
+
+def test_partitions_that_all_refuse_are_not_pestered() -> None:
+    """A message does not go to and fro; its error is the brokers' own."""
+
+    async def main() -> None:
+        brokers = StandInBroker(0), StandInBroker(1)
+        for broker in brokers:
+            broker.default = Act.CLOSED
+        async with producing(*brokers, timeout_s=2) as world:
+            with pytest.raises(ForbiddenError, match="as the test says"):
+                await world.producer.send("test", b"x")
+            assert 2 <= sum(len(broker.commands) for broker in brokers) < 40
+            brokers[1].default = Act.STORE
+            await world.producer.send("test", b"y")
+        assert brokers[1].stored() == [b"y"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "count"), [(OURS, 0), (FORGETFUL, 1), (JAVA, 1)]
+)
+def test_what_may_be_stored_twice_is_counted(
+    capabilities: Capabilities, count: int
+) -> None:
+    """Only where the broker does not recognise what it has stored."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=capabilities)
+        broker.acts.append(Act.CUT_STORED)
+        async with producing(broker) as world:
+            await world.producer.send("test", b"once or twice")
+            await world.producer.send("test", b"once")
+            seen = world.producer.statistics()
+        assert seen.doubtful_count == count
+        assert seen.by_partition == {at(0): 2}
+
+    run_virtual(main())
