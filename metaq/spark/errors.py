@@ -38,6 +38,14 @@ class RowError(SparkError):
     """A row cannot be written: it names no topic, or a partition that is none."""
 
 
+class JobError(SparkError):
+    """A pipeline job failed; the message is that of its cause, with its partition."""
+
+
+class ArchiveError(JobError):
+    """An archive is not what its manifest says, or somebody else writes it as well."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""

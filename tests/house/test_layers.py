@@ -82,6 +82,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "prometheus_client": {"broker.metrics"},
     "aiohttp": {"broker.http"},
     "pyspark": {"spark"},
+    "py4j": {"spark.jobs.files"},
     "pyarrow": {"spark"},
     "sqlalchemy": {"client.sql_offsets"},
     "hypothesis": {"testing"},

@@ -1,0 +1,223 @@
+"""Archive topics to Parquet, partitioned by topic and day, each message once.
+
+    archive(spark, "/archive", {"zookeeper": "zk:2181", "subscribe": "orders"})
+
+A streaming query reads; each of its batches becomes data files and one manifest, which
+names the batch. A batch that is repeated after a kill is either in the manifest, and
+then left out, or not, and then written again in the place of what was left behind.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming.query import StreamingQuery
+
+from metaq.spark.errors import JobError
+from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ORDER, ArchiveStore
+from metaq.spark.jobs.compact import FILE_BYTES, compact_store
+from metaq.spark.jobs.failures import job_errors
+
+SMALL_FILES_MAX: Final = 32
+"""As many small files of a topic and day are put together while the query runs."""
+QUERY_ID: Final = "sql.streaming.queryId"
+"""Local property that Spark sets while a batch is written."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveProgress:
+    """How far archiving has come."""
+
+    batch: int
+    """The batch that has just been written."""
+    message_count: int
+    """Messages archived so far by this run."""
+    written_bytes: int
+    """Bytes of the files that this run has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveSummary:
+    """What one run has done."""
+
+    message_count: int
+    """Messages archived by this run."""
+    written_bytes: int
+    """Bytes of the files that they went to."""
+    batch_count: int
+    """Batches that had messages."""
+    compacted_count: int
+    """Small files that were put together."""
+    total_message_count: int
+    """Messages in the archive now."""
+    total_file_count: int
+    """Files of the archive now."""
+    total_bytes: int
+    """Bytes of all its files."""
+
+
+def archive(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    interval_s: float | None = None,
+    file_bytes: int = FILE_BYTES,
+    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+) -> ArchiveSummary:
+    """Archive what the topics have beyond the last run.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive, which one job at a time may write.
+        options: Of a streaming read with `format("metaq")`. A new archive starts at
+            the earliest offsets unless they say otherwise.
+        interval_s: Go on for ever, a batch at least that long after the last, until
+            Ctrl-C or until the query is stopped; None: end when everything is archived
+            that was there at the start.
+        file_bytes: Small files are put together up to about that size, 2 or more.
+        on_progress: Called on the driver after each batch.
+
+    Raises:
+        ArchiveError: The archive is damaged, or another job writes it.
+        JobError: Reading or writing failed; the sentence names partition and offsets.
+    """
+    asked = {"startingOffsets": "earliest"}
+    # Of two spellings of one name Spark would take either.
+    asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
+    with job_errors("archive"):
+        rows = spark.readStream.format("metaq").options(**asked, **options).load()
+    return archive_stream(
+        rows,
+        path,
+        interval_s=interval_s,
+        file_bytes=file_bytes,
+        on_progress=on_progress,
+    )
+
+
+def archive_stream(
+    rows: DataFrame,
+    path: str,
+    *,
+    interval_s: float | None = None,
+    file_bytes: int = FILE_BYTES,
+    on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+) -> ArchiveSummary:
+    """Do what `archive` does, with a stream of rows that somebody has loaded.
+
+    Args:
+        rows: A streaming frame with the columns of the source; a batch that is
+            repeated has the same rows.
+        path: As for `archive`.
+        interval_s: As for `archive`.
+        file_bytes: As for `archive`.
+        on_progress: As for `archive`.
+    """
+    spark = rows.sparkSession
+    store = ArchiveStore(spark, path)
+    writer = _BatchWriter(store, file_bytes, on_progress)
+    stream = rows.writeStream.foreachBatch(writer.write)
+    stream = stream.option("checkpointLocation", store.checkpoint)
+    if interval_s is None:
+        stream = stream.trigger(availableNow=True)
+    else:
+        stream = stream.trigger(processingTime=f"{round(interval_s * 1000)} ms")
+    with job_errors("archive"):
+        query = stream.start()
+        _wait(query, writer)
+        writer.claim(str(query.id))
+        compacted = compact_store(store, file_bytes=file_bytes).replaced_count
+    return writer.summary(compacted)
+
+
+def _wait(query: StreamingQuery, writer: "_BatchWriter") -> None:
+    """Wait until a query ends; an error of ours is raised as it is."""
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+    except Exception:
+        if writer.failure is not None:
+            raise writer.failure from None
+        raise
+    finally:
+        query.stop()
+
+
+class _BatchWriter:
+    """Writes the batches of one query, one after the other."""
+
+    def __init__(
+        self,
+        store: ArchiveStore,
+        file_bytes: int,
+        on_progress: Callable[[ArchiveProgress], None],
+    ) -> None:
+        self._store = store
+        self._file_bytes = file_bytes
+        self._on_progress = on_progress
+        self._is_claimed = False
+        self._message_count = 0
+        self._written_bytes = 0
+        self._batch_count = 0
+        self._compacted_count = 0
+        self.failure: JobError | None = None
+        """What `write` raised; Spark hands on its text alone."""
+
+    def write(self, batch: DataFrame, number: int) -> None:
+        """Write one batch; one that is in the archive already is left out."""
+        try:
+            self._write(batch, number)
+        except JobError as error:
+            self.failure = error
+            raise
+
+    def claim(self, query_id: str) -> None:
+        """Take over the archive, once; also for a query without any batch."""
+        if not self._is_claimed:
+            self._store.claim(query_id)
+            self._is_claimed = True
+
+    def _write(self, batch: DataFrame, number: int) -> None:
+        store = self._store
+        query_id = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
+        self.claim(query_id or "")
+        if number <= store.manifest.batch:
+            _log.info("batch %d is in %s already", number, store.root)
+            return
+        dated = batch.withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
+        ordered = dated.sortWithinPartitions("topic", "date", *ORDER[1:])
+        files = store.write(ordered, f"batch-{number:010}")
+        if not files:
+            return
+        named = sorted([*store.manifest.files, *files], key=lambda file: file.path)
+        store.commit(replace(store.manifest, batch=number, files=tuple(named)))
+        self._batch_count += 1
+        self._message_count += sum(file.message_count for file in files)
+        self._written_bytes += sum(file.size_bytes for file in files)
+        self._on_progress(
+            ArchiveProgress(number, self._message_count, self._written_bytes)
+        )
+        done = compact_store(
+            store, file_bytes=self._file_bytes, count_min=SMALL_FILES_MAX
+        )
+        self._compacted_count += done.replaced_count
+
+    def summary(self, compacted_count: int) -> ArchiveSummary:
+        """Return what was done, with the files that the end of the run put together."""
+        manifest = self._store.manifest
+        return ArchiveSummary(
+            self._message_count,
+            self._written_bytes,
+            self._batch_count,
+            self._compacted_count + compacted_count,
+            manifest.message_count,
+            len(manifest.files),
+            manifest.size_bytes,
+        )

@@ -1,0 +1,187 @@
+"""An archive on its file system: its manifest, its data files, and their rows.
+
+    topic=orders/date=2026-01-31/….parquet      messages, in the columns of the source
+    _metaq/manifest/00000000000000000012.json   which files count; the highest is true
+    _metaq/checkpoint/                          how far the streaming query has come
+    _metaq/staging/                             files on their way in; not part of it
+
+Data files are written to the staging directory, moved, and then named by a new
+manifest: that is when their messages are in the archive.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.spark.errors import ArchiveError
+from metaq.spark.jobs.files import ArchiveFiles
+from metaq.spark.jobs.manifest import ArchivedFile, Manifest, manifest_name
+from metaq.spark.schema import ROW_DDL
+
+HIDDEN: Final = "_metaq/"
+"""Spark's own readers leave out what begins with an underscore."""
+MANIFESTS: Final = f"{HIDDEN}manifest"
+CHECKPOINT: Final = f"{HIDDEN}checkpoint"
+STAGING: Final = f"{HIDDEN}staging"
+MANIFESTS_KEPT: Final = 16
+"""Older ones are deleted; a reader that has begun has its list of files already."""
+SUFFIX: Final = ".parquet"
+
+DATE_OF_TIMESTAMP: Final = (
+    "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
+)
+"""The UTC day, whatever the session's zone is; null where there is no timestamp."""
+ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
+"""A row of an archive: that of the source, and the UTC day of its timestamp."""
+COLUMNS: Final = tuple(part.split()[0] for part in ARCHIVE_DDL.split(","))
+ORDER: Final = ("topic", "broker_id", "partition", "offset")
+
+
+class ArchiveStore:
+    """One archive; at most one job writes it. Lives on the driver, one thread."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        """Open an archive, which need not exist yet.
+
+        Args:
+            spark: The session.
+            path: Path or URL of its directory.
+
+        Raises:
+            ArchiveError: Its manifest cannot be read.
+        """
+        self._spark = spark
+        self._files = ArchiveFiles(spark, path)
+        self.manifest = self._load()
+        """What it holds, as far as this object knows."""
+
+    @property
+    def checkpoint(self) -> str:
+        """URL of the checkpoint of the query that archives here."""
+        return self._files.url_of(CHECKPOINT)
+
+    @property
+    def root(self) -> str:
+        """URL of the archive."""
+        return self._files.root
+
+    def claim(self, query_id: str) -> None:
+        """Take over the archive for a query, and delete what killed jobs left behind.
+
+        A job that still writes here fails at its next batch, because the number of its
+        manifest is taken.
+
+        Raises:
+            ArchiveError: Another query archived here; or a manifest came in between.
+        """
+        known = self.manifest.query_id
+        if known is not None and known != query_id:
+            raise ArchiveError(
+                f"{self.root}: was written by query {known}, not {query_id}: its"
+                f" checkpoint {CHECKPOINT} is gone, and without it messages would be"
+                " archived twice"
+            )
+        self.commit(replace(self.manifest, query_id=query_id))
+        named = {file.path for file in self.manifest.files}
+        for file in self._files.list_files():
+            is_data = not file.path.startswith(HIDDEN)
+            if is_data and file.path.endswith(SUFFIX) and file.path not in named:
+                self._files.delete(file.path)
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a manifest the next one.
+
+        Raises:
+            ArchiveError: Another job has made one of that number.
+        """
+        manifest = replace(manifest, number=self.manifest.number + 1)
+        name = f"{MANIFESTS}/{manifest_name(manifest.number)}"
+        self._files.create(name, manifest.to_json().encode())
+        self.manifest = manifest
+        if (old := manifest.number - MANIFESTS_KEPT) > 0:
+            self._files.delete(f"{MANIFESTS}/{manifest_name(old)}")
+
+    def write(self, rows: DataFrame, name: str) -> tuple[ArchivedFile, ...]:
+        """Write rows as new data files; they count from the next manifest on.
+
+        Args:
+            rows: The columns of the source, and `date`.
+            name: Files are called so, with a number; never the name of a file of the
+                manifest.
+
+        Returns:
+            The files, counted by reading them back.
+        """
+        self._files.delete(STAGING)
+        staged = self._files.url_of(STAGING)
+        rows.write.partitionBy("topic", "date").parquet(staged)
+        counts = self._count(staged)
+        written = []
+        for number, file in enumerate(self._files.list_files(STAGING)):
+            if not file.path.endswith(SUFFIX):
+                continue
+            below = file.path.removeprefix(f"{STAGING}/")
+            target = f"{below.rpartition('/')[0]}/{name}-{number:05}{SUFFIX}"
+            # What a killed job left under this name was never part of the archive.
+            self._files.delete(target)
+            self._files.move(file.path, target)
+            count = counts.get(file.path, 0)
+            written.append(ArchivedFile(target, file.size_bytes, count))
+        self._files.delete(STAGING)
+        return tuple(written)
+
+    def _count(self, staged: str) -> dict[str, int]:
+        name = sf.col("_metadata.file_path").alias("name")
+        rows = self._spark.read.schema(ARCHIVE_DDL).parquet(staged)
+        counted = rows.select(name).groupBy("name").count().collect()
+        return {self._files.path_of(row["name"]): row["count"] for row in counted}
+
+    def delete(self, files: Sequence[ArchivedFile]) -> None:
+        """Delete data files that the manifest does not name any more."""
+        for file in files:
+            self._files.delete(file.path)
+
+    def read(self, files: Sequence[ArchivedFile]) -> DataFrame:
+        """Return the rows of some data files."""
+        if not files:
+            return self._spark.createDataFrame([], ARCHIVE_DDL)
+        urls = [self._files.url_of(file.path) for file in files]
+        reader = self._spark.read.schema(ARCHIVE_DDL).option("basePath", self.root)
+        return reader.parquet(*urls).select(*COLUMNS)
+
+    def _load(self) -> Manifest:
+        names = [
+            file.path
+            for file in self._files.list_files(MANIFESTS)
+            if file.path.endswith(".json")
+        ]
+        if not names:
+            return Manifest()
+        text = self._files.read(names[-1]).decode(errors="replace")
+        return Manifest.from_json(text, name=self._files.url_of(names[-1]))
+
+
+def read_archive(spark: SparkSession, path: str) -> DataFrame:
+    """Return every message of an archive, each once, in no order.
+
+    What a job writes meanwhile is not seen. A file that compaction has replaced
+    meanwhile makes the query fail.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive.
+
+    Returns:
+        The columns of the source, and `date`: the UTC day of `timestamp`, null where
+        there is none.
+
+    Raises:
+        ArchiveError: There is no archive.
+    """
+    store = ArchiveStore(spark, path)
+    if store.manifest.number == 0:
+        raise ArchiveError(f"{store.root}: no archive: {MANIFESTS} has no manifest")
+    return store.read(store.manifest.files)

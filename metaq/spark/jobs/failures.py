@@ -1,0 +1,44 @@
+"""What a failed Spark job says to a person: one sentence instead of a stack trace."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from metaq.spark.errors import JobError
+
+_OWN: Final = re.compile(r"^(?:\S+: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
+"""How Python prints our errors at the end of a trace that Spark quotes."""
+SENTENCE_CHARS_MAX: Final = 2000
+"""A message quotes that much of what Spark says."""
+
+
+def sentence_of(error: Exception) -> str:
+    """Return what an error of Spark is about.
+
+    Our own errors cross from tasks as text; theirs is the sentence that names the
+    partition and the offsets. Else it is the first line.
+    """
+    text = str(error)
+    own = _OWN.findall(text)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    sentence = own[-1] if own else (lines or [type(error).__name__])[0]
+    return sentence[:SENTENCE_CHARS_MAX].strip()
+
+
+@contextmanager
+def job_errors(job: str) -> Iterator[None]:
+    """Turn errors of Spark into one sentence.
+
+    Args:
+        job: what failed, for the message.
+
+    Raises:
+        JobError: Spark failed in the body.
+    """
+    try:
+        yield
+    except PySparkException as error:
+        raise JobError(f"{job}: {sentence_of(error)}") from error

@@ -1,0 +1,138 @@
+"""Files of one archive, on any file system that Spark can reach.
+
+Spark's own file systems are used, so that an archive may lie on a local disk, on HDFS
+or in an object store, under the settings that the session has for it.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from metaq.spark.errors import ArchiveError
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file that is there."""
+
+    path: str
+    """Below the root of the archive, steps separated by `/`."""
+    size_bytes: int
+    """Its length."""
+
+
+class ArchiveFiles:
+    """The files below one directory; paths are relative to it. Lives on the driver.
+
+    Each call raises `ArchiveError` where the file system refuses.
+    """
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        """Find the file system of a path.
+
+        Args:
+            spark: Whose settings hold; a session with a driver of its own.
+            root: Path or URL of the directory, which need not exist yet.
+        """
+        context = spark.sparkContext
+        jvm: Any = context._jvm  # noqa: SLF001  # the only way to Spark's file systems
+        jsc: Any = context._jsc  # noqa: SLF001  # the same
+        self._jvm = jvm
+        given = jvm.org.apache.hadoop.fs.Path(root)
+        with _told(root):
+            self._fs = given.getFileSystem(jsc.hadoopConfiguration())
+        self._root = self._fs.makeQualified(given)
+        self.root: str = self._root.toString()
+        """The directory as a URL."""
+
+    def list_files(self, directory: str = "") -> list[StoredFile]:
+        """Return all files at any depth, by path; none where there is no directory."""
+        top = self._at(directory)
+        found = []
+        with _told(top):
+            if self._fs.exists(top):
+                left = self._fs.listFiles(top, True)
+                while left.hasNext():
+                    status = left.next()
+                    path = self._below(status.getPath().toString())
+                    found.append(StoredFile(path, status.getLen()))
+        return sorted(found, key=lambda file: file.path)
+
+    def read(self, path: str) -> bytes:
+        """Return all bytes of a file."""
+        with _told(path):
+            stream = self._fs.open(self._at(path))
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def create(self, path: str, data: bytes) -> None:
+        """Write a new file; it is there as a whole or not at all.
+
+        Raises:
+            ArchiveError: It exists, or the file system refused.
+        """
+        draft = f"{path}.draft"
+        with _told(path):
+            stream = self._fs.create(self._at(draft), True)
+            try:
+                stream.write(bytearray(data))
+                stream.hsync()
+            finally:
+                stream.close()
+        self.move(draft, path)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a file, and make the directory that it goes to.
+
+        Raises:
+            ArchiveError: The target exists, or the file system refused.
+        """
+        with _told(target):
+            place = self._at(target)
+            if self._fs.exists(place):
+                raise ArchiveError(
+                    f"{self.root}: {target} exists: another job writes this archive"
+                )
+            self._fs.mkdirs(place.getParent())
+            if not self._fs.rename(self._at(source), place):
+                raise ArchiveError(f"{self.root}: cannot rename {source} to {target}")
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a directory with all that is in it; or nothing."""
+        with _told(path):
+            self._fs.delete(self._at(path), True)
+
+    def url_of(self, path: str) -> str:
+        """Return the URL of a path."""
+        url: str = self._at(path).toString()
+        return url
+
+    def path_of(self, uri: str) -> str:
+        """Return the path of a file that Spark names in a column: an encoded URI."""
+        decoded = self._jvm.java.net.URI(uri)
+        path = self._jvm.org.apache.hadoop.fs.Path(decoded)
+        return self._below(self._fs.makeQualified(path).toString())
+
+    def _at(self, path: str) -> Any:
+        if not path:
+            return self._root
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.root}/{path}")
+
+    def _below(self, url: str) -> str:
+        assert url.startswith(self.root), f"{url} is not below {self.root}"
+        return url[len(self.root) :].lstrip("/")
+
+
+@contextmanager
+def _told(subject: object) -> Iterator[None]:
+    """Say what the JVM refused in one sentence."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise ArchiveError(f"{subject}: {error.java_exception.toString()}") from error

@@ -1,0 +1,290 @@
+"""Archiving: each message once, whatever is killed when."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from metaq.spark.errors import ArchiveError, JobError
+from metaq.spark.jobs.archive import ArchiveProgress, archive_stream
+from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
+from metaq.spark.jobs.compact import compact
+from metaq.spark.jobs.files import ArchiveFiles
+from tests.spark.jobs.archives import Feed, Row, log_rows, places, places_of, row
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def feed(spark: SparkSession, tmp_path: Path) -> Feed:
+    return Feed(spark, tmp_path / "feed")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "archive")
+
+
+def batches(count: int = 3) -> list[list[Row]]:
+    """Return rows of two topics and three partitions, batch by batch."""
+    return [
+        log_rows("orders", 0, 4, start=4 * n)
+        + log_rows("orders", 1, 2, start=2 * n)
+        + log_rows("logs", 0, 3, start=3 * n)
+        for n in range(count)
+    ]
+
+
+def joined(rows: list[list[Row]]) -> list[Row]:
+    return [row for batch in rows for row in batch]
+
+
+def data_files(path: str) -> list[str]:
+    """Return what Spark's own readers would see."""
+    return sorted(
+        found.relative_to(path).as_posix()
+        for found in Path(path).glob("topic=*/**/*.parquet")
+    )
+
+
+def check(spark: SparkSession, path: str, rows: list[Row]) -> None:
+    """Expect each message once, by the manifest and by Spark's own reader."""
+    wanted = places_of(rows)
+    assert places(read_archive(spark, path).collect()) == wanted
+    plain = spark.read.parquet(path)
+    assert places(plain.collect()) == wanted
+    store = ArchiveStore(spark, path)
+    assert store.manifest.message_count == len(rows)
+    assert [file.path for file in store.manifest.files] == data_files(path)
+
+
+def test_topics_are_archived_by_topic_and_day(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Every column comes back; small files are one; the summary and progress add up."""
+    rows = batches()
+    bare = row("orders", 1, 900, b"\x00\xff", broker_id=3, time=None, attribute="k=v")
+    rows[2].append(bare)
+    for each in rows:
+        feed.add(each)
+    seen: list[ArchiveProgress] = []
+    found = archive_stream(feed.stream(), path, on_progress=seen.append)
+    everything = joined(rows)
+    assert (found.message_count, found.batch_count) == (28, 3)
+    assert found.total_message_count == 28
+    assert [p.batch for p in seen] == [0, 1, 2]
+    assert seen[-1].message_count == 28
+    assert seen[-1].written_bytes == found.written_bytes > 0
+    check(spark, path, everything)
+    directories = {name.rpartition("/")[0] for name in data_files(path)}
+    assert directories == {
+        "topic=logs/date=2026-01-31",
+        "topic=logs/date=2026-02-01",
+        "topic=orders/date=2026-01-31",
+        "topic=orders/date=2026-02-01",
+        "topic=orders/date=__HIVE_DEFAULT_PARTITION__",
+    }
+    assert found.total_file_count == len(directories)
+    assert found.compacted_count > 0
+    (back,) = read_archive(spark, path).where("offset = 900").collect()
+    assert tuple(back)[:-1] == (*bare[:-1], bytearray(bare[-1]))
+    assert back["date"] is None
+
+
+def test_the_next_run_goes_on(spark: SparkSession, feed: Feed, path: str) -> None:
+    """Nothing new is nothing new; what is new is added."""
+    one, two, three = batches()
+    feed.add(one)
+    archive_stream(feed.stream(), path)
+    again = archive_stream(feed.stream(), path)
+    assert (again.message_count, again.batch_count) == (0, 0)
+    assert again.total_message_count == len(one)
+    feed.add(two)
+    feed.add(three)
+    assert archive_stream(feed.stream(), path).message_count == len(two + three)
+    check(spark, path, one + two + three)
+
+
+def test_an_empty_topic_gives_an_empty_archive(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """It exists, and has no rows; where there is none, that is an error."""
+    with pytest.raises(ArchiveError, match="no archive"):
+        read_archive(spark, path)
+    found = archive_stream(feed.stream(), path)
+    assert found.total_message_count == found.total_file_count == 0
+    assert read_archive(spark, path).count() == 0
+
+
+class Killed(Exception):
+    """Stands in for a kill: nothing of ours handles it."""
+
+
+def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
+    """Raise before the file operation number `at`, and at each one after it."""
+    done = 0
+
+    def dying(real: Any) -> Any:
+        def call(*words: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done > at:
+                raise Killed(f"before {real.__name__} {words[1]}")
+            return real(*words)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("create", "move", "delete"):
+            patch.setattr(ArchiveFiles, name, dying(getattr(ArchiveFiles, name)))
+        yield
+
+
+@pytest.mark.timeout(400)
+def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
+    spark: SparkSession, feed: Feed, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every change of a file is the last one once; the next run sets it right."""
+    rows: list[Row] = []
+    step = 0
+    while True:
+        batch = log_rows("orders", 0, 2, start=2 * step)
+        feed.add(batch)
+        rows += batch
+        is_through = True
+        for _ in kill_points(monkeypatch, step):
+            try:
+                archive_stream(feed.stream(), path)
+            except (Killed, JobError):
+                is_through = False
+        if list(Path(path).glob("_metaq/manifest/*.json")):
+            found = [tuple(p) for p in places(read_archive(spark, path).collect())]
+            assert len(set(found)) == len(found), step
+            assert set(found) <= set(places_of(rows)), step
+        if is_through:
+            break
+        archive_stream(feed.stream(), path)
+        check(spark, path, rows)
+        step += 1
+    assert step >= 12
+    check(spark, path, rows)
+
+
+def test_a_second_job_is_noticed(spark: SparkSession, feed: Feed, path: str) -> None:
+    """The one that comes later goes on; the other one fails and spoils nothing."""
+    (one,) = batches(1)
+    feed.add(one)
+    archive_stream(feed.stream(), path)
+    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
+    query_id = str(slow.manifest.query_id)
+    slow.claim(query_id)
+    with pytest.raises(ArchiveError, match="another job writes this archive"):
+        quick.commit(quick.manifest)
+    check(spark, path, one)
+
+
+def test_a_lost_checkpoint_is_refused(
+    spark: SparkSession, feed: Feed, path: str, tmp_path: Path
+) -> None:
+    """Starting from scratch would archive everything again."""
+    feed.add(batches(1)[0])
+    archive_stream(feed.stream(), path)
+    Path(path, "_metaq/checkpoint").rename(tmp_path / "elsewhere")
+    with pytest.raises(ArchiveError, match=r"checkpoint .* is gone"):
+        archive_stream(feed.stream(), path)
+
+
+def test_what_a_killed_job_left_is_not_read(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """A file counts when the manifest names it, not before."""
+    one, two = batches(2)
+    feed.add(one)
+    archive_stream(feed.stream(), path)
+    real = Path(path, data_files(path)[0])
+    left = real.with_name("batch-0000000009-00000.parquet")
+    left.write_bytes(real.read_bytes())
+    assert places(read_archive(spark, path).collect()) == places_of(one)
+    feed.add(two)
+    archive_stream(feed.stream(), path)
+    assert not left.exists()
+    check(spark, path, one + two)
+
+
+def test_small_files_are_put_together_in_order(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Rows of a merged file lie in the order of the log; large files stay."""
+    rows = [log_rows("orders", n % 2, 3, start=3 * (5 - n)) for n in range(6)]
+    for each in rows:
+        feed.add(each)
+    archive_stream(feed.stream(), path, file_bytes=2)
+    assert len(data_files(path)) > 6
+    found = compact(spark, path)
+    # The older day has one file, which stays as it is.
+    assert (found.replaced_count, found.written_count, found.message_count) == (
+        6,
+        1,
+        16,
+    )
+    assert len(data_files(path)) == 2
+    check(spark, path, joined(rows))
+    for name in data_files(path):
+        read = spark.read.parquet(str(Path(path, name))).collect()
+        order = [(r["broker_id"], r["partition"], r["offset"]) for r in read]
+        assert order == sorted(order)
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from pathlib import Path
+from pyspark.sql import SparkSession
+from metaq.spark.jobs.archive import archive_stream
+from metaq.spark.jobs.files import ArchiveFiles
+from tests.spark.jobs.archives import Feed
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = spark.config("spark.sql.session.timeZone", "Asia/Tokyo")
+spark = spark.config("spark.sql.shuffle.partitions", "1").getOrCreate()
+create = ArchiveFiles.create
+def dying(files, path, data):
+    if path.endswith({victim!r}):
+        os.kill(os.getpid(), signal.SIGKILL)
+    create(files, path, data)
+ArchiveFiles.create = dying
+archive_stream(Feed(spark, Path({feed!r})).stream(), {path!r})
+"""
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+def test_a_killed_driver_loses_and_doubles_nothing(
+    spark: SparkSession, feed: Feed, path: str, tmp_path: Path
+) -> None:
+    """The process is killed with files moved and no manifest that names them."""
+    rows = batches()
+    for each in rows:
+        feed.add(each)
+    script = KILLED.format(
+        root=str(ROOT), feed=str(tmp_path / "feed"), path=path, victim="3.json"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert places(read_archive(spark, path).collect()) == places_of(rows[0])
+    assert len(data_files(path)) > len(ArchiveStore(spark, path).manifest.files)
+    archive_stream(feed.stream(), path)
+    check(spark, path, joined(rows))
