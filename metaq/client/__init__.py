@@ -4,9 +4,12 @@ from metaq.client.batches import SendFuture, SendResult
 from metaq.client.blocking import Client, Consumer
 from metaq.client.blocking_producer import Producer
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.dead_letters import Origin, read_origin
+from metaq.client.errors import HandlerFailedError
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned, RoundRobin
 from metaq.client.producer import AsyncProducer
+from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 
 __all__ = [
@@ -17,12 +20,17 @@ __all__ = [
     "ClientOptions",
     "Consumer",
     "ConsumerOptions",
+    "HandlerFailedError",
     "KeyHash",
+    "Origin",
     "OutgoingMessage",
     "Pinned",
     "Producer",
     "ProducerOptions",
+    "Reject",
+    "RetryPolicy",
     "RoundRobin",
     "SendFuture",
     "SendResult",
+    "read_origin",
 ]

@@ -19,6 +19,7 @@ from metaq.client.blocking_producer import Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.cursor import FETCH_BYTES
+from metaq.client.handler_threads import Handler, run_threads
 from metaq.client.loop_thread import LoopThread
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
@@ -31,6 +32,7 @@ from metaq.client.options import (
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.progress import ConsumerStatistics, Health, Lag
+from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.clock import Clock
 from metaq.errors import ClosedError
@@ -308,6 +310,23 @@ class Consumer:
             if batch is None:
                 return []
             hand.hold(batch)
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """Have every message handled, in threads; see `AsyncConsumer.run`.
+
+        Returns when the consumer is closed, by another thread or by a handler's
+        failure. An interrupt (Ctrl-C) waits for the handlers that are at work, at most
+        `revoke_timeout_s`, and is raised then; what they finished is handled.
+        """
+        run_threads(
+            self._twin, self._thread, handler, concurrency=concurrency, retry=retry
+        )
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit everything handed out; see `AsyncConsumer.commit`."""

@@ -140,7 +140,7 @@ class AsyncClient:
             coordinator.start()
             metadata = ZooKeeperMetadata(coordinator, paths, clock=clock)
         self._context = ClientContext(
-            clock, options, pool, metadata, paths, coordinator
+            clock, options, pool, metadata, paths, self._make_producer, coordinator
         )
         await metadata.start()
 
@@ -219,18 +219,23 @@ class AsyncClient:
                 one, and round robin with the others.
             options: fields of `ProducerOptions`.
         """
+        producer = self._make_producer(ProducerOptions(**options), selector)
+        self._adopt(producer)
+        return producer
+
+    def _make_producer(
+        self, options: ProducerOptions, selector: Selector | None
+    ) -> AsyncProducer:
         context = self.context
-        producer = AsyncProducer(
+        return AsyncProducer(
             pool=context.pool,
             metadata=context.metadata,
-            options=ProducerOptions(**options),
+            options=options,
             clock=context.clock,
             producer_id=uuid.uuid4().hex,
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
-        self._adopt(producer)
-        return producer
 
     def consumer(
         self,
@@ -267,6 +272,7 @@ class AsyncClient:
         consumer = AsyncConsumer(
             context,
             group=name,
+            topics=tuple(topics),
             source=make_source(
                 context,
                 group=name,
