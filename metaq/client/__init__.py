@@ -2,11 +2,12 @@
 
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.blocking import Client, Consumer
-from metaq.client.blocking_producer import Producer
+from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
 from metaq.client.errors import HandlerFailedError
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
+from metaq.client.ordered import AsyncOrderedProducer, Spooled
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned, RoundRobin
 from metaq.client.producer import AsyncProducer
 from metaq.client.redelivery import Reject, RetryPolicy
@@ -15,6 +16,7 @@ from metaq.client.session import AsyncClient
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
+    "AsyncOrderedProducer",
     "AsyncProducer",
     "Client",
     "ClientOptions",
@@ -22,6 +24,7 @@ __all__ = [
     "ConsumerOptions",
     "HandlerFailedError",
     "KeyHash",
+    "OrderedProducer",
     "Origin",
     "OutgoingMessage",
     "Pinned",
@@ -32,5 +35,6 @@ __all__ = [
     "RoundRobin",
     "SendFuture",
     "SendResult",
+    "Spooled",
     "read_origin",
 ]

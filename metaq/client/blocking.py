@@ -12,10 +12,11 @@ import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from metaq.client.blocking_producer import Producer
+from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.cursor import FETCH_BYTES
@@ -29,6 +30,7 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
+from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.progress import ConsumerStatistics, Health, Lag
@@ -121,6 +123,25 @@ class Client:
             options=ProducerOptions(**options),
             clock=self._twin.context.clock,
         )
+
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> OrderedProducer:
+        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncOrderedProducer:
+            return self._twin.ordered_producer(
+                topic, partitions, directory, selector=selector, **options
+            )
+
+        return OrderedProducer(thread.run(make()), thread)
 
     def consumer(
         self,

@@ -10,6 +10,7 @@ import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
@@ -38,6 +39,7 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
+from metaq.client.ordered import AsyncOrderedProducer, parse_layout
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
@@ -220,6 +222,41 @@ class AsyncClient:
             options: fields of `ProducerOptions`.
         """
         producer = self._make_producer(ProducerOptions(**options), selector)
+        self._adopt(producer)
+        return producer
+
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncOrderedProducer:
+        """Return a producer that keeps order over outages; see `ordered.py`.
+
+        Args:
+            topic: where all its messages go.
+            partitions: the topic's layout, fixed for ever: `"0:4;1:4"` for four
+                partitions on each of the brokers 0 and 1, or `["0-0", "0-1"]`.
+            directory: where messages wait that cannot be sent; one process at a time.
+            selector: chooses among the layout; None goes by the key.
+            options: fields of `ProducerOptions`.
+
+        Raises:
+            ConfigError: the layout says nothing.
+        """
+        settings = ProducerOptions(**options)
+        producer = AsyncOrderedProducer(
+            self.context,
+            self._make_producer(settings, None),
+            topic=topic,
+            partitions=parse_layout(topic, partitions),
+            directory=Path(directory),
+            timeout_s=settings.timeout_s,
+            selector=selector,
+        )
         self._adopt(producer)
         return producer
 
