@@ -32,7 +32,7 @@ from metaq.client.progress import (
 )
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.starts import NO_MESSAGE, first_offset
-from metaq.errors import ClientError, ClosedError, MetaqError
+from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
@@ -307,19 +307,24 @@ class AsyncConsumer:
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
-            MetaqError: the consumer has failed; or it is run already.
+            MetaqError: the consumer has failed, is run already, or is not started.
 
         Cancellation: the handlers are cancelled, and what they had in hand is
         delivered again.
         """
-        await self.begin_handling(retry).run(handler, concurrency)
+        await self.begin_handling(concurrency, retry).run(handler, concurrency)
 
-    def begin_handling(self, retry: RetryPolicy) -> Handling:
+    def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
         """Prepare the common part of the workers of a `run`, for both worlds.
 
         Raises:
-            ClientError: another `run` is under way.
+            ConfigError: there would be no worker.
+            ClientError: it is not started, or another `run` is under way.
         """
+        if concurrency < 1:
+            raise ConfigError(f"concurrency: expected 1 or more, got {concurrency}")
+        if self._state is ConsumerState.NEW:
+            raise ClientError(f"consumer of group '{self.group}' is not started")
         if self._handling is not None and not self._handling.is_closed:
             raise ClientError(f"consumer of group '{self.group}' is run already")
         context = self._context

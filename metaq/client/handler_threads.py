@@ -42,7 +42,7 @@ def run_threads(
     """
 
     async def begin() -> Handling:
-        handling = consumer.begin_handling(retry)
+        handling = consumer.begin_handling(concurrency, retry)
         try:
             await handling.start()
         except BaseException:

@@ -14,9 +14,10 @@ from metaq.client.blocking import Client
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import read_origin
 from metaq.client.errors import HandlerFailedError
+from metaq.client.offset_store import MemoryOffsets
 from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
-from metaq.errors import ClientError
+from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.client.scripted import TIMEOUT_S, until
@@ -401,6 +402,54 @@ def test_a_consumer_is_run_by_one_at_a_time(broker: EmbeddedBroker) -> None:
                 await consumer.run(handler)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_that_is_not_started_is_not_run(broker: EmbeddedBroker) -> None:
+    """It would wait for ever."""
+
+    async def handler(message: Message) -> None: ...
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            consumer = client.consumer("g", ["test"])
+            with pytest.raises(ClientError, match="not started"):
+                await consumer.run(handler)
+            async with consumer:
+                with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
+                    await consumer.run(handler, concurrency=0)
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_is_too_late_has_handled_nothing(
+    broker: EmbeddedBroker,
+) -> None:
+    """Its partition went without it, and somebody else has the message."""
+    begun, released = asyncio.Event(), asyncio.Event()
+    offsets = MemoryOffsets()
+
+    async def handler(message: Message) -> None:
+        begun.set()
+        await released.wait()
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a")
+            slow = client.consumer(
+                "g", ["test"], offsets=offsets, revoke_timeout_s=0.01
+            )
+            await slow.start()
+            task = asyncio.create_task(slow.run(handler))
+            await begun.wait()
+            await slow.close()
+            released.set()
+            await task
+            async with client.consumer("g", ["test"], offsets=offsets) as other:
+                message = await other.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"a"
 
     asyncio.run(scenario())
 
