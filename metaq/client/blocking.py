@@ -12,15 +12,17 @@ import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
-from metaq.client.blocking_producer import Producer
+from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.hand import check_count
+from metaq.client.handler_threads import Handler, run_threads
 from metaq.client.loop_thread import LoopThread
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
@@ -30,9 +32,11 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
+from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.progress import ConsumerStatistics, Health, Lag
+from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.clock import Clock
 from metaq.errors import ClosedError
@@ -126,6 +130,25 @@ class Client:
             options=ProducerOptions(**options),
             clock=self._twin.context.clock,
         )
+
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> OrderedProducer:
+        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncOrderedProducer:
+            return self._twin.ordered_producer(
+                topic, partitions, directory, selector=selector, **options
+            )
+
+        return OrderedProducer(thread.run(make()), thread)
 
     def consumer(
         self,
@@ -316,6 +339,23 @@ class Consumer:
             if batch is None:
                 return []
             hand.hold(batch)
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """Have every message handled, in threads; see `AsyncConsumer.run`.
+
+        Returns when the consumer is closed, by another thread or by a handler's
+        failure. An interrupt (Ctrl-C) waits for the handlers that are at work, at most
+        `revoke_timeout_s`, and is raised then; what they finished is handled.
+        """
+        run_threads(
+            self._twin, self._thread, handler, concurrency=concurrency, retry=retry
+        )
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit everything handed out; see `AsyncConsumer.commit`."""

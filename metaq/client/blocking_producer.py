@@ -1,4 +1,4 @@
-"""The sync world's producer: any thread appends, the client's loop delivers.
+"""The sync world's producers: any thread appends, the client's loop delivers.
 
 What happens per message happens in the caller's thread: it encodes the message and
 appends it to a batch under one lock. Only a topic's first message, `flush` and `close`
@@ -13,6 +13,7 @@ from metaq.client.batches import SendFuture, SendResult
 from metaq.client.errors import BufferFullError
 from metaq.client.loop_thread import LoopThread
 from metaq.client.options import ProducerOptions
+from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.clock import Clock
@@ -172,3 +173,50 @@ class Producer:
         )
         if not has_room:
             raise full
+
+
+class OrderedProducer:
+    """An ordered producer for any number of threads; see `AsyncOrderedProducer`."""
+
+    def __init__(self, twin: AsyncOrderedProducer, thread: LoopThread) -> None:
+        """Wrap the async twin; `Client.ordered_producer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+
+    def start(self) -> None:
+        """Open the spools, and begin to send what is in them; `with` calls it."""
+        self._thread.run(self._twin.start())
+
+    def close(self) -> None:
+        """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
+        if self._thread.is_usable:
+            self._thread.run(self._twin.close())
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def send(
+        self,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> SendResult | Spooled:
+        """Send one message, or spool it; see `AsyncOrderedProducer.send`."""
+        return self._thread.run(
+            self._twin.send(data, attribute=attribute, key=key, timeout=timeout)
+        )
+
+    def statistics(self) -> OrderedStatistics:
+        """Return a snapshot of the counters."""
+        return self._twin.statistics()

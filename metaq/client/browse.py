@@ -247,6 +247,7 @@ async def _follow(
     consumer = AsyncConsumer(
         context,
         group=BROWSER_GROUP,
+        topics=(),
         source=source,
         store=MemoryOffsets(),
         options=ConsumerOptions(start=start, commit_interval_s=None),

@@ -18,9 +18,10 @@ from metaq.client.cursor import PartitionCursor
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
 from metaq.client.hand import Hand, check_count
+from metaq.client.handling import AsyncHandler, Handling
 from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
-from metaq.client.options import ConsumerOptions
+from metaq.client.options import ConsumerOptions, ProducerOptions
 from metaq.client.progress import (
     ConsumerState,
     ConsumerStatistics,
@@ -30,8 +31,9 @@ from metaq.client.progress import (
     judge,
     lags_of,
 )
+from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
-from metaq.errors import ClosedError, MetaqError
+from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
@@ -60,6 +62,7 @@ class AsyncConsumer:
         context: ClientContext,
         *,
         group: str,
+        topics: Collection[str],
         source: PartitionSource,
         store: OffsetStore,
         options: ConsumerOptions,
@@ -70,6 +73,7 @@ class AsyncConsumer:
         Args:
             context: the client's parts.
             group: consumer group; names commits and gets.
+            topics: what it reads.
             source: says which partitions are ours; owned from now on.
             store: where offsets are committed; owned from now on.
             options: what the user chose.
@@ -77,6 +81,8 @@ class AsyncConsumer:
         """
         self.group = group
         """Name of the consumer group."""
+        self.topics = topics
+        """Names of the topics that it reads."""
         self.options = options
         """What the user chose."""
         self._context = context
@@ -112,6 +118,7 @@ class AsyncConsumer:
         self._unlisten = context.metadata.add_listener(lambda _: self._hurry())
         self._state = ConsumerState.NEW
         self._reset_count = 0
+        self._handling: Handling | None = None
 
     # -- life -------------------------------------------------------------------------
 
@@ -282,6 +289,58 @@ class AsyncConsumer:
         except TimeoutError:
             return []
 
+    async def run(
+        self,
+        handler: AsyncHandler,
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy = DEFAULT_POLICY,
+    ) -> None:
+        """Have every message handled; returns when the consumer is closed.
+
+        A message counts as handled when its handler has returned. Messages of one
+        partition are handled one after the other, in order; a message that fails is
+        handled again as `retry` says, and its partition waits for it meanwhile.
+
+        Args:
+            handler: takes one message; what it raises is a failure.
+            concurrency: how many messages are handled at once, 1 or more; no more
+                than there are partitions.
+            retry: what happens after failures.
+
+        Raises:
+            HandlerFailedError: a message was given up, and `retry` says to stop.
+            MetaqError: the consumer has failed, is run already, or is not started.
+
+        Cancellation: the handlers are cancelled, and what they had in hand is
+        delivered again.
+        """
+        await self.begin_handling(concurrency, retry).run(handler, concurrency)
+
+    def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
+        """Prepare the common part of the workers of a `run`, for both worlds.
+
+        Raises:
+            ConfigError: there would be no worker.
+            ClientError: it is not started, or another `run` is under way.
+        """
+        if concurrency < 1:
+            raise ConfigError(f"concurrency: expected 1 or more, got {concurrency}")
+        if self._state is ConsumerState.NEW:
+            raise ClientError(f"consumer of group '{self.group}' is not started")
+        if self._handling is not None and not self._handling.is_closed:
+            raise ClientError(f"consumer of group '{self.group}' is run already")
+        context = self._context
+        self._handling = Handling(
+            self.feed,
+            group=self.group,
+            topics=self.topics,
+            policy=retry,
+            clock=context.clock,
+            make_producer=lambda: context.make_producer(ProducerOptions(), None),
+        )
+        return self._handling
+
     # -- offsets ----------------------------------------------------------------------
 
     async def commit(self, timeout: float | None = None) -> None:
@@ -365,6 +424,8 @@ class AsyncConsumer:
             problems.append(f"commit: {self._committer.last_error}")
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
+        if self._handling is not None:
+            problems += self._handling.problems()
         return judge(
             self._state,
             self.feed,
@@ -389,6 +450,7 @@ class AsyncConsumer:
                 fetcher.partition: fetcher.statistics()
                 for fetcher in tuple(self._fetchers.values())
             },
+            handling=self._handling.statistics() if self._handling else None,
         )
 
     # -- assignment: what the partition source asks for -------------------------------

@@ -1,15 +1,21 @@
 """What all parts of one client share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from metaq.client.metadata import Metadata
-from metaq.client.options import ClientOptions
+from metaq.client.options import ClientOptions, ProducerOptions
+from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
+from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock
 from metaq.model import BrokerId
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import BrokerAddress
+
+ProducerMaker = Callable[[ProducerOptions, Selector | None], AsyncProducer]
+"""Makes a producer of the client; whoever calls it owns and closes the producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class ClientContext:
     """What is known of the cluster."""
     paths: NodePaths
     """Paths below the client's root."""
+    make_producer: ProducerMaker
+    """For parts that send."""
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
 

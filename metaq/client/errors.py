@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from metaq.errors import ClientError, RequestTimeoutError
+from metaq.model import Message
 
 
 class ConnectionLostError(RequestTimeoutError):
@@ -50,6 +51,17 @@ class StuckError(ClientError):
 
 class OffsetStoreError(ClientError):
     """A store of offsets cannot be read or written; the message names it."""
+
+
+class HandlerFailedError(ClientError):
+    """A handler could not handle a message, and the policy says to stop there."""
+
+    def __init__(self, message: str, *, failed: Message, attempts: int) -> None:
+        super().__init__(message)
+        self.message = failed
+        """The message; it does not count as handled."""
+        self.attempts = attempts
+        """How often the handler had it."""
 
 
 class OutcomeUnknownError(RequestTimeoutError):

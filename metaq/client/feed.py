@@ -14,7 +14,8 @@ of each partition: what a commit may store.
 A lane goes in one of two ways. `revoke` stops the batch in hand, waits until its
 worker gives it back (bounded), and returns what was handled. `fence` does not wait.
 Either way the lane is gone: what its worker reports later changes nothing, and a
-commit of it is refused (`is_current`).
+commit of it is refused (`is_current`). A lane may be given back *paused*: its worker
+is free for others, and nothing of it is handed out before `resume`.
 
     Invariant: a batch in hand belongs to exactly one worker.
     Invariant: handled offsets of a lane never go back.
@@ -80,6 +81,7 @@ class _Lane:
     ready: deque[Batch] = field(default_factory=deque)
     in_hand: Batch | None = None
     is_queued: bool = False
+    is_paused: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -92,7 +94,7 @@ class LaneStatistics:
     buffered_count: int
     """Messages fetched and not taken."""
     is_in_hand: bool
-    """Whether a worker has a batch of it."""
+    """Whether a worker has a batch of it, or it is paused."""
     progress_s: float
     """Monotonic time at which something was last fetched, handed out or handled."""
 
@@ -126,6 +128,7 @@ class Feed:
         self._arrival = threading.Condition(self._lock)
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._line: deque[_Lane] = deque()
+        self._asides: deque[Batch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self._error: BaseException | None = None
         self._buffered_bytes = 0
@@ -184,6 +187,8 @@ class Feed:
     def _enqueue(self, lane: _Lane) -> None:
         """Put a lane in line and wake one worker; the lock is held."""
         if lane.is_queued or lane.in_hand is not None or not lane.ready:
+            return
+        if lane.is_paused:
             return
         lane.is_queued = True
         self._line.append(lane)
@@ -252,7 +257,7 @@ class Feed:
             except BaseException:
                 with self._lock:
                     self._sleepers.discard(sleeper)
-                    if self._line:
+                    if self._line or self._asides:
                         # The wake-up may have been meant for this one: pass it on.
                         self._wake()
                 raise
@@ -262,10 +267,12 @@ class Feed:
                     self._waiting_count -= 1
 
     def _has_something(self) -> bool:
-        return bool(self._line) or self._error is not None
+        return bool(self._line or self._asides) or self._error is not None
 
     def _take(self) -> Batch | None:
         """Take the next batch in line; the lock is held."""
+        if self._asides:
+            return self._asides.popleft()
         if self._line:
             lane = self._line.popleft()
             lane.is_queued = False
@@ -286,16 +293,21 @@ class Feed:
             self._is_room_wanted = False
             self._on_room()
 
-    def done(self, batch: Batch) -> None:
+    def done(self, batch: Batch, *, is_paused: bool = False) -> None:
         """Give a batch back; what is not handled in it is handed out again.
 
         A stopped batch, or one of a lane that is gone, is only counted as returned.
+
+        Args:
+            batch: what was taken.
+            is_paused: hand out nothing of its partition before `resume`.
         """
         with self._lock:
             lane = self._lanes.get(batch.partition)
             if lane is None or lane.in_hand is not batch:
                 return
             lane.in_hand = None
+            lane.is_paused = is_paused
             lane.handled = _handled(lane.handled, batch)
             lane.progress_s = self._clock.monotonic_s()
             rest = batch.messages[batch.handled :]
@@ -308,6 +320,29 @@ class Feed:
         for tell in returned:
             tell()
         self._tell_room()
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Hand out a paused partition again; harmless when it is not, or is gone."""
+        with self._lock:
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                lane.is_paused = False
+                lane.progress_s = self._clock.monotonic_s()
+                self._enqueue(lane)
+
+    def put_aside(self, batch: Batch) -> None:
+        """Hand a batch to the next worker that is free; it belongs to no lane.
+
+        It moves no offset, and whoever takes it gives it back to its maker.
+        """
+        with self._lock:
+            self._asides.append(batch)
+            self._wake()
+
+    def drop_asides(self) -> None:
+        """Forget what was put aside and not taken."""
+        with self._lock:
+            self._asides.clear()
 
     # -- the end of a lane ------------------------------------------------------------
 
@@ -412,7 +447,7 @@ class Feed:
                 partition: LaneStatistics(
                     handled=handled.get(partition, lane.handled),
                     buffered_count=sum(len(batch.messages) for batch in lane.ready),
-                    is_in_hand=lane.in_hand is not None,
+                    is_in_hand=lane.in_hand is not None or lane.is_paused,
                     progress_s=lane.progress_s,
                 )
                 for partition, lane in self._lanes.items()

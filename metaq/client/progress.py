@@ -16,6 +16,7 @@ from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError, StuckError
 from metaq.client.feed import Feed
 from metaq.client.fetcher import FetchStatistics
+from metaq.client.handling import HandlingStatistics
 from metaq.client.questions import count_between, log_range, time_of
 from metaq.errors import MetaqError, WireError
 from metaq.model import Offset, TopicPartition
@@ -154,6 +155,8 @@ class ConsumerStatistics:
     """Partitions whose commit failed, counted each time."""
     fetches: Mapping[TopicPartition, FetchStatistics]
     """Of the partitions it reads now."""
+    handling: HandlingStatistics | None
+    """Of the last `run`; None when there was none."""
 
 
 async def lags_of(

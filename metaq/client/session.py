@@ -11,6 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self, Unpack
 
@@ -44,6 +45,7 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
+from metaq.client.ordered import AsyncOrderedProducer, parse_layout
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
@@ -148,7 +150,7 @@ class AsyncClient:
             coordinator.start()
             metadata = ZooKeeperMetadata(coordinator, paths, clock=clock)
         self._context = ClientContext(
-            clock, options, pool, metadata, paths, coordinator
+            clock, options, pool, metadata, paths, self._make_producer, coordinator
         )
         await metadata.start()
 
@@ -231,18 +233,58 @@ class AsyncClient:
                 one, and round robin with the others.
             options: fields of `ProducerOptions`.
         """
+        producer = self._make_producer(ProducerOptions(**options), selector)
+        self._adopt(producer)
+        return producer
+
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncOrderedProducer:
+        """Return a producer that keeps order over outages; see `ordered.py`.
+
+        Args:
+            topic: where all its messages go.
+            partitions: the topic's layout, fixed for ever: `"0:4;1:4"` for four
+                partitions on each of the brokers 0 and 1, or `["0-0", "0-1"]`.
+            directory: where messages wait that cannot be sent; one process at a time.
+            selector: chooses among the layout; None goes by the key.
+            options: fields of `ProducerOptions`.
+
+        Raises:
+            ConfigError: the layout says nothing.
+        """
+        settings = ProducerOptions(**options)
+        producer = AsyncOrderedProducer(
+            self.context,
+            self._make_producer(settings, None),
+            topic=topic,
+            partitions=parse_layout(topic, partitions),
+            directory=Path(directory),
+            timeout_s=settings.timeout_s,
+            selector=selector,
+        )
+        self._adopt(producer)
+        return producer
+
+    def _make_producer(
+        self, options: ProducerOptions, selector: Selector | None
+    ) -> AsyncProducer:
         context = self.context
-        producer = AsyncProducer(
+        return AsyncProducer(
             pool=context.pool,
             metadata=context.metadata,
-            options=ProducerOptions(**options),
+            options=options,
             clock=context.clock,
             producer_id=uuid.uuid4().hex,
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
-        self._adopt(producer)
-        return producer
 
     def consumer(
         self,
@@ -279,6 +321,7 @@ class AsyncClient:
         consumer = AsyncConsumer(
             context,
             group=name,
+            topics=tuple(topics),
             source=make_source(
                 context,
                 group=name,

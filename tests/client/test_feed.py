@@ -281,6 +281,40 @@ def test_a_partition_that_goes_leaves_the_line() -> None:
     asyncio.run(scenario())
 
 
+def test_a_paused_partition_waits_until_it_is_resumed() -> None:
+    """Whatever arrives; it does not look idle meanwhile, and the others go on."""
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 3))
+    taken = take(feed)
+    taken.handed = 2  # the first is handled, the second failed
+    feed.done(taken, is_paused=True)
+    feed.put(batch(ZERO, 3, 1))
+    feed.put(batch(ONE, 0, 1))
+    assert take(feed).partition == ONE
+    assert feed.take_nowait() is None
+    assert feed.statistics()[ZERO].is_in_hand
+    feed.resume(ZERO)
+    assert numbers(take(feed).messages) == [1, 2]
+    feed.resume(TopicPartition("gone", BrokerId(0), 0))
+
+
+def test_a_paused_partition_is_revoked_at_once() -> None:
+    async def scenario() -> None:
+        feed = make_feed()
+        feed.put(batch(ZERO, 0, 2))
+        taken = take(feed)
+        taken.handed = 2
+        feed.done(taken, is_paused=True)
+        handled, is_returned = await feed.revoke(ZERO, timeout_s=1000)
+        assert is_returned
+        assert handled == GroupOffset(Offset(STEP), MessageId(1))
+        feed.add(ZERO, BEGIN)
+        feed.put(batch(ZERO, 0, 1))
+        assert take(feed).partition == ZERO
+
+    asyncio.run(scenario())
+
+
 def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
     """Else a batch would lie there while somebody waits for it."""
 
@@ -300,5 +334,23 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
         taken = await asyncio.wait_for(second, 5)
         assert taken.partition == ZERO
         assert first.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
+    async def scenario() -> None:
+        feed = make_feed()
+        wait = asyncio.ensure_future(feed.take_async())
+        await asyncio.sleep(0)
+        aside = batch(ZERO, 5, 1)
+        feed.put_aside(aside)
+        assert await wait is aside
+        aside.handed = aside.confirmed = 1
+        feed.done(aside)
+        assert feed.handled()[ZERO] == BEGIN
+        feed.put_aside(aside)
+        feed.drop_asides()
+        assert feed.take_nowait() is None
 
     asyncio.run(scenario())

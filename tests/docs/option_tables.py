@@ -5,19 +5,20 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ROOT / "metaq" / "client" / "options.py"
+SOURCES = [ROOT / "metaq" / "client" / name for name in ("options.py", "redelivery.py")]
 PAGE = ROOT / "docs" / "client.md"
 SECTIONS = {
     "ClientOptions": "### `Client`, `AsyncClient`",
     "ProducerOptions": "### `client.producer`",
     "ConsumerOptions": "### `client.consumer`",
+    "RetryPolicy": "### `RetryPolicy`",
 }
 
 
 def tables() -> dict[str, str]:
     """Return the rows of each section, by the name of its class."""
     found = {}
-    for node in ast.parse(OPTIONS.read_text()).body:
+    for node in (n for path in SOURCES for n in ast.parse(path.read_text()).body):
         if isinstance(node, ast.ClassDef) and node.name in SECTIONS:
             found[node.name] = "\n".join(_rows(node))
     return found

@@ -1,0 +1,458 @@
+"""The ordered producer: a fixed layout, and a spool for each partition of it.
+
+Theory of operation. A key keeps its partition only if the partitions never change, so
+the layout is configured, whatever the cluster has at the moment. A message whose
+partition does not take it is spooled *under that partition*, and as long as anything is
+spooled there, all that follows is spooled behind it. One task per partition sends what
+is spooled, oldest first, and removes what is acknowledged; when nothing is left, sends
+go to the broker directly again.
+
+    Invariant: a send goes out directly only when nothing of its partition is spooled.
+    Invariant: sends of one partition follow each other in the order of the calls.
+
+What was spooled is on disk, survives this process, and is sent at least once: when the
+process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
+messages are sent again. Source: client spec 8.1, with its defect (21, row 15) done
+right.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self, TypeVar
+
+from metaq.client.batches import SendResult
+from metaq.client.context import ClientContext
+from metaq.client.errors import NotSentError
+from metaq.client.partitioner import (
+    KeyHash,
+    OutgoingMessage,
+    Selector,
+    parse_partition,
+)
+from metaq.client.producer import AsyncProducer, check_topic
+from metaq.client.runs import frozen
+from metaq.client.spool import Spool, spool_name
+from metaq.errors import (
+    ClosedError,
+    ConfigError,
+    ForbiddenError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    UnavailableError,
+)
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+from metaq.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+NOT_TAKEN: Final = (NotSentError, NoBrokerError, ForbiddenError, UnavailableError)
+"""After these a message is certainly not stored, so it may be spooled."""
+
+REPLAY_GROUP: Final = 32
+"""Spooled messages are removed when so many are acknowledged, or the last one is."""
+
+REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
+"""Pauses while a partition does not take what is spooled; news of the cluster end
+them."""
+
+PARTITIONS_MAX: Final = 4096
+"""A larger layout is taken for a mistake."""
+
+_NO_ID: Final = MessageId(-1)
+_NO_OFFSET: Final = Offset(-1)
+
+
+class Spooled(NamedTuple):
+    """A message that its partition did not take: it waits on the local disk."""
+
+    partition: TopicPartition
+    """The partition it will be sent to."""
+    waiting_count: int
+    """Messages that wait for this partition, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedStatistics:
+    """A snapshot of an ordered producer's counters."""
+
+    sent_count: int
+    """Messages that went to the broker directly."""
+    spooled_count: int
+    """Messages that were spooled."""
+    replayed_count: int
+    """Spooled messages that the broker has."""
+    waiting: Mapping[TopicPartition, int]
+    """Messages that are spooled now, of partitions that have any."""
+    problems: tuple[str, ...]
+    """Why they are still there, one sentence for each partition."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One partition."""
+
+    partition: TopicPartition
+    spool: Spool
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    replay: asyncio.Task[None] | None = None
+    last_error: MetaqError | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.partition.broker_id}-{self.partition.partition}"
+
+
+class AsyncOrderedProducer:
+    """Sends messages of one topic, in order whatever happens to its brokers.
+
+    Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
+    uses a directory. Sends of one partition wait for each other; different partitions
+    do not.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        producer: AsyncProducer,
+        *,
+        topic: str,
+        partitions: Sequence[TopicPartition],
+        directory: Path,
+        timeout_s: float,
+        selector: Selector | None = None,
+        fs: FileSystem | None = None,
+    ) -> None:
+        """Prepare; nothing is opened before the block is entered.
+
+        Args:
+            context: the client's parts.
+            producer: sends; owned from now on.
+            topic: where all messages go.
+            partitions: the layout; the same for ever.
+            directory: where spools are.
+            timeout_s: bound on each send, when the caller gives none.
+            selector: chooses among the layout; None goes by the key.
+            fs: the disk; None: this machine's.
+        """
+        self.topic = topic
+        """Where all messages go."""
+        self.partitions = tuple(partitions)
+        """The layout."""
+        self._context = context
+        self._producer = producer
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._selector = selector or KeyHash()
+        self._fs = fs or SystemFileSystem()
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._unlisten: Callable[[], None] | None = None
+        self._is_known = False
+        self._sent_count = 0
+        self._spooled_count = 0
+        self._replayed_count = 0
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the spools, and begin to send what is in them; `async with` calls it.
+
+        Raises:
+            StorageError: one cannot be opened, or another process has it; none is.
+        """
+        try:
+            for partition in self.partitions:
+                name = f"{partition.broker_id}-{partition.partition}"
+                place = self._directory / spool_name(self.topic, name)
+                spool = await asyncio.to_thread(Spool.open, self._fs, place)
+                self._lanes[partition] = _Lane(partition, spool)
+        except BaseException:
+            await self.close()
+            raise
+        metadata = self._context.metadata
+        metadata.watch_topic(self.topic)
+        self._unlisten = metadata.add_listener(lambda _: self._wake_all())
+        self._wake_all()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._producer.is_closed
+
+    async def close(self) -> None:
+        """Stop; what is spooled stays and is sent by the next one. Never raises.
+
+        Sends that are under way have their outcome first, within the client's
+        `close_timeout_s`.
+        """
+        if self._unlisten is not None:
+            self._unlisten()
+        lanes, self._lanes = self._lanes, {}
+        replays = [lane.replay for lane in lanes.values() if lane.replay is not None]
+        for replay in replays:
+            replay.cancel()
+        await asyncio.gather(*replays, return_exceptions=True)
+        await self._producer.close()
+        for lane in lanes.values():
+            async with lane.turn:
+                await asyncio.to_thread(lane.spool.close)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    # -- sending ----------------------------------------------------------------------
+
+    async def send(
+        self,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> SendResult | Spooled:
+        """Send one message, or spool it; it is on a disk when this returns.
+
+        Args:
+            data: application bytes; what may change is copied.
+            attribute: application attribute; "" is one, None is none.
+            key: what the selector chooses by.
+            timeout: seconds to try the broker; None is `timeout_s` of the options.
+
+        Returns:
+            Where it lies in the log; or `Spooled`, when its partition is away, closed
+            or does not answer before the message is sent, or when earlier messages
+            wait for it.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and nobody knows whether it is stored; it
+                is not spooled.
+            LocalProtocolError: the selector chose outside of the layout, or the
+                attribute cannot be written.
+            NoSpaceError: it should be spooled, and the disk has no room.
+            MetaqError: the broker refused the message itself, or the disk failed.
+            ClosedError: the producer is closed, or not started.
+
+        Cancellation: the message may be stored or spooled all the same.
+        """
+        message = OutgoingMessage(frozen(data), attribute, key)
+        encode_payload(message.data, attribute)
+        lane = self._lane_of(message)
+        timeout_s = self._timeout_s if timeout is None else timeout
+        deadline_s = self._context.clock.monotonic_s() + timeout_s
+        async with lane.turn:
+            if await self._is_open(lane, deadline_s):
+                try:
+                    return await self._send(lane, message, deadline_s)
+                except NOT_TAKEN as error:
+                    lane.last_error = error
+            return await self._spool(lane, message)
+
+    def _lane_of(self, message: OutgoingMessage) -> _Lane:
+        if not self._lanes:
+            raise ClosedError("the ordered producer is closed, or was not started")
+        chosen = self._selector(self.topic, self.partitions, message)
+        lane = self._lanes.get(chosen)
+        if lane is None:
+            raise LocalProtocolError(
+                f"the selector chose {chosen}, which is not in the layout of"
+                f" {len(self.partitions)} partitions"
+            )
+        return lane
+
+    async def _is_open(self, lane: _Lane, deadline_s: float) -> bool:
+        """Return whether a message may go to the broker directly."""
+        if not self._is_known:
+            try:
+                await self._context.metadata.topic(self.topic, deadline_s=deadline_s)
+            except NoBrokerError as error:
+                lane.last_error = error
+            self._is_known = True
+        return not len(lane.spool) and self._is_available(lane.partition)
+
+    def _is_available(self, partition: TopicPartition) -> bool:
+        snapshot = self._context.metadata.snapshot
+        copies = snapshot.brokers.get(partition.broker_id)
+        return (
+            copies is not None
+            and copies.leader is not None
+            and partition in snapshot.put_partitions(self.topic)
+        )
+
+    async def _send(
+        self, lane: _Lane, message: OutgoingMessage, deadline_s: float
+    ) -> SendResult:
+        left_s = deadline_s - self._context.clock.monotonic_s()
+        if left_s <= 0:
+            raise NotSentError(f"{lane.partition}: no time was left to send")
+        result = await self._producer.send(
+            self.topic,
+            message.data,
+            attribute=message.attribute,
+            partition=lane.name,
+            timeout=left_s,
+        )
+        self._sent_count += 1
+        return result
+
+    async def _spool(self, lane: _Lane, message: OutgoingMessage) -> Spooled:
+        stored = Message(
+            self.topic,
+            message.data,
+            message.attribute,
+            _NO_ID,
+            lane.partition,
+            _NO_OFFSET,
+            _NO_OFFSET,
+        )
+        await _finished(lane.spool.append, stored)
+        self._spooled_count += 1
+        self._wake(lane)
+        return Spooled(lane.partition, len(lane.spool))
+
+    # -- replay -----------------------------------------------------------------------
+
+    def _wake_all(self) -> None:
+        for lane in self._lanes.values():
+            self._wake(lane)
+
+    def _wake(self, lane: _Lane) -> None:
+        """See that what is spooled is being sent; at most one task per partition."""
+        if lane.replay is not None and not lane.replay.done():
+            lane.wake.set()
+        elif len(lane.spool) and lane.partition in self._lanes:
+            lane.replay = asyncio.create_task(
+                self._run_replay(lane), name=f"replay of {lane.partition}"
+            )
+
+    async def _run_replay(self, lane: _Lane) -> None:
+        """Send what is spooled until nothing is."""
+        failures = 0
+        while len(lane.spool):
+            lane.wake.clear()
+            if self._is_available(lane.partition):
+                try:
+                    await self._replay(lane)
+                except MetaqError as error:
+                    lane.last_error = error
+                    log.warning(
+                        "replay stopped partition=%s: %s", lane.partition, error
+                    )
+                else:
+                    failures = 0
+                    continue
+            failures += 1
+            try:
+                async with asyncio.timeout(REPLAY.delay_s(failures)):
+                    await lane.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _replay(self, lane: _Lane) -> None:
+        """Send the oldest messages, and remove what is acknowledged."""
+        sent: list[int] = []
+        try:
+            for number in await asyncio.to_thread(lane.spool.numbers, REPLAY_GROUP):
+                message = await asyncio.to_thread(lane.spool.read, number)
+                assert message is not None
+                await self._producer.send(
+                    self.topic,
+                    message.data,
+                    attribute=message.attribute,
+                    partition=lane.name,
+                )
+                sent.append(number)
+                self._replayed_count += 1
+        finally:
+            if sent:
+                await _finished(lane.spool.remove, sent)
+        lane.last_error = None
+
+    # -- how it is doing --------------------------------------------------------------
+
+    def statistics(self) -> OrderedStatistics:
+        """Return a snapshot of the counters."""
+        waiting = [lane for lane in self._lanes.values() if len(lane.spool)]
+        return OrderedStatistics(
+            sent_count=self._sent_count,
+            spooled_count=self._spooled_count,
+            replayed_count=self._replayed_count,
+            waiting={lane.partition: len(lane.spool) for lane in waiting},
+            problems=tuple(
+                f"{lane.partition}: {lane.last_error or 'its broker is away'}"
+                for lane in waiting
+            ),
+        )
+
+
+def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartition, ...]:
+    """Return the partitions of a layout, sorted.
+
+    Args:
+        topic: topic name.
+        layout: MetaQ's `partitionsInfo`, `<broker>:<count>;<broker>:<count>`; or the
+            partitions themselves, each `<broker>-<partition>`.
+
+    Raises:
+        ConfigError: it is neither, has no partition, or too many.
+        LocalProtocolError: the topic can be no topic's name.
+    """
+    check_topic(topic)
+    try:
+        if isinstance(layout, str):
+            found = _parse_counts(topic, layout)
+        else:
+            found = {parse_partition(topic, name) for name in layout}
+    except (ValueError, LocalProtocolError) as error:
+        raise ConfigError(
+            f"layout of topic {topic}: expected '<broker>:<count>;...' or"
+            f" ['<broker>-<partition>', ...], got {layout!r}"
+        ) from error
+    if not 1 <= len(found) <= PARTITIONS_MAX:
+        raise ConfigError(
+            f"layout of topic {topic}: expected 1 to {PARTITIONS_MAX} partitions, got"
+            f" {len(found)}"
+        )
+    return tuple(sorted(found))
+
+
+def _parse_counts(topic: str, text: str) -> set[TopicPartition]:
+    found = set()
+    for part in filter(None, map(str.strip, text.split(";"))):
+        broker, _, count = part.partition(":")
+        broker_id, number = int(broker), int(count)
+        if broker_id < 0 or not 1 <= number <= PARTITIONS_MAX:
+            raise ValueError(part)
+        found |= {TopicPartition(topic, BrokerId(broker_id), n) for n in range(number)}
+    return found
+
+
+async def _finished(work: Callable[..., T], argument: object) -> T:
+    """Do something on a thread; a cancelled caller waits for its end all the same.
+
+    Whoever holds a partition's turn holds it until the disk is done.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(work, argument))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,538 @@
+"""Handlers: order, failures, pauses, dead letters, and what cancelling leaves."""
+
+import asyncio
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.client import handler_threads
+from metaq.client.blocking import Client
+from metaq.client.consumer import AsyncConsumer
+from metaq.client.dead_letters import read_origin
+from metaq.client.errors import HandlerFailedError
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.redelivery import Reject, RetryPolicy
+from metaq.client.session import AsyncClient
+from metaq.errors import ClientError, ConfigError
+from metaq.model import Message
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.client.scripted import TIMEOUT_S, until
+
+SOON = RetryPolicy(attempts_max=3, first_s=0.001, max_s=0.002)
+LATER = RetryPolicy(attempts_max=3, first_s=100.0, max_s=100.0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    topics = {"test": 2, "test.dead": 1}
+    with embedded_broker(topics=topics, data_path=tmp_path / "data") as made:
+        yield made
+
+
+async def fill(client: AsyncClient, partition: int, *texts: bytes) -> None:
+    async with client.producer() as producer:
+        for text in texts:
+            await producer.send("test", text, partition=f"0-{partition}")
+
+
+class Log:
+    """What a handler got, per partition."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[bytes]] = defaultdict(list)
+
+    def add(self, message: Message) -> None:
+        self.seen[message.partition.partition].append(message.data)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.seen.values()))
+
+
+def handled_everything(consumer: AsyncConsumer, count: int) -> Callable[[], bool]:
+    def is_so() -> bool:
+        handling = consumer.statistics().handling
+        return handling is not None and handling.handled_count >= count
+
+    return is_so
+
+
+async def run_until(
+    consumer: AsyncConsumer,
+    handler: Callable,
+    condition: Callable[[], object],
+    **options: object,
+) -> None:
+    """Run a handler until a condition holds, then cancel the run."""
+    task = asyncio.create_task(consumer.run(handler, **options))
+    try:
+        await until(lambda: task.done() or condition())
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    if not task.cancelled():
+        task.result()
+
+
+def test_each_partition_is_handled_in_order_and_one_at_a_time(
+    broker: EmbeddedBroker,
+) -> None:
+    log, at_work, most_at_work = Log(), [0, 0], [0, 0]
+
+    async def handler(message: Message) -> None:
+        number = message.partition.partition
+        at_work[number] += 1
+        most_at_work[number] = max(most_at_work[number], at_work[number])
+        await asyncio.sleep(0.001)
+        log.add(message)
+        at_work[number] -= 1
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            texts = [b"%d" % n for n in range(20)]
+            await fill(client, 0, *texts)
+            await fill(client, 1, *texts)
+            async with client.consumer("g", ["test"]) as consumer:
+                done = handled_everything(consumer, 40)
+                await run_until(consumer, handler, done, concurrency=4)
+            assert dict(log.seen) == {0: texts, 1: texts}
+            assert most_at_work == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
+    broker: EmbeddedBroker,
+) -> None:
+    """With one worker: nobody waits with a batch in hand."""
+    log = Log()
+
+    async def handler(message: Message) -> None:
+        log.add(message)
+        if message.data == b"bad":
+            raise ValueError("no number")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"bad", b"behind")
+            await fill(client, 1, *[b"fine"] * 5)
+            async with client.consumer("g", ["test"]) as consumer:
+                done = handled_everything(consumer, 5)
+                await run_until(consumer, handler, done, retry=LATER)
+                assert log.seen == {0: [b"bad"], 1: [b"fine"] * 5}
+                # The next run counts from the start, and does not wait.
+                log.seen.clear()
+                with pytest.raises(HandlerFailedError) as caught:
+                    await consumer.run(handler, retry=SOON)
+            assert log.seen == {0: [b"bad"] * 3}
+            assert caught.value.attempts == 3
+            assert caught.value.message.data == b"bad"
+            assert "test/0-0" in str(caught.value)
+            assert "offset 0" in str(caught.value)
+            assert isinstance(caught.value.__cause__, ValueError)
+
+    asyncio.run(scenario())
+
+
+def test_what_a_failing_run_handled_is_committed_and_the_rest_comes_again(
+    broker: EmbeddedBroker,
+) -> None:
+    log = Log()
+
+    async def handler(message: Message) -> None:
+        log.add(message)
+        if message.data == b"bad":
+            raise Reject("never")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a", b"b", b"bad", b"c")
+            async with client.consumer("g", ["test"]) as consumer:
+                with pytest.raises(HandlerFailedError):
+                    await consumer.run(handler, retry=LATER, concurrency=2)
+                assert log.seen[0] == [b"a", b"b", b"bad"]
+                # The iterator finds what is not handled.
+                message = await consumer.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"bad"
+
+    asyncio.run(scenario())
+
+
+def test_a_message_given_up_becomes_a_dead_letter_and_reading_goes_on(
+    broker: EmbeddedBroker,
+) -> None:
+    log = Log()
+    policy = RetryPolicy(attempts_max=2, first_s=0.001, max_s=0.001, then="dead_letter")
+
+    async def handler(message: Message) -> None:
+        log.add(message)
+        if message.data == b"bad":
+            raise ValueError("no number")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                result = await producer.send(
+                    "test", b"bad", attribute="k=v", partition="0-1"
+                )
+            await fill(client, 1, b"good")
+            async with client.consumer("g", ["test"]) as consumer:
+                done = handled_everything(consumer, 2)
+                await run_until(consumer, handler, done, retry=policy)
+                counts = consumer.statistics().handling
+            assert log.seen == {1: [b"bad", b"bad", b"good"]}
+            assert counts is not None
+            assert (counts.dead_letter_count, counts.failure_count) == (1, 2)
+            async with client.consumer("g", ["test.dead"]) as dead:
+                letter = await dead.receive(TIMEOUT_S)
+            assert letter is not None
+            assert letter.data == b"bad"
+            origin = read_origin(letter)
+            assert origin is not None
+            assert origin.partition == result.partition
+            assert (origin.offset, origin.id) == (result.offset, result.message_id)
+            assert (origin.attribute, origin.group) == ("k=v", "g")
+            assert (origin.error, origin.text) == ("ValueError", "no number")
+            assert origin.attempts == 2
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler gets the message no more; the letter is sent when it can be."""
+    log = Log()
+    policy = RetryPolicy(
+        attempts_max=1, then="dead_letter", dead_letter_topic="not.yet"
+    )
+    monkeypatch.setattr(
+        "metaq.client.handling.GIVING_UP.__class__.delay_s", lambda *_: 0.01
+    )
+
+    async def handler(message: Message) -> None:
+        log.add(message)
+        raise ValueError("no number")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"bad")
+            async with client.consumer("g", ["test"]) as consumer:
+                context = client.context
+                monkeypatch.setattr(
+                    consumer,
+                    "_context",
+                    _with_short_sends(context),
+                )
+                task = asyncio.create_task(consumer.run(handler, retry=policy))
+                await until(lambda: any("nobody" in p for p in problems(consumer)))
+                assert not consumer.health().is_ok
+                assert "test/0-0" in problems(consumer)[0]
+                await asyncio.to_thread(broker.create_topic, "not.yet")
+                await until(handled_everything(consumer, 1))
+                assert consumer.health().is_ok
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert log.seen == {0: [b"bad"]}
+
+    asyncio.run(scenario())
+
+
+def _with_short_sends(context):
+    from dataclasses import replace
+
+    def make(options, selector):
+        return context.make_producer(replace(options, timeout_s=0.05), selector)
+
+    return replace(context, make_producer=make)
+
+
+def problems(consumer: AsyncConsumer) -> tuple[str, ...]:
+    return consumer.health().problems
+
+
+def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
+    broker: EmbeddedBroker,
+) -> None:
+    """An error, not silence."""
+    policy = RetryPolicy(then="dead_letter", dead_letter_topic="no topic")
+
+    async def handler(message: Message) -> None:
+        raise Reject("never")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a")
+            async with client.consumer("g", ["test"]) as consumer:
+                with pytest.raises(HandlerFailedError, match="'no topic'"):
+                    await consumer.run(handler, retry=policy)
+
+    asyncio.run(scenario())
+
+
+def test_dropped_messages_are_counted(broker: EmbeddedBroker) -> None:
+    async def handler(message: Message) -> None:
+        raise Reject("never")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a", b"b")
+            async with client.consumer("g", ["test"]) as consumer:
+                done = handled_everything(consumer, 2)
+                policy = RetryPolicy(then="drop")
+                await run_until(consumer, handler, done, retry=policy)
+                counts = consumer.statistics().handling
+                assert counts is not None
+                assert counts.dropped_count == 2
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_a_run_leaves_the_message_in_hand_unhandled(
+    broker: EmbeddedBroker,
+) -> None:
+    begun = asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        if message.data == b"second":
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"first", b"second", b"third")
+            async with client.consumer("g", ["test"]) as consumer:
+                await run_until(consumer, handler, begun.is_set)
+                texts = []
+                for _ in range(2):
+                    message = await consumer.receive(TIMEOUT_S)
+                    assert message is not None
+                    texts.append(message.data)
+            assert texts == [b"second", b"third"]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_cancelled_inside_a_handler_is_a_failure_of_it(
+    broker: EmbeddedBroker,
+) -> None:
+    async def handler(message: Message) -> None:
+        inner = asyncio.ensure_future(asyncio.sleep(100))
+        inner.cancel()
+        await inner
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a")
+            async with client.consumer("g", ["test"]) as consumer:
+                with pytest.raises(HandlerFailedError) as caught:
+                    await consumer.run(handler, retry=SOON)
+                assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+
+    asyncio.run(scenario())
+
+
+def test_closing_the_consumer_waits_for_the_handler_and_ends_the_run(
+    broker: EmbeddedBroker,
+) -> None:
+    begun, released = asyncio.Event(), asyncio.Event()
+
+    async def handler(message: Message) -> None:
+        begun.set()
+        await released.wait()
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a", b"b")
+            consumer = client.consumer("g", ["test"])
+            await consumer.start()
+            task = asyncio.create_task(consumer.run(handler))
+            await begun.wait()
+            closing = asyncio.create_task(consumer.close())
+            await until(lambda: not consumer.assignment())
+            assert not closing.done()
+            released.set()
+            await closing
+            await task
+            counts = consumer.statistics().handling
+            assert counts is not None
+            assert counts.handled_count == 1  # the second was not begun
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_waits_after_a_failure_goes_at_once(
+    broker: EmbeddedBroker,
+) -> None:
+    async def handler(message: Message) -> None:
+        raise ValueError("no number")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a")
+            consumer = client.consumer("g", ["test"], revoke_timeout_s=1000)
+            await consumer.start()
+            task = asyncio.create_task(consumer.run(handler, retry=LATER))
+            await until(lambda: problems(consumer))
+            assert "failed 1 times" in problems(consumer)[0]
+            async with asyncio.timeout(TIMEOUT_S):
+                await consumer.close()
+                await task
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_is_run_by_one_at_a_time(broker: EmbeddedBroker) -> None:
+    async def handler(message: Message) -> None: ...
+
+    async def scenario() -> None:
+        async with (
+            AsyncClient(**broker.client_options) as client,
+            client.consumer("g", ["test"]) as consumer,
+        ):
+            task = asyncio.create_task(consumer.run(handler))
+            await asyncio.sleep(0)
+            with pytest.raises(ClientError, match="'g' is run already"):
+                await consumer.run(handler)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_that_is_not_started_is_not_run(broker: EmbeddedBroker) -> None:
+    """It would wait for ever."""
+
+    async def handler(message: Message) -> None: ...
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            consumer = client.consumer("g", ["test"])
+            with pytest.raises(ClientError, match="not started"):
+                await consumer.run(handler)
+            async with consumer:
+                with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
+                    await consumer.run(handler, concurrency=0)
+
+    asyncio.run(scenario())
+
+
+def test_a_handler_that_is_too_late_has_handled_nothing(
+    broker: EmbeddedBroker,
+) -> None:
+    """Its partition went without it, and somebody else has the message."""
+    begun, released = asyncio.Event(), asyncio.Event()
+    offsets = MemoryOffsets()
+
+    async def handler(message: Message) -> None:
+        begun.set()
+        await released.wait()
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"a")
+            slow = client.consumer(
+                "g", ["test"], offsets=offsets, revoke_timeout_s=0.01
+            )
+            await slow.start()
+            task = asyncio.create_task(slow.run(handler))
+            await begun.wait()
+            await slow.close()
+            released.set()
+            await task
+            async with client.consumer("g", ["test"], offsets=offsets) as other:
+                message = await other.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"a"
+
+    asyncio.run(scenario())
+
+
+# -- the sync world -------------------------------------------------------------------
+
+
+def test_threads_handle_each_partition_in_order(broker: EmbeddedBroker) -> None:
+    texts = [b"%d" % n for n in range(20)]
+    log, names = Log(), set()
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            for text in texts:
+                producer.send("test", text, partition="0-0")
+                producer.send("test", text, partition="0-1")
+        failures = iter([True, True])
+        consumer = client.consumer("g", ["test"])
+        consumer.start()
+
+        def handler(message: Message) -> None:
+            if message.data == b"7" and next(failures, False):
+                raise ValueError("twice")
+            names.add(threading.current_thread().name)
+            log.add(message)
+            if log.count == 40:
+                threading.Thread(target=consumer.close).start()
+
+        consumer.run(handler, concurrency=3, retry=SOON)
+        counts = consumer.statistics().handling
+        assert counts is not None
+        assert counts.failure_count == 2
+    assert dict(log.seen) == {0: texts, 1: texts}
+    assert all(name.startswith("metaq-handler-") for name in names)
+
+
+def test_threads_stop_at_a_message_given_up(broker: EmbeddedBroker) -> None:
+    log = Log()
+
+    def handler(message: Message) -> None:
+        log.add(message)
+        raise ValueError("no number")
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            producer.send("test", b"bad", partition="0-0")
+        with client.consumer("g", ["test"]) as consumer:
+            with pytest.raises(HandlerFailedError) as caught:
+                consumer.run(handler, retry=SOON, concurrency=2)
+            assert caught.value.attempts == 3
+            message = consumer.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"bad"
+    assert log.seen == {0: [b"bad"] * 3}
+
+
+def test_an_interrupt_waits_for_the_handler_at_work(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finishes is handled; the next message is not begun."""
+    log, workers = Log(), []
+    run = handler_threads._Workers.run
+
+    def noted(self, concurrency: int) -> None:
+        workers.append(self)
+        run(self, concurrency)
+
+    def handler(message: Message) -> None:
+        log.add(message)
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        assert workers[0]._is_over.wait(TIMEOUT_S)
+
+    monkeypatch.setattr(handler_threads._Workers, "run", noted)
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            for text in (b"a", b"b"):
+                producer.send("test", text, partition="0-0")
+        with client.consumer("g", ["test"]) as consumer:
+            with pytest.raises(KeyboardInterrupt):
+                consumer.run(handler)
+            message = consumer.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"b"
+    assert log.seen == {0: [b"a"]}

@@ -1,0 +1,358 @@
+"""Order within a partition, whatever happens to brokers, producer and disk."""
+
+import asyncio
+import errno
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from metaq.client.batches import SendResult
+from metaq.client.blocking import Client
+from metaq.client.errors import OutcomeUnknownError
+from metaq.client.ordered import AsyncOrderedProducer, Spooled, parse_layout
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.session import AsyncClient
+from metaq.client.spool import Spool, spool_name
+from metaq.errors import (
+    ClosedError,
+    ConfigError,
+    LocalProtocolError,
+    LogDirLockedError,
+    StorageError,
+)
+from metaq.fs import SystemFileSystem
+from metaq.model import BrokerId, TopicPartition
+from metaq.record.flags import decode_payload
+from metaq.testing.embedded import embedded_broker
+from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.zk import MemoryZooKeeper
+from tests.client.scripted import until
+
+SHORT_S = 0.1
+"""How long a send may try, where it is bound to fail."""
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    zookeeper = MemoryZooKeeper()
+    with FakeBroker({"test": 2}, coordinator=zookeeper.coordinator) as made:
+        made.zookeeper = zookeeper
+        yield made
+
+
+def client_of(broker: FakeBroker) -> AsyncClient:
+    return AsyncClient(coordinator=broker.zookeeper.coordinator)
+
+
+def by_key(
+    topic: str, partitions: Sequence[TopicPartition], message: OutgoingMessage
+) -> TopicPartition:
+    """Choose the partition whose number is the key."""
+    return partitions[int(message.key)]
+
+
+def texts(broker: FakeBroker, partition: int = 0) -> list[bytes]:
+    return [
+        decode_payload(record.payload, record.flag)[0]
+        for record in broker.records("test", partition)
+    ]
+
+
+def waiting(producer: AsyncOrderedProducer) -> int:
+    return sum(producer.statistics().waiting.values())
+
+
+def test_messages_go_directly_to_the_partition_that_was_chosen(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer(
+                "test", "0:2", tmp_path, selector=by_key
+            ) as producer,
+        ):
+            result = await producer.send(b"a", key="1", attribute="k=v")
+            assert isinstance(result, SendResult)
+            assert result.partition == TopicPartition("test", BrokerId(0), 1)
+            assert producer.statistics().sent_count == 1
+
+    asyncio.run(scenario())
+    assert texts(broker, 1) == [b"a"]
+
+
+def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer(
+                "test", "0:2", tmp_path, selector=by_key
+            ) as producer,
+        ):
+            await producer.send(b"0", key="0")
+            await asyncio.to_thread(broker.go_away)
+            for number in range(1, 4):
+                spooled = await producer.send(b"%d" % number, key="0", timeout=SHORT_S)
+                assert isinstance(spooled, Spooled)
+                assert spooled.waiting_count == number
+            assert "test/0-0" in producer.statistics().problems[0]
+            await asyncio.to_thread(broker.come_back)
+            # Whether it is spooled or not, the next one comes behind.
+            await producer.send(b"4", key="0")
+            await until(lambda: not waiting(producer))
+            assert isinstance(await producer.send(b"5", key="0"), SendResult)
+            assert producer.statistics().problems == ()
+
+    asyncio.run(scenario())
+    assert texts(broker) == [b"%d" % n for n in range(6)]
+
+
+def test_a_closed_partition_keeps_its_order(broker: FakeBroker, tmp_path: Path) -> None:
+    """The defect of MetaQ's producer: there, what comes later overtakes."""
+    broker.close_partition()
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer(
+                "test", "0:2", tmp_path, selector=by_key
+            ) as producer,
+        ):
+            spooled = await producer.send(b"0", key="0", timeout=SHORT_S)
+            assert spooled == Spooled(TopicPartition("test", BrokerId(0), 0), 1)
+            broker.open_partition()
+            for number in range(1, 30):
+                await producer.send(b"%d" % number, key="0")
+            await until(lambda: not waiting(producer))
+
+    asyncio.run(scenario())
+    assert texts(broker) == [b"%d" % n for n in range(30)]
+
+
+def test_what_is_spooled_survives_and_goes_before_what_comes_then(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        await asyncio.to_thread(broker.go_away)
+        async with client_of(broker) as client:
+            async with client.ordered_producer(
+                "test", ["0-1"], tmp_path, timeout_s=SHORT_S
+            ) as producer:
+                for number in range(3):
+                    await producer.send(b"%d" % number, attribute="k=v")
+            await asyncio.to_thread(broker.come_back)
+            async with client.ordered_producer("test", ["0-1"], tmp_path) as producer:
+                assert waiting(producer) == 3
+                await producer.send(b"3", attribute="k=v")
+                await until(lambda: not waiting(producer))
+                assert producer.statistics().replayed_count >= 3
+
+    asyncio.run(scenario())
+    assert texts(broker, 1) == [b"0", b"1", b"2", b"3"]
+    assert {r.flag for r in broker.records("test", 1)} == {1}
+
+
+def test_an_unknown_outcome_is_told_and_not_spooled(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer("test", ["0-0"], tmp_path) as producer,
+        ):
+            with pytest.raises(OutcomeUnknownError):
+                await producer.send(b"a", timeout=SHORT_S)
+            assert waiting(producer) == 0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.slow
+def test_order_holds_whatever_is_refused(
+    broker: FakeBroker, tmp_path: Path, rng: random.Random
+) -> None:
+    """Many senders at once, and partitions that close and open.
+
+    Each sender's messages lie in its order, once each: nothing here is in doubt.
+    """
+    count = 30
+
+    async def send(producer: AsyncOrderedProducer, sender: int) -> None:
+        for number in range(count):
+            text = b"%d:%d" % (sender, number)
+            await producer.send(text, key=str(sender % 2), timeout=0.05)
+            await asyncio.sleep(rng.random() / 500)
+
+    async def trouble() -> None:
+        for _ in range(8):
+            number = rng.randrange(2)
+            broker.close_partition("test", number)
+            await asyncio.sleep(rng.random() / 10)
+            broker.open_partition("test", number)
+            await asyncio.sleep(rng.random() / 20)
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            producer = client.ordered_producer("test", "0:2", tmp_path, selector=by_key)
+            async with producer:
+                await asyncio.gather(
+                    trouble(), *(send(producer, sender) for sender in range(4))
+                )
+                await until(lambda: not waiting(producer))
+                found = producer.statistics()
+                assert found.sent_count
+                assert found.spooled_count
+                assert found.replayed_count == found.spooled_count
+
+    asyncio.run(scenario())
+    for sender in range(4):
+        mine = [
+            int(text.split(b":")[1])
+            for text in texts(broker, sender % 2)
+            if text.startswith(b"%d:" % sender)
+        ]
+        assert mine == list(range(count))
+
+
+def test_a_disk_that_takes_nothing_is_an_error(broker: FakeBroker) -> None:
+    """Nobody is told that a message is safe when it is not."""
+    fs = FaultyFileSystem()
+
+    async def scenario() -> None:
+        await asyncio.to_thread(broker.go_away)
+        async with client_of(broker) as client:
+            producer = client.ordered_producer(
+                "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
+            )
+            producer._fs = fs
+            async with producer:
+                await producer.send(b"a")
+                fs.fail_at(fs.calls + 2, errno.EIO)
+                with pytest.raises(StorageError):
+                    await producer.send(b"b")
+
+    asyncio.run(scenario())
+    spool = Spool.open(fs.crash(), Path("/s") / spool_name("test", "0-0"))
+    assert len(spool) == 1
+    spool.close()
+
+
+def test_a_cancelled_send_leaves_order_and_turn_intact(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    broker.delay_s = 0.05
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer("test", ["0-0"], tmp_path) as producer,
+        ):
+            await producer.send(b"0")
+            first = asyncio.create_task(producer.send(b"1"))
+            second = asyncio.create_task(producer.send(b"2"))
+            await asyncio.sleep(0)
+            first.cancel()
+            assert isinstance(await second, SendResult)
+
+    asyncio.run(scenario())
+    assert texts(broker) in ([b"0", b"2"], [b"0", b"1", b"2"])
+
+
+def test_a_choice_outside_of_the_layout_is_refused(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    def elsewhere(topic: str, partitions: object, message: object) -> TopicPartition:
+        return TopicPartition(topic, BrokerId(7), 7)
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            producer = client.ordered_producer(
+                "test", "0:2", tmp_path, selector=elsewhere
+            )
+            async with producer:
+                with pytest.raises(LocalProtocolError, match="7-7"):
+                    await producer.send(b"a")
+                with pytest.raises(LocalProtocolError, match="UTF-8"):
+                    await producer.send(b"a", attribute="\ud800")
+            with pytest.raises(ClosedError):
+                await producer.send(b"a")
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_has_one_producer(broker: FakeBroker, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            async with client.ordered_producer("test", ["0-0", "0-1"], tmp_path):
+                second = client.ordered_producer("test", ["0-1"], tmp_path)
+                with pytest.raises(LogDirLockedError):
+                    await second.start()
+            place = tmp_path / spool_name("test", "0-1")
+            Spool.open(SystemFileSystem(), place).close()
+
+    asyncio.run(scenario())
+
+
+def test_the_sync_world_has_it_too(tmp_path: Path) -> None:
+    """Against a real broker, over its restart."""
+    with (
+        embedded_broker(topics={"test": 2}, data_path=tmp_path / "data") as broker,
+        Client(**broker.client_options) as client,
+    ):
+        spools = tmp_path / "spools"
+        with client.ordered_producer("test", "0:2", spools) as producer:
+            assert isinstance(producer.send(b"0", key="k"), SendResult)
+            broker.stop()
+            spooled = producer.send(b"1", key="k", timeout=SHORT_S)
+            assert isinstance(spooled, Spooled)
+            broker.start()
+            producer.send(b"2", key="k")
+            asyncio.run(until(lambda: not producer.statistics().waiting))
+        assert received(client, 3) == [b"0", b"1", b"2"]
+
+
+def received(client: Client, count: int) -> list[bytes]:
+    found = []
+    with client.consumer("g", ["test"]) as consumer:
+        while len(found) < count:
+            message = consumer.receive(5)
+            assert message is not None
+            found.append(message.data)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("layout", "names"),
+    [
+        ("0:2", ["0-0", "0-1"]),
+        ("1:1;0:2", ["0-0", "0-1", "1-0"]),
+        (";0:1; ;", ["0-0"]),
+        (["1-0", "0-3"], ["0-3", "1-0"]),
+    ],
+)
+def test_a_layout_is_text_or_a_list(
+    layout: str | Sequence[str], names: list[str]
+) -> None:
+    found = parse_layout("test", layout)
+    assert [f"{p.broker_id}-{p.partition}" for p in found] == names
+
+
+@pytest.mark.parametrize(
+    "layout", ["", ";", "0", "0:", ":1", "a:1", "0:b", "0:0", "0:-1", "-1:1", "0:9999"]
+)
+def test_what_is_no_layout_is_refused(layout: str) -> None:
+    with pytest.raises(ConfigError, match="layout of topic test"):
+        parse_layout("test", layout)
+
+
+@pytest.mark.parametrize("layout", [[], ["0:1"], ["0-"], ["x"]])
+def test_a_list_of_something_else_is_refused(layout: list[str]) -> None:
+    with pytest.raises(ConfigError, match="layout of topic test"):
+        parse_layout("test", layout)

@@ -1,0 +1,205 @@
+"""Parked messages come again until they are handled, over restarts too."""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.client.blocking import Client, Consumer
+from metaq.client.feed import Feed
+from metaq.client.handling import Handling
+from metaq.client.parking import Parking
+from metaq.client.redelivery import Reject, RetryPolicy
+from metaq.client.session import AsyncClient
+from metaq.client.spool import Spool, spool_name
+from metaq.errors import LogDirLockedError
+from metaq.fs import SystemFileSystem
+from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.testing.clock import ManualClock
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fs import FaultyFileSystem
+from metaq.zk.znodes import GroupOffset
+from tests.client.scripted import until
+from tests.client.test_feed import batch
+
+PLACE = TopicPartition("t", BrokerId(0), 0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(data_path=tmp_path / "data") as made:
+        yield made
+
+
+def policy(directory: Path | str, **changes: float) -> RetryPolicy:
+    options = {"replay_first_s": 0.01, "replay_interval_s": 0.02} | changes
+    return RetryPolicy(then="park", park_dir=directory, **options)
+
+
+def parked(directory: Path, group: str) -> list[bytes]:
+    spool = Spool.open(SystemFileSystem(), directory / spool_name("test", group))
+    stored = [spool.read(number) for number in spool.numbers()]
+    spool.close()
+    return [message.data for message in stored if message is not None]
+
+
+def test_a_parked_message_is_handled_later_and_the_live_ones_meanwhile(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    seen: list[bytes] = []
+    rejections = iter(range(3))
+
+    async def handler(message: Message) -> None:
+        seen.append(message.data)
+        if message.data == b"bad" and next(rejections, None) is not None:
+            raise Reject("not now")
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                for text in (b"bad", b"a", b"b"):
+                    await producer.send("test", text)
+            async with client.consumer("g@1", ["test"]) as consumer:
+                task = asyncio.create_task(
+                    consumer.run(handler, retry=policy(tmp_path / "parked"))
+                )
+                await until(lambda: seen.count(b"bad") == 4)
+                await until(lambda: counts(consumer).waiting_count == 0)
+                found = counts(consumer)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            assert seen[:1] + sorted(seen[1:]) == [b"bad", b"a", b"b", *[b"bad"] * 3]
+            assert (found.parked_count, found.replayed_count) == (1, 1)
+            assert found.failure_count == 3
+
+    asyncio.run(scenario())
+    assert parked(tmp_path / "parked", "g@1") == []
+
+
+def counts(consumer):
+    return consumer.statistics().handling
+
+
+@contextlib.contextmanager
+def closed_when(consumer: Consumer, condition: Callable[[], object]) -> Iterator[None]:
+    """Close a consumer from another thread as soon as a condition holds."""
+
+    def work() -> None:
+        asyncio.run(until(condition))
+        consumer.close()
+
+    closer = threading.Thread(target=work)
+    closer.start()
+    yield
+    closer.join()
+
+
+def test_what_is_parked_survives_and_is_handled_by_the_next_run(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """In the sync world, by the same threads as all other messages."""
+    directory = tmp_path / "parked"
+    names = set()
+
+    def reject(message: Message) -> None:
+        raise Reject("not now")
+
+    def accept(message: Message) -> None:
+        names.add((threading.current_thread().name, message.data))
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            producer.send("test", b"a")
+        consumer = client.consumer("g", ["test"])
+        consumer.start()
+        late = policy(directory, replay_first_s=100.0)
+        with closed_when(
+            consumer, lambda: counts(consumer) and counts(consumer).parked_count
+        ):
+            consumer.run(reject, retry=late)
+        assert parked(directory, "g") == [b"a"]
+        consumer = client.consumer("other", ["test"], start="latest")
+        consumer.start()
+        with closed_when(consumer, lambda: counts(consumer)):
+            consumer.run(accept, retry=policy(directory))
+        assert names == set()  # another group's
+        consumer = client.consumer("g", ["test"], start="latest")
+        consumer.start()
+        with closed_when(
+            consumer, lambda: counts(consumer) and counts(consumer).replayed_count
+        ):
+            consumer.run(accept, retry=policy(directory))
+    assert names == {("metaq-handler-0", b"a")}
+    assert parked(directory, "g") == []
+
+
+def test_a_directory_that_another_one_uses_is_an_error(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    async def handler(message: Message) -> None: ...
+
+    async def scenario() -> None:
+        spool = Spool.open(SystemFileSystem(), tmp_path / spool_name("test", "g"))
+        async with (
+            AsyncClient(**broker.client_options) as client,
+            client.consumer("g", ["test"]) as consumer,
+        ):
+            with pytest.raises(LogDirLockedError):
+                await consumer.run(handler, retry=policy(tmp_path))
+            spool.close()
+            task = asyncio.create_task(consumer.run(handler, retry=policy(tmp_path)))
+            await until(lambda: counts(consumer) is not None)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
+    """The handler gets it no more; it is parked when there is room."""
+    fs, seen = FaultyFileSystem(), []
+
+    async def handler(message: Message) -> None:
+        seen.append(message.data)
+        raise Reject("not now")
+
+    async def scenario() -> None:
+        feed = Feed(
+            clock=ManualClock(),
+            buffer_bytes_max=1000,
+            buffer_count_max=10,
+            on_room=lambda: None,
+        )
+        feed.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
+        feed.put(batch(PLACE, 0, 1))
+        options = policy("/p", replay_first_s=100.0)
+        handling = Handling(
+            feed,
+            group="g",
+            topics=["t"],
+            policy=options,
+            clock=ManualClock(),
+            make_producer=lambda: pytest.fail("no dead letters here"),
+        )
+        handling._parking = Parking(
+            feed, group="g", topics=["t"], policy=options, fs=fs
+        )
+        await handling.start()
+        fs.set_capacity(1)
+        task = asyncio.create_task(handling._work(handler))
+        await until(lambda: any("nobody takes it" in p for p in handling.problems()))
+        assert feed.handled()[PLACE].offset == 0
+        fs.set_capacity(1 << 20)
+        await until(lambda: handling.statistics().parked_count == 1)
+        await until(lambda: feed.handled()[PLACE].offset > 0)
+        assert handling.problems() == []
+        assert handling.statistics().waiting_count == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await handling.close()
+
+    asyncio.run(scenario())
+    assert seen == [b"0"]
