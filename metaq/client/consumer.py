@@ -186,8 +186,7 @@ class AsyncConsumer:
     def require_started(self) -> None:
         """Raise when nothing can ever be received.
 
-        Raises:
-            ClosedError: it was not started.
+        Raises ClosedError.
         """
         if self._state is ConsumerState.NEW:
             raise ClosedError("the consumer is not started: use it as 'with'")
@@ -196,9 +195,8 @@ class AsyncConsumer:
         """Give the partitions up, commit what is handled, and leave the group.
 
         The message in hand counts as handled only if `commit` was called or the next
-        one asked for. Waits for a loop over it that runs in another task or thread to
-        do that, at most `revoke_timeout_s`; whatever else it waits for is bounded by
-        the commit's time-out. Never raises; calling it again is harmless.
+        one asked for. A loop in another task or thread is given `revoke_timeout_s` to
+        do that, the last commit its time-out. Never raises; harmless twice.
         """
         if self._state is ConsumerState.CLOSED:
             return
