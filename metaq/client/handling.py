@@ -19,9 +19,9 @@ Source: client spec 10.2, 11.3, 12.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from metaq.client.dead_letters import encode_origin, origin_of
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
@@ -133,6 +133,7 @@ class Handling:
         self._troubles: dict[TopicPartition, Trouble] = {}
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._lock = threading.Lock()
+        self._is_ending = False
         self.is_closed = False
         """It is over; nothing works on it any more."""
         self._handled_count = 0
@@ -172,16 +173,32 @@ class Handling:
         """
         try:
             await self.start()
-            await _run_all(
-                [self._work(handler) for _ in range(concurrency)], "handler worker"
-            )
+            await self._run_workers(handler, concurrency)
         finally:
             await self.close()
+
+    async def _run_workers(self, handler: AsyncHandler, concurrency: int) -> None:
+        """Work until all have ended or one fails; the others are cancelled then."""
+        tasks = [
+            asyncio.create_task(self._work(handler), name=f"handler {number}")
+            for number in range(concurrency)
+        ]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        finally:
+            self._is_ending = True
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception):
+                raise end
 
     # -- workers ----------------------------------------------------------------------
 
     async def _work(self, handler: AsyncHandler) -> None:
-        while True:
+        # A handler may swallow its cancellation: then this is what ends the worker.
+        while not self._is_ending:
             try:
                 batch = await self._feed.take_async()
             except ClosedError:
@@ -199,7 +216,7 @@ class Handling:
         pause_s = None
         try:
             for message in batch.messages:
-                if batch.is_stopped:
+                if batch.is_stopped or self._is_ending:
                     break
                 batch.handed += 1
                 error = None
@@ -409,19 +426,3 @@ async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException 
     except Exception as error:  # noqa: BLE001  # whatever users raise is judged
         return error
     return None
-
-
-async def _run_all(work: Collection[Coroutine[Any, Any, None]], name: str) -> None:
-    """Run until all are done or one fails; then cancel and wait for the others."""
-    tasks = [asyncio.create_task(one, name=name) for one in work]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    finally:
-        for task in tasks:
-            task.cancel()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-    for end in ends:
-        if isinstance(end, BaseException) and not isinstance(
-            end, asyncio.CancelledError
-        ):
-            raise end

@@ -106,6 +106,7 @@ class _Lane:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     replay: asyncio.Task[None] | None = None
+    acknowledged: list[int] = field(default_factory=list)
     last_error: MetaqError | None = None
 
     @property
@@ -367,8 +368,11 @@ class AsyncOrderedProducer:
                 continue
 
     async def _replay(self, lane: _Lane) -> None:
-        """Send the oldest messages, and remove what is acknowledged."""
-        sent: list[int] = []
+        """Send the oldest messages, and remove what is acknowledged.
+
+        What could not be removed is not sent again: removing it comes first.
+        """
+        await self._remove(lane)
         try:
             for number in await asyncio.to_thread(lane.spool.numbers, REPLAY_GROUP):
                 message = await asyncio.to_thread(lane.spool.read, number)
@@ -379,12 +383,16 @@ class AsyncOrderedProducer:
                     attribute=message.attribute,
                     partition=lane.name,
                 )
-                sent.append(number)
+                lane.acknowledged.append(number)
                 self._replayed_count += 1
         finally:
-            if sent:
-                await _finished(lane.spool.remove, sent)
+            await self._remove(lane)
         lane.last_error = None
+
+    async def _remove(self, lane: _Lane) -> None:
+        if lane.acknowledged:
+            await _finished(lane.spool.remove, tuple(lane.acknowledged))
+            lane.acknowledged.clear()
 
     # -- how it is doing --------------------------------------------------------------
 

@@ -121,7 +121,7 @@ class Parking:
 
     async def _replay(self, spool: Spool) -> None:
         """Have every message of a spool handled once."""
-        for number in spool.numbers():
+        for number in await asyncio.to_thread(spool.numbers):
             message = await asyncio.to_thread(spool.read, number)
             if message is None:
                 continue

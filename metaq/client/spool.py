@@ -38,6 +38,7 @@ import struct
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, Self
@@ -291,14 +292,7 @@ class Spool:
     def numbers(self, count_max: int | None = None) -> list[int]:
         """Return the numbers of the messages in it, oldest first."""
         with self._lock:
-            return [
-                number
-                for number, _ in zip(
-                    self._places,
-                    range(len(self._places) if count_max is None else count_max),
-                    strict=False,
-                )
-            ]
+            return list(islice(self._places, count_max))
 
     def read(self, number: int) -> Message | None:
         """Return a message; None when it was removed.

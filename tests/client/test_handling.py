@@ -1,6 +1,8 @@
 """Handlers: order, failures, pauses, dead letters, and what cancelling leaves."""
 
 import asyncio
+import contextlib
+import random
 import signal
 import threading
 from collections import defaultdict
@@ -13,7 +15,7 @@ from metaq.client import handler_threads
 from metaq.client.blocking import Client
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import read_origin
-from metaq.client.errors import HandlerFailedError
+from metaq.client.errors import HandlerFailedError, StuckError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
@@ -319,6 +321,30 @@ def test_cancelling_a_run_leaves_the_message_in_hand_unhandled(
     asyncio.run(scenario())
 
 
+def test_a_handler_that_swallows_its_cancellation_is_the_last(
+    broker: EmbeddedBroker,
+) -> None:
+    begun, seen = asyncio.Event(), []
+
+    async def handler(message: Message) -> None:
+        seen.append(message.data)
+        begun.set()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await fill(client, 0, b"first", b"second")
+            async with client.consumer("g", ["test"]) as consumer:
+                await run_until(consumer, handler, begun.is_set)
+                message = await consumer.receive(TIMEOUT_S)
+            assert seen == [b"first"]
+            assert message is not None
+            assert message.data == b"second"
+
+    asyncio.run(scenario())
+
+
 def test_what_is_cancelled_inside_a_handler_is_a_failure_of_it(
     broker: EmbeddedBroker,
 ) -> None:
@@ -454,6 +480,58 @@ def test_a_handler_that_is_too_late_has_handled_nothing(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
+def test_partitions_that_move_lose_and_repeat_nothing(
+    broker: EmbeddedBroker, rng: random.Random
+) -> None:
+    """Members come and go while handlers are at work and fail now and then."""
+    broker.create_topic("many", 4)
+    count = 60
+    seen: dict[int, list[int]] = defaultdict(list)
+    policy = RetryPolicy(attempts_max=100, first_s=0.001, max_s=0.005)
+
+    async def handler(message: Message) -> None:
+        await asyncio.sleep(rng.random() / 200)
+        if rng.random() < 0.1:
+            raise ValueError("now and then")
+        seen[message.partition.partition].append(int(message.data))
+
+    def is_over() -> bool:
+        return sum(map(len, seen.values())) >= 4 * count
+
+    async def member(stay_s: float) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            consumer = client.consumer("g", ["many"])
+            await consumer.start()
+            task = asyncio.create_task(
+                consumer.run(handler, concurrency=2, retry=policy)
+            )
+            deadline_s = asyncio.get_running_loop().time() + stay_s
+            while not is_over() and asyncio.get_running_loop().time() < deadline_s:
+                await asyncio.sleep(0.005)
+            await consumer.close()
+            await task
+
+    async def scenario() -> None:
+        async with (
+            AsyncClient(**broker.client_options) as client,
+            client.producer() as producer,
+        ):
+            for number in range(count):
+                for partition in range(4):
+                    await producer.send(
+                        "many", b"%d" % number, partition=f"0-{partition}"
+                    )
+        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+            group.create_task(member(1000))
+            while not is_over():
+                group.create_task(member(0.3))
+                await asyncio.sleep(0.2)
+
+    asyncio.run(scenario())
+    assert dict(seen) == {partition: list(range(count)) for partition in range(4)}
+
+
 # -- the sync world -------------------------------------------------------------------
 
 
@@ -536,3 +614,49 @@ def test_an_interrupt_waits_for_the_handler_at_work(
             assert message is not None
             assert message.data == b"b"
     assert log.seen == {0: [b"a"]}
+
+
+def test_the_failure_of_a_consumer_ends_its_run(broker: EmbeddedBroker) -> None:
+    """In both worlds."""
+
+    async def handler(message: Message) -> None: ...
+
+    async def scenario() -> None:
+        async with (
+            AsyncClient(**broker.client_options) as client,
+            client.consumer("g", ["test"]) as consumer,
+        ):
+            consumer.feed.fail(StuckError("stuck"))
+            with pytest.raises(StuckError, match="stuck"):
+                await consumer.run(handler, concurrency=3)
+
+    asyncio.run(scenario())
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("g", ["test"]) as consumer,
+    ):
+        consumer._twin.feed.fail(StuckError("stuck"))
+        with pytest.raises(StuckError, match="stuck"):
+            consumer.run(lambda _: None, concurrency=3)
+
+
+def test_threads_send_dead_letters(broker: EmbeddedBroker) -> None:
+    def handler(message: Message) -> None:
+        if message.data == b"good":
+            threading.Thread(target=consumer.close).start()
+        else:
+            raise Reject("never")
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            producer.send("test", b"bad", partition="0-0")
+            producer.send("test", b"good", partition="0-0")
+        consumer = client.consumer("g", ["test"])
+        consumer.start()
+        consumer.run(handler, retry=RetryPolicy(then="dead_letter"))
+        with client.consumer("g", ["test.dead"]) as dead:
+            letter = dead.receive(TIMEOUT_S)
+        assert letter is not None
+        origin = read_origin(letter)
+        assert origin is not None
+        assert (letter.data, origin.error) == (b"bad", "Reject")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.client import ordered
 from metaq.client.batches import SendResult
 from metaq.client.blocking import Client
 from metaq.client.errors import OutcomeUnknownError
@@ -25,6 +26,7 @@ from metaq.errors import (
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.flags import decode_payload
+from metaq.retry import Backoff
 from metaq.testing.embedded import embedded_broker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.testing.fs import FaultyFileSystem
@@ -242,6 +244,35 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: FakeBroker) -> None:
     spool = Spool.open(fs.crash(), Path("/s") / spool_name("test", "0-0"))
     assert len(spool) == 1
     spool.close()
+
+
+def test_a_full_disk_sends_nothing_twice(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is acknowledged and cannot be removed waits for its removal alone."""
+    monkeypatch.setattr(ordered, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
+    fs = FaultyFileSystem()
+
+    async def scenario() -> None:
+        await asyncio.to_thread(broker.go_away)
+        async with client_of(broker) as client:
+            producer = client.ordered_producer(
+                "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
+            )
+            producer._fs = fs
+            async with producer:
+                for number in range(3):
+                    await producer.send(b"%d" % number)
+                fs.set_capacity(1)
+                await asyncio.to_thread(broker.come_back)
+                await until(lambda: "room" in producer.statistics().problems[0])
+                calls = fs.calls
+                await until(lambda: fs.calls > calls + 2)  # it tried again
+                fs.set_capacity(1 << 20)
+                await until(lambda: not waiting(producer))
+
+    asyncio.run(scenario())
+    assert texts(broker) == [b"0", b"1", b"2"]
 
 
 def test_a_cancelled_send_leaves_order_and_turn_intact(
