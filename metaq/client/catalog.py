@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 from metaq.client.context import ClientContext
 from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.questions import BACKOFF
 from metaq.model import TopicPartition
+from metaq.retry import retry
 from metaq.zk.cluster import ClusterSnapshot
 
 
@@ -20,7 +22,13 @@ async def find_topics(
     """
     metadata = context.metadata
     if isinstance(metadata, ZooKeeperMetadata):
-        names = await metadata.watch.topics(deadline_s=deadline_s)
+        watch = metadata.watch
+        names = await retry(
+            lambda: watch.topics(deadline_s=deadline_s),
+            backoff=BACKOFF,
+            deadline_s=deadline_s,
+            clock=context.clock,
+        )
     else:
         snapshot = await read_cluster(context, (), deadline_s=deadline_s)
         names = frozenset(snapshot.gets)

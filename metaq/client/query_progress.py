@@ -6,18 +6,26 @@ that show the lag of groups show that of the query; nothing is claimed. Its star
 it resolved `latest` or a time to, is kept until it has offsets of its own: a restart
 before that would otherwise begin somewhere else, and lose what lies between.
 
+Every request is made again until its deadline while there is no session.
+
 Source: client spec 13.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TypeVar
 
 from metaq.client.context import ClientContext
+from metaq.client.questions import BACKOFF
 from metaq.errors import ConfigError
 from metaq.model import Offset, TopicPartition
+from metaq.retry import retry
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import GroupOffset
+
+T = TypeVar("T")
 
 
 async def read_progress(
@@ -36,7 +44,7 @@ async def read_progress(
     offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
     wanted = tuple(partitions)
     found = await asyncio.gather(
-        *(offsets.read_offset(p, deadline_s=deadline_s) for p in wanted)
+        *(_insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted)
     )
     return {
         partition: stored.offset
@@ -64,7 +72,11 @@ async def commit_progress(
     stored = await read_progress(context, group, progress, deadline_s=deadline_s)
     await asyncio.gather(
         *(
-            offsets.set_offset(partition, GroupOffset(offset), deadline_s=deadline_s)
+            _insist(
+                context,
+                partial(offsets.set_offset, partition, GroupOffset(offset)),
+                deadline_s,
+            )
             for partition, offset in progress.items()
             if offset > stored.get(partition, -1)
         )
@@ -81,7 +93,8 @@ async def read_start(
         CoordinationError: ZooKeeper cannot be asked.
     """
     path = context.paths.query_start(query)
-    node = await _coordinator(context).get(path, deadline_s=deadline_s)
+    get = partial(_coordinator(context).get, path)
+    node = await _insist(context, get, deadline_s)
     return None if node is None else node.data.decode(errors="replace")
 
 
@@ -90,8 +103,8 @@ async def keep_start(
 ) -> None:
     """Keep the start of a query, as text; durable on return. Raises as `read_start`."""
     path = context.paths.query_start(query)
-    coordinator = _coordinator(context)
-    await coordinator.set_or_create(path, text.encode(), deadline_s=deadline_s)
+    store = partial(_coordinator(context).set_or_create, path, text.encode())
+    await _insist(context, store, deadline_s)
 
 
 async def forget_start(
@@ -99,10 +112,22 @@ async def forget_start(
 ) -> None:
     """Forget the start of a query; harmless twice. Raises as `read_start`."""
     path = context.paths.query_start(query)
-    await _coordinator(context).delete(path, deadline_s=deadline_s)
+    await _insist(context, partial(_coordinator(context).delete, path), deadline_s)
 
 
 def _coordinator(context: ClientContext) -> Coordinator:
     if context.coordinator is None:
         raise ConfigError("progress is kept in ZooKeeper, and this client has none")
     return context.coordinator
+
+
+async def _insist(
+    context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
+) -> T:
+    """Make a request that takes `deadline_s`, again after errors that may pass."""
+    return await retry(
+        lambda: request(deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )

@@ -66,12 +66,23 @@ class Cluster:
         self._ends: LogEnds | None = None
         self._used_s = 0.0
         self._busy_count = 0
+        self._closing: asyncio.Task[None] | None = None
         self._topics: tuple[float, str, tuple[str, ...]] | None = None
 
     @property
     def is_usable(self) -> bool:
         """False in the child of a fork."""
         return self._thread.is_usable
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a client now; there is one again with the next call."""
+        return self._client is not None
+
+    def close(self) -> None:
+        """Close the client and end its thread, for tests; nothing can be asked then."""
+        self._thread.run(self._close())
+        self._thread.stop()
 
     def run(self, work: Work[T]) -> T:
         """Run a coroutine over the client and wait for its end."""
@@ -296,13 +307,15 @@ class Cluster:
         if self._busy_count or idle_s < IDLE_S:
             loop.call_later(IDLE_S, self._look_if_idle)
             return
+        self._closing = loop.create_task(self._close(), name="close idle client")
+
+    async def _close(self) -> None:
         client, self._client = self._client, None
         if self._ends is not None:
             self._ends.close()
             self._ends = None
         if client is not None:
-            closing = loop.create_task(client.close(), name="close idle client")
-            self._closing = closing
+            await client.close()
 
     def _log_ends(self, context: ClientContext) -> LogEnds:
         if self._ends is None:

@@ -131,7 +131,7 @@ class Progress:
         is_held = all(ends[p] == span.start for p, span in backlog.items())
         if not is_held:
             self._waiting_since_s = None
-        elif limits.messages_min is not None and waited_s:
+        elif limits.messages_min is not None and backlog:
             self._cluster.wait_news(IDLE_WAIT_S)
         return {**stand, **ends}
 

@@ -66,7 +66,7 @@ def test_options_choose_what_is_read(
     assert values(part) == numbered(90, 10)
     assert values(read(spark, broker, subscribePattern="l.gs")) == numbered(1010)
     assert read(spark, broker, maxRecordsPerPartition=100).rdd.getNumPartitions() >= 11
-    with pytest.raises(PySparkException, match=r"lost \[35350, 99999\)"):
+    with pytest.raises(PySparkException, match=r"lost \[35000, 99999\)"):
         values(read(spark, broker, endingOffsets='{"logs": {"0-0": 99999}}'))
 
 

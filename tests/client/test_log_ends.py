@@ -1,0 +1,123 @@
+"""`client/log_ends.py`: spans of logs, and what it costs to know them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from metaq.client.log_ends import LogEnds
+from metaq.client.session import AsyncClient
+from metaq.errors import NoBrokerError
+from metaq.model import BrokerId, TopicPartition
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+
+pytestmark = pytest.mark.slow
+
+FIRST = TopicPartition("test", BrokerId(0), 0)
+SECOND = TopicPartition("test", BrokerId(0), 1)
+BOTH = (FIRST, SECOND)
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """Return a broker with two partitions."""
+    with embedded_broker(topics={"test": 2}) as found:
+        yield found
+
+
+def run(
+    broker: EmbeddedBroker, test: Callable[[AsyncClient, LogEnds], Awaitable[None]]
+) -> None:
+    async def main() -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            await client.context.metadata.topic("test", deadline_s=deadline(client))
+            ends = LogEnds(client.context, patience_s=WAIT_S)
+            try:
+                await test(client, ends)
+            finally:
+                ends.close()
+
+    asyncio.run(main())
+
+
+def deadline(client: AsyncClient) -> float:
+    return client.context.clock.monotonic_s() + WAIT_S
+
+
+def requests(client: AsyncClient) -> int:
+    found = client.context.pool.statistics().connections
+    return sum(connection.request_count for connection in found)
+
+
+async def put(client: AsyncClient, partition: int, count: int) -> None:
+    async with client.producer() as producer:
+        for _ in range(count):
+            await producer.send("test", b"x" * 80, partition=f"0-{partition}")
+
+
+def test_a_log_that_stands_still_costs_nothing(broker: EmbeddedBroker) -> None:
+    """Hundreds of looks, and no request after the first."""
+
+    async def test(client: AsyncClient, ends: LogEnds) -> None:
+        await put(client, 0, 3)
+        await put(client, 1, 1)
+        expected = {FIRST: (0, 300), SECOND: (0, 100)}
+        assert await ends.read(BOTH, deadline_s=deadline(client)) == expected
+        await asyncio.sleep(0)
+        before = requests(client)
+        for _ in range(200):
+            assert await ends.read(BOTH, deadline_s=deadline(client)) == expected
+            await ends.wait(wait_s=0.0)
+        assert requests(client) - before <= len(BOTH)
+
+    run(broker, test)
+
+
+def test_news_wake_who_waits(broker: EmbeddedBroker) -> None:
+    """A message ends the wait; the next look has the new end."""
+
+    async def test(client: AsyncClient, ends: LogEnds) -> None:
+        await put(client, 0, 1)
+        await ends.read([FIRST], deadline_s=deadline(client))
+        waiting = asyncio.create_task(ends.wait(wait_s=WAIT_S))
+        await put(client, 0, 1)
+        await asyncio.wait_for(waiting, WAIT_S / 2)
+        found = await ends.read([FIRST], deadline_s=deadline(client))
+        assert found == {FIRST: (0, 200)}
+
+    run(broker, test)
+
+
+def test_a_partition_without_a_log_is_none_until_it_has_one(
+    broker: EmbeddedBroker,
+) -> None:
+    """It is asked again after a pause."""
+
+    async def test(client: AsyncClient, ends: LogEnds) -> None:
+        found = await ends.read([SECOND], deadline_s=deadline(client))
+        assert found[SECOND] in (None, (0, 0))
+        await put(client, 1, 1)
+        until_s = deadline(client)
+        while found[SECOND] != (0, 100):
+            assert client.context.clock.monotonic_s() < until_s
+            await ends.wait(wait_s=0.05)
+            found = await ends.read([SECOND], deadline_s=deadline(client))
+
+    run(broker, test)
+
+
+def test_a_broker_that_is_away_leaves_what_was_known(broker: EmbeddedBroker) -> None:
+    """For a while; a log that was never known cannot be answered for."""
+
+    async def test(client: AsyncClient, ends: LogEnds) -> None:
+        await put(client, 0, 1)
+        assert await ends.read([FIRST], deadline_s=deadline(client))
+        await asyncio.to_thread(broker.stop)
+        deadline_s = client.context.clock.monotonic_s() + 0.3
+        found = await ends.read([FIRST], deadline_s=deadline_s)
+        assert found == {FIRST: (0, 100)}
+        with pytest.raises(NoBrokerError):
+            await ends.read([SECOND], deadline_s=deadline_s)
+
+    run(broker, test)

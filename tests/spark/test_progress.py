@@ -1,0 +1,212 @@
+"""What a stream reader plans on the driver, without a Spark session."""
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client.session import AsyncClient
+from metaq.model import Offset, TopicPartition
+from metaq.spark import cluster as clusters
+from metaq.spark.cluster import Cluster, shared_cluster
+from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
+from metaq.spark.options import SourceOptions
+from metaq.spark.plan import LogSpan
+from metaq.spark.stream import Progress
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.zk.offsets import GroupOffsets
+from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SIZE = 35
+P0, P1 = tp(0), tp(1)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
+    """Return a broker whose ZooKeeper in memory is what every address leads to."""
+    with embedded_broker(topics={TOPIC: 2}) as found:
+
+        def make(zookeeper: str | None, **more: Any) -> AsyncClient:
+            if zookeeper is None:
+                return AsyncClient(**more)
+            del more["brokers"]
+            return AsyncClient(coordinator=found.coordinator_factory, **more)
+
+        monkeypatch.setattr(clusters, "AsyncClient", make)
+        monkeypatch.setattr(clusters, "_clusters", {})
+        yield found
+        for cluster in clusters._clusters.values():
+            cluster.close()
+
+
+def progress(broker: EmbeddedBroker, **more: Any) -> Progress:
+    options = {"subscribe": TOPIC, "startingOffsets": "earliest", **more}
+    given = options_of(broker, **options)
+    if "zookeeper" in more:
+        del given["brokers"]
+    texts = {name: str(value) for name, value in given.items() if value is not None}
+    return Progress(SourceOptions.from_map(texts, is_stream=True))
+
+
+def offsets(first: int, second: int) -> dict[TopicPartition, Offset]:
+    """Return where so many messages of each partition end."""
+    return {P0: Offset(first * SIZE), P1: Offset(second * SIZE)}
+
+
+def test_batches_follow_the_log_and_its_limits(broker: EmbeddedBroker) -> None:
+    """Each ends on a record; what is done is done."""
+    publish(broker, numbered(100), partition=P0)
+    publish(broker, numbered(50), partition=P1)
+    query = progress(broker, maxOffsetsPerTrigger=60)
+    start = query.start()
+    assert start == offsets(0, 0)
+    first = query.advance(start)
+    assert first == offsets(40, 20)
+    assert query.spans(start, first) == {
+        P0: LogSpan(start[P0], first[P0]),
+        P1: LogSpan(start[P1], first[P1]),
+    }
+    last = query.advance(query.advance(first))
+    assert last == offsets(100, 50)
+    assert query.advance(last) == last
+    assert query.ends == last
+
+
+def test_a_frozen_query_reads_what_was_there(broker: EmbeddedBroker) -> None:
+    """Also without enough messages for a batch, and with a start of its own."""
+    publish(broker, numbered(10), partition=P0)
+    query = progress(broker, minOffsetsPerTrigger=1000)
+    start = query.start()
+    assert query.advance(start) == start
+    query.freeze()
+    publish(broker, numbered(10), partition=P0)
+    end = query.advance(start)
+    assert end == offsets(10, 0)
+    assert query.advance(end) == end
+
+
+def test_a_batch_waits_no_longer_than_it_may(broker: EmbeddedBroker) -> None:
+    """`maxTriggerDelay` ends the wait for `minOffsetsPerTrigger`."""
+    publish(broker, numbered(10), partition=P0)
+    query = progress(broker, minOffsetsPerTrigger=1000, maxTriggerDelay="1ms")
+    start = query.start()
+    assert query.advance(start) == start
+    assert query.advance(start) == offsets(10, 0)
+
+
+def test_a_partition_that_comes_later_is_read_from_its_start(
+    broker: EmbeddedBroker,
+) -> None:
+    """A query that knows one partition finds the other."""
+    publish(broker, numbered(10), partition=P0)
+    publish(broker, numbered(20), partition=P1)
+    query = progress(broker)
+    stand = {P0: Offset(10 * SIZE)}
+    end = query.advance(stand)
+    assert end == offsets(10, 20)
+    assert query.spans(stand, end) == {P1: LogSpan(Offset(0), end[P1])}
+
+
+def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
+    """Never an empty one; on request the query goes on at the log end, loudly."""
+    publish(broker, numbered(10), partition=P0)
+    stand = offsets(25, 0)
+    query = progress(broker)
+    end = query.advance(stand)
+    assert end == offsets(10, 0)
+    with pytest.raises(BackwardRangeError, match="from 875 to 350"):
+        query.spans(stand, end)
+    query = progress(broker, failOnDataLoss="false")
+    end = query.advance(stand)
+    assert query.spans(stand, end) == {}
+
+
+def test_what_retention_took_is_named_or_left_out(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Both ways of `failOnDataLoss`, from the log start that is there now."""
+    publish(broker, numbered(10), partition=P0)
+    query = progress(broker)
+    start, end = offsets(0, 0), query.advance(offsets(0, 0))
+    spans = {P0: LogSpan(Offset(4 * SIZE), Offset(10 * SIZE)), P1: None}
+    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: spans)
+    with pytest.raises(DataLossError, match=r"lost \[0, 140\)"):
+        query.spans(start, end)
+    query = progress(broker, failOnDataLoss="false")
+    assert query.spans(start, end) == {P0: spans[P0]}
+
+
+def test_the_start_is_kept_until_the_first_commit(broker: EmbeddedBroker) -> None:
+    """A restart before that starts where the first one did; then it is forgotten."""
+    publish(broker, numbered(10), partition=P0)
+    options = {"zookeeper": "memory", "startingOffsets": "latest", "pinStart": "q"}
+    first = progress(broker, **options).start()
+    assert first == offsets(10, 0)
+    publish(broker, numbered(5), partition=P0)
+    again = progress(broker, **options)
+    assert again.start() == first
+    assert progress(broker, **{**options, "pinStart": "other"}).start() == offsets(
+        15, 0
+    )
+    again.commit(offsets(15, 0))
+    assert progress(broker, **options).start() == offsets(15, 0)
+
+
+def test_progress_is_committed_for_a_group_and_never_goes_back(
+    broker: EmbeddedBroker,
+) -> None:
+    """Tools see the lag of the query; another query goes on from there."""
+    publish(broker, numbered(10), partition=P0)
+    query = progress(broker, zookeeper="memory", progressGroup="g")
+    query.commit(offsets(8, 0))
+    query.commit(offsets(3, 0))
+    options = {"zookeeper": "memory", "startingOffsets": "group", "group": "g"}
+    assert progress(broker, **options).start() == offsets(8, 0)
+
+
+def test_a_failed_commit_is_no_failed_query(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, caplog: Any
+) -> None:
+    """The offsets of the query are Spark's; those of the group are for others."""
+    query = progress(broker, zookeeper="memory", progressGroup="g")
+    monkeypatch.setattr(GroupOffsets, "set_offset", partial(_refuse, DataLossError(())))
+    query.commit(offsets(1, 0))
+    assert "progress is not committed" in caplog.text
+
+
+async def _refuse(error: Exception, *_args: object, **_more: object) -> None:
+    raise error
+
+
+def test_a_start_by_time_is_the_first_message_of_it(broker: EmbeddedBroker) -> None:
+    """What to do where none is that young is the user's choice."""
+    publish(broker, numbered(10), partition=P0)
+    old = progress(
+        broker, startingTimestamp=0, subscribe=None, assign='{"logs":["0-0"]}'
+    )
+    assert old.start() == {P0: Offset(0)}
+    young = {"startingTimestamp": 2**42}
+    with pytest.raises(LateStartError, match="logs/0-0"):
+        progress(broker, **young).start()
+    late = progress(broker, **young, startingOffsetsByTimestampStrategy="latest")
+    assert late.start() == offsets(10, 0)
+
+
+def test_a_client_that_nobody_asks_is_closed_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+) -> None:
+    """Spark never says that a query is over."""
+    monkeypatch.setattr(clusters, "IDLE_S", 0.05)
+    query = progress(broker)
+    start = query.start()
+    cluster = shared_cluster(query._options.wire)
+    deadline_s = time.monotonic() + 20.0
+    while cluster.is_open:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    assert query.start() == start
