@@ -6,7 +6,9 @@ Starts `metaq local` on free ports in a temporary directory. Without files it ta
 machine's own logs, and follows the logs that ZooKeeper and the broker write meanwhile.
 The lines of one file go to one partition, with the file's name as their attribute, so
 each partition has exactly one right content: the lines in the order they were sent,
-each of them once. Removes everything it made; the exit code is 0 when all was right.
+each of them once. Spark then archives them to Parquet, counts them by level and
+component, and audits the archive. Removes everything it made; the exit code is 0 when
+all was right.
 """
 
 import argparse
@@ -31,6 +33,10 @@ from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
 from metaq.record.flags import encode_payload
 from metaq.zk.paths import NodePaths
+
+# Beside this file; a test that runs it by its path does not have the directory.
+sys.path.insert(0, str(Path(__file__).parent))
+from demo_spark import run_pipeline  # see above
 
 TOPIC: Final = "demo"
 PARTITIONS: Final = 4
@@ -267,11 +273,12 @@ def run(paths: Sequence[Path], logs: Path = LOGS) -> int:
             )
             live = [] if paths else [p for p in being_written if p.exists()]
             sources = [Source(path, is_live=True) for path in live]
-            return tell(local["zookeeper"], files, sources)
+            archive = Path(directory) / "archive"
+            return tell(local["zookeeper"], files, sources, archive)
 
 
-def tell(zookeeper: str, files: list[Source], live: list[Source]) -> int:
-    """Publish, read back, compare, and say so."""
+def tell(zookeeper: str, files: list[Source], live: list[Source], archive: Path) -> int:
+    """Publish, read back, compare, archive with Spark, and say so."""
     clock = SystemClock()
     cluster = ZooKeeperSource(zookeeper, NodePaths(), clock).read(timeout_s=TIMEOUT_S)
     also = f" and {len(live)} logs that are being written" if live else ""
@@ -300,6 +307,7 @@ def tell(zookeeper: str, files: list[Source], live: list[Source]) -> int:
         faults += [fault] if fault else []
     if faults:
         raise DemoError("; ".join(faults))
+    run_pipeline(zookeeper, TOPIC, archive, sent.count)
     print_next_steps()
     return 0
 
@@ -317,6 +325,7 @@ def print_next_steps() -> None:
   .venv/bin/metaq local                  the same, to stay: prints where it listens
   .venv/bin/metaq produce test           type lines; Ctrl-D ends
   .venv/bin/metaq cat test --follow      watch them arrive in another window
+  .venv/bin/metaq pipeline --help        jobs on Spark, as the last step above
   .venv/bin/metaq --help                 topics, stats, verify, dump and the rest
   README.md, ARCHITECTURE.md, docs/      guarantees, how it works, every byte""")
 

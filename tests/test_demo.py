@@ -1,6 +1,7 @@
 """The demo tells the truth."""
 
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def demo(*words: str) -> "subprocess.CompletedProcess[str]":
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         cwd=ROOT,
         check=False,
     )
@@ -92,7 +93,9 @@ def test_a_file_that_is_not_there_is_one_sentence() -> None:
 
 
 @pytest.mark.zookeeper
+@pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("takes_own_logs", [False, True])
 def test_real_lines_come_back(tmp_path: Path, *, takes_own_logs: bool) -> None:
     """Files that were named, or the machine's own: exit code 0, and nothing is left."""
@@ -102,6 +105,8 @@ def test_real_lines_come_back(tmp_path: Path, *, takes_own_logs: bool) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.count("each once, in order, byte for byte") == 4
+    assert "are archived, none lost, doubled or changed" in done.stdout
     assert "metaq cat" in done.stdout
     if not takes_own_logs:
         assert "  4 lines, " in done.stdout
+        assert re.search(r"^  -  +some\.log +4$", done.stdout, re.MULTILINE)

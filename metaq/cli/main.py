@@ -17,6 +17,7 @@ from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, dump, verify
 from metaq.cli.options import example, json_option, place_options, target_options
+from metaq.cli.pipeline import pipeline
 from metaq.cli.stats import stats
 from metaq.cli.topics import topics
 from metaq.errors import MetaqError
@@ -66,7 +67,7 @@ def main() -> None:
     render.fill_standard_descriptors()
 
 
-for command in COMMANDS:
+for command in (*COMMANDS, pipeline):
     main.add_command(command)
 
 

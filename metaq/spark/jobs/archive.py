@@ -8,6 +8,7 @@ then left out, or not, and then written again in the place of what was left behi
 """
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -20,6 +21,7 @@ from metaq.spark.errors import JobError
 from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ORDER, ArchiveStore
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.failures import job_errors
+from metaq.spark.options import SourceOptions
 
 SMALL_FILES_MAX: Final = 32
 """As many small files of a topic and day are put together while the query runs."""
@@ -86,12 +88,15 @@ def archive(
     Raises:
         ArchiveError: The archive is damaged, or another job writes it.
         JobError: Reading or writing failed; the sentence names partition and offsets.
+        OptionError: An option is wrong.
     """
     asked = {"startingOffsets": "earliest"}
     # Of two spellings of one name Spark would take either.
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
+    asked |= options
+    SourceOptions.from_map(asked, is_stream=True)  # refused before Spark does anything
     with job_errors("archive"):
-        rows = spark.readStream.format("metaq").options(**asked, **options).load()
+        rows = spark.readStream.format("metaq").options(**asked).load()
     return archive_stream(
         rows,
         path,
@@ -127,11 +132,12 @@ def archive_stream(
     if interval_s is None:
         stream = stream.trigger(availableNow=True)
     else:
-        stream = stream.trigger(processingTime=f"{round(interval_s * 1000)} ms")
+        interval = f"{round(interval_s * 1000)} milliseconds"
+        stream = stream.trigger(processingTime=interval)
     with job_errors("archive"):
         query = stream.start()
         _wait(query, writer)
-        writer.claim(str(query.id))
+        writer.end(str(query.id))
         compacted = compact_store(store, file_bytes=file_bytes).replaced_count
     return writer.summary(compacted)
 
@@ -162,7 +168,9 @@ class _BatchWriter:
         self._store = store
         self._file_bytes = file_bytes
         self._on_progress = on_progress
+        self._turn = threading.Lock()
         self._is_claimed = False
+        self._is_ended = False
         self._message_count = 0
         self._written_bytes = 0
         self._batch_count = 0
@@ -172,14 +180,26 @@ class _BatchWriter:
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch; one that is in the archive already is left out."""
-        try:
-            self._write(batch, number)
-        except JobError as error:
-            self.failure = error
-            raise
+        with self._turn:
+            if self._is_ended:
+                # Returning would tell Spark that the batch is archived.
+                raise JobError(f"batch {number} comes after the end of its query")
+            try:
+                self._write(batch, number)
+            except JobError as error:
+                self.failure = error
+                raise
 
-    def claim(self, query_id: str) -> None:
-        """Take over the archive, once; also for a query without any batch."""
+    def end(self, query_id: str) -> None:
+        """Let no batch be written any more; an archive without any is made as well.
+
+        A query that is stopped does not wait for the thread that writes its batch.
+        """
+        with self._turn:
+            self._is_ended = True
+            self._claim(query_id)
+
+    def _claim(self, query_id: str) -> None:
         if not self._is_claimed:
             self._store.claim(query_id)
             self._is_claimed = True
@@ -187,7 +207,7 @@ class _BatchWriter:
     def _write(self, batch: DataFrame, number: int) -> None:
         store = self._store
         query_id = batch.sparkSession.sparkContext.getLocalProperty(QUERY_ID)
-        self.claim(query_id or "")
+        self._claim(query_id or "")
         if number <= store.manifest.batch:
             _log.info("batch %d is in %s already", number, store.root)
             return

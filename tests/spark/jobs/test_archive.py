@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,35 @@ def test_the_next_run_goes_on(spark: SparkSession, feed: Feed, path: str) -> Non
     feed.add(three)
     assert archive_stream(feed.stream(), path).message_count == len(two + three)
     check(spark, path, one + two + three)
+
+
+def test_it_goes_on_until_the_query_is_stopped(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """What comes later is archived as well; then the summary is returned."""
+    one, two = batches(2)
+    feed.add(one)
+    has_all = threading.Event()
+    count = len(one + two)
+
+    def take(progress: ArchiveProgress) -> None:
+        if progress.message_count == count:
+            has_all.set()
+        else:
+            feed.add(two)
+
+    def stop() -> None:
+        # A query cannot be stopped from inside of its batch: it waits for the batch.
+        assert has_all.wait(100)
+        for query in spark.streams.active:
+            query.stop()
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    found = archive_stream(feed.stream(), path, interval_s=0.1, on_progress=take)
+    stopper.join()
+    assert (found.message_count, found.batch_count) == (count, 2)
+    check(spark, path, one + two)
 
 
 def test_an_empty_topic_gives_an_empty_archive(

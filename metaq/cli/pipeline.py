@@ -1,0 +1,300 @@
+"""The argument tree of `metaq pipeline`: jobs on Spark, local or on any cluster."""
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+from metaq.cli import pipeline_jobs as jobs
+from metaq.cli.cluster import Target
+from metaq.cli.options import example, json_option, target_options
+from metaq.cli.pipeline_jobs import Ingest, Run, Wire
+
+MASTER: Final = "local[*]"
+INTERVAL_S_MAX: Final = 86_400
+WINDOW_S: Final = 60
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def pairs(
+    _ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
+) -> dict[str, str]:
+    """Return what `KEY=VALUE` options say.
+
+    Raises:
+        click.BadParameter: One has no `=`, or no key.
+    """
+    found = {}
+    for text in values:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise click.BadParameter(
+                f"expected KEY=VALUE, got {text!r}", param=parameter
+            )
+        found[key] = value
+    return found
+
+
+def run_options(command: F) -> F:
+    """Add the options that say where a job runs, as the argument `run`."""
+
+    @functools.wraps(command)
+    def with_run(
+        *args: Any,
+        master: str,
+        settings: dict[str, str],
+        log: Path | None,
+        as_json: bool,
+        **kwargs: Any,
+    ) -> Any:
+        run = Run(master=master, settings=settings, log=log, as_json=as_json)
+        return command(*args, run=run, **kwargs)
+
+    wrapped: Any = with_run
+    for option in (
+        json_option,
+        click.option(
+            "--spark-log",
+            "log",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Append what Spark says to this file.",
+        ),
+        click.option(
+            "--conf",
+            "settings",
+            multiple=True,
+            callback=pairs,
+            metavar="KEY=VALUE",
+            help="Setting of Spark; may be repeated.",
+        ),
+        click.option(
+            "--master",
+            envvar="METAQ_SPARK_MASTER",
+            default=MASTER,
+            show_default=True,
+            help="Spark cluster to run on.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return cast("F", wrapped)
+
+
+def wire_options(command: F) -> F:
+    """Add the options that say which brokers are meant, as the argument `wire`."""
+
+    @functools.wraps(command)
+    def with_wire(
+        *args: Any, target: Target, options: dict[str, str], **kwargs: Any
+    ) -> Any:
+        return command(*args, wire=Wire(target=target, options=options), **kwargs)
+
+    wrapped = click.option(
+        "--option",
+        "options",
+        multiple=True,
+        callback=pairs,
+        metavar="KEY=VALUE",
+        help='Option of format("metaq"), see docs/spark.md; may be repeated.',
+    )(with_wire)
+    return cast("F", target_options(wrapped))
+
+
+every_option = click.option(
+    "--every",
+    "interval_s",
+    type=click.FloatRange(0.01, INTERVAL_S_MAX),
+    help="Go on until Ctrl-C, a batch every so many seconds.",
+)
+
+
+@click.group()
+def pipeline() -> None:
+    """Archive, replay, ingest, measure and compare topics on Spark."""
+
+
+@pipeline.command(
+    "archive",
+    epilog=example(
+        "metaq pipeline archive orders --to /archive",
+        "metaq pipeline archive orders logs --to hdfs:///archive --every 60",
+    ),
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--to", "path", required=True, help="Directory or URL of the archive.")
+@every_option
+@wire_options
+@run_options
+def archive_command(
+    topics: tuple[str, ...],
+    path: str,
+    interval_s: float | None,
+    wire: Wire,
+    run: Run,
+) -> None:
+    """Write what topics have beyond the last run to Parquet, each message once.
+
+    Ends when everything is archived that was there at the start; with --every on
+    Ctrl-C. An archive keeps where it stands; a run after a kill goes on from there.
+    """
+    jobs.archive(run, wire, topics, path, interval_s)
+
+
+@pipeline.command(
+    "replay",
+    epilog=example(
+        "metaq pipeline replay /archive --topic orders-again",
+        "metaq pipeline replay /archive --topic t --where \"date >= '2026-01-31'\"",
+    ),
+)
+@click.argument("path", metavar="ARCHIVE")
+@click.option("--topic", help="Where to.  [default: where each message came from]")
+@click.option("--where", help="SQL condition over the columns of the archive.")
+@click.option(
+    "--keep-partitions",
+    "keeps_partitions",
+    is_flag=True,
+    help="To the broker and partition that each message came from.",
+)
+@wire_options
+@run_options
+def replay_command(
+    path: str,
+    topic: str | None,
+    where: str | None,
+    keeps_partitions: bool,
+    wire: Wire,
+    run: Run,
+) -> None:
+    """Put the messages of ARCHIVE back into topics, at least once.
+
+    Messages of one partition stay in order, and together in one partition.
+    """
+    jobs.replay(
+        run, wire, path, topic=topic, where=where, keeps_partitions=keeps_partitions
+    )
+
+
+@pipeline.command(
+    "ingest",
+    epilog=example(
+        "metaq pipeline ingest logs /var/log/*.log --format text",
+        "metaq pipeline ingest people people.csv --format csv --read header=true",
+    ),
+)
+@click.argument("topic")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.option(
+    "--format",
+    "source_format",
+    required=True,
+    help="What Spark shall read: text, csv, json, parquet, orc, jdbc, ...",
+)
+@click.option(
+    "--read",
+    "source_options",
+    multiple=True,
+    callback=pairs,
+    metavar="KEY=VALUE",
+    help="Option of that format; may be repeated.",
+)
+@click.option(
+    "--value",
+    help="SQL expression for the message.  [default: column value, else row as JSON]",
+)
+@click.option("--attribute", help="SQL expression for the attribute.")
+@click.option("--key", help="SQL expression; equal keys go to one partition.")
+@wire_options
+@run_options
+def ingest_command(wire: Wire, run: Run, **asked: Any) -> None:
+    """Put whatever Spark can read into TOPIC, a message for each row, at least once."""
+    jobs.ingest(run, wire, Ingest(**asked))
+
+
+@pipeline.command(
+    "stats",
+    epilog=example(
+        "metaq pipeline stats orders --window 3600",
+        "metaq pipeline stats orders --every 10 --json",
+    ),
+)
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option(
+    "--window",
+    "window_s",
+    type=click.IntRange(1),
+    default=WINDOW_S,
+    show_default=True,
+    help="Seconds of a window.",
+)
+@click.option(
+    "--since",
+    default="timestamp",
+    show_default=True,
+    help="SQL expression for the moment when a message set out; its delay ends when"
+    " it is read here.",
+)
+@every_option
+@wire_options
+@run_options
+def stats_command(
+    topics: tuple[str, ...],
+    window_s: int,
+    since: str,
+    interval_s: float | None,
+    wire: Wire,
+    run: Run,
+) -> None:
+    """Print messages, bytes and delay of topics per window of time.
+
+    With --every, what arrives from now on: each line says what one batch added.
+    """
+    jobs.stats(run, wire, topics, window_s=window_s, since=since, interval_s=interval_s)
+
+
+@pipeline.command(
+    "audit",
+    epilog=example(
+        "metaq pipeline audit orders --archive /archive",
+        "metaq pipeline audit orders --copy orders-again",
+    ),
+)
+@click.argument("topic")
+@click.option("--archive", "path", help="Directory or URL of the archive.")
+@click.option("--copy", help="Topic that has the same messages.")
+@click.option(
+    "--id",
+    "message_id",
+    help="SQL expression that tells messages of a copy apart.  [default: content]",
+)
+@wire_options
+@run_options
+def audit_command(
+    topic: str,
+    path: str | None,
+    copy: str | None,
+    message_id: str | None,
+    wire: Wire,
+    run: Run,
+) -> bool:
+    """Compare TOPIC with its archive or with a copy.
+
+    Counts messages that are lost, doubled, corrupted, reordered or extra, and names
+    the first of them. The exit code is 1 when there are any.
+    """
+    return jobs.audit(run, wire, topic, path=path, copy=copy, message_id=message_id)
+
+
+@pipeline.command(
+    "verify", epilog=example("metaq pipeline verify /var/lib/metaq --master local[8]")
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@run_options
+def verify_command(paths: tuple[str, ...], run: Run) -> bool:
+    """Check every stored byte of data directories or archived segments, in parallel.
+
+    The exit code is 1 when anything is wrong.
+    """
+    return jobs.verify(run, paths)

@@ -1,0 +1,285 @@
+"""What the commands of `metaq pipeline` do: run a job, print what it found.
+
+Spark is imported inside of functions: it is optional, and slow to load.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from metaq.cli import render
+from metaq.cli.cluster import Target
+from metaq.cli.spark_session import spark_session, task_progress
+from metaq.cli.times import format_time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Where and how a job runs: what its command's options say."""
+
+    master: str
+    """Of the Spark cluster."""
+    settings: Mapping[str, str]
+    """Of Spark."""
+    log: Path | None
+    """Where Spark's own words go."""
+    as_json: bool
+    """Objects instead of tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
+    """Which cluster of brokers, and more options of `format("metaq")`."""
+
+    target: Target
+    """Where the brokers are."""
+    options: Mapping[str, str]
+    """What `--option` says; it wins."""
+
+    def to_map(self, **more: str) -> dict[str, str]:
+        """Return options for `format("metaq")`; what the user gave wins."""
+        timeout_ms = round(self.target.timeout_s * 1000)
+        found = {"requestTimeoutMs": str(timeout_ms), **more}
+        if self.target.brokers:
+            names = (name.removeprefix("meta://") for name in self.target.brokers)
+            found["brokers"] = ",".join(names)
+        else:
+            found |= {"zookeeper": self.target.zookeeper, "zkRoot": self.target.root}
+        given = {name.lower() for name in self.options}
+        kept = {k: v for k, v in found.items() if k.lower() not in given}
+        return {**kept, **self.options}
+
+
+def archive(
+    run: Run, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
+) -> None:
+    """Archive topics, and print the summary; see the job."""
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs.archive import archive as run_job
+
+        options = wire.to_map(subscribe=",".join(topics))
+        with render.progress("archive", None) as advance:
+            done = run_job(
+                spark,
+                path,
+                options,
+                interval_s=interval_s,
+                on_progress=lambda progress: advance(progress.written_bytes),
+            )
+    print_facts(
+        {
+            "messages": done.message_count,
+            "bytes": done.written_bytes,
+            "batches": done.batch_count,
+            "files_put_together": done.compacted_count,
+            "archive_messages": done.total_message_count,
+            "archive_files": done.total_file_count,
+            "archive_bytes": done.total_bytes,
+        },
+        as_json=run.as_json,
+    )
+
+
+def replay(
+    run: Run,
+    wire: Wire,
+    path: str,
+    *,
+    topic: str | None,
+    where: str | None,
+    keeps_partitions: bool,
+) -> None:
+    """Put an archive back into topics, and print the summary; see the job."""
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs.replay import replay as run_job
+
+        named = {} if topic is None else {"topic": topic}
+        with task_progress(spark, "replay"):
+            done = run_job(
+                spark,
+                path,
+                wire.to_map(**named),
+                where=where,
+                keeps_partitions=keeps_partitions,
+            )
+    print_facts(
+        {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ingest:
+    """What is put into a topic."""
+
+    topic: str
+    """Where to."""
+    paths: tuple[str, ...]
+    """What `load` takes."""
+    source_format: str
+    """What `spark.read.format` takes."""
+    source_options: Mapping[str, str]
+    """Options of that source."""
+    value: str | None
+    """Expression for the message."""
+    attribute: str | None
+    """Expression for the attribute."""
+    key: str | None
+    """Expression for the key."""
+
+
+def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
+    """Put what Spark can read into a topic, and print the summary; see the job."""
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs.ingest import ingest as run_job
+
+        with task_progress(spark, "ingest"):
+            done = run_job(
+                spark,
+                wire.to_map(topic=asked.topic),
+                source_format=asked.source_format,
+                paths=asked.paths,
+                source_options=asked.source_options,
+                value=asked.value,
+                attribute=asked.attribute,
+                key=asked.key,
+            )
+    print_facts(
+        {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
+    )
+
+
+def stats(
+    run: Run,
+    wire: Wire,
+    topics: Sequence[str],
+    *,
+    window_s: int,
+    since: str,
+    interval_s: float | None,
+) -> None:
+    """Print windows of topics, once or as messages come; see the job."""
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs import window_stats
+
+        options = wire.to_map(subscribe=",".join(topics))
+        if interval_s is not None:
+            window_stats.follow_stats(
+                spark,
+                options,
+                lambda windows: print_windows(
+                    map(astuple, windows), as_json=run.as_json
+                ),
+                interval_s=interval_s,
+                window_s=window_s,
+                since=since,
+            )
+            return
+        with task_progress(spark, "stats"):
+            found = window_stats.stats(spark, options, window_s=window_s, since=since)
+    print_windows(map(astuple, found), as_json=run.as_json)
+
+
+def audit(
+    run: Run,
+    wire: Wire,
+    topic: str,
+    *,
+    path: str | None,
+    copy: str | None,
+    message_id: str | None,
+) -> bool:
+    """Compare a topic with its archive or a copy; return whether nothing is wrong."""
+    if (path is None) == (copy is None):
+        raise click.UsageError("expected exactly one of --archive and --copy")
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs.audit import audit_archive, audit_copy
+
+        with task_progress(spark, "audit"):
+            if path is not None:
+                found = audit_archive(spark, path, wire.to_map(), [topic])
+            else:
+                found = audit_copy(
+                    spark,
+                    wire.to_map(subscribe=topic),
+                    wire.to_map(subscribe=str(copy)),
+                    message_id=message_id,
+                )
+    columns = ("finding", "partition", "offset", "detail")
+    rows = [
+        (each.kind.value, str(each.partition), each.offset, each.detail)
+        for each in found.findings
+    ]
+    print_findings(columns, rows, as_json=run.as_json)
+    sizes = {"source": found.source_count, "target": found.target_count}
+    counts = {kind.value: count for kind, count in found.counts.items()}
+    print_facts({**sizes, **counts}, as_json=run.as_json)
+    return found.is_right
+
+
+def verify(run: Run, paths: Sequence[str]) -> bool:
+    """Check every stored byte of some paths; return whether nothing is wrong."""
+    with spark_session(run.master, run.settings, run.log) as spark:
+        from metaq.spark.jobs.verify import verify as run_job
+
+        with render.progress("verify", None) as advance:
+            found = run_job(
+                spark,
+                *paths,
+                on_progress=lambda progress: advance(progress.checked_bytes),
+            )
+    columns = ("file", "offset", "next_good_offset", "detail")
+    rows = [(str(d.path), d.offset, d.next_good_offset, d.detail) for d in found.damage]
+    print_findings(columns, rows, as_json=run.as_json)
+    print_facts(
+        {
+            "files": found.file_count,
+            "records": found.record_count,
+            "bytes": found.checked_bytes,
+            "torn_bytes": found.torn_bytes,
+            "problems": len(found.damage),
+        },
+        as_json=run.as_json,
+    )
+    return not found.damage
+
+
+def print_facts(facts: Mapping[str, int], *, as_json: bool) -> None:
+    """Print a summary: a table of two columns, or one object."""
+    if as_json:
+        render.print_json(facts)
+        return
+    rows = [(name.replace("_", " "), count) for name, count in facts.items()]
+    render.print_rows(("summary", "count"), rows, as_json=False)
+
+
+def print_findings(
+    columns: Sequence[str], rows: Sequence[Sequence[render.Cell]], *, as_json: bool
+) -> None:
+    """Print what is wrong; nothing where nothing is."""
+    if rows:
+        render.print_rows(columns, rows, as_json=as_json)
+
+
+def print_windows(windows: Iterable[tuple[Any, ...]], *, as_json: bool) -> None:
+    """Print windows as a table, or as objects.
+
+    Args:
+        windows: the fields of `WindowStats`, in order.
+        as_json: print objects.
+    """
+    columns = ("topic", "window", "messages", "bytes", "delay_mean_s", "delay_max_s")
+    rows = [
+        (
+            topic,
+            None if start_ms is None else format_time(start_ms),
+            message_count,
+            size_bytes,
+            None if mean_s is None else round(mean_s, 3),
+            None if max_s is None else round(max_s, 3),
+        )
+        for topic, start_ms, message_count, size_bytes, mean_s, max_s in windows
+    ]
+    render.print_rows(columns, rows, as_json=as_json)

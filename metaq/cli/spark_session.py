@@ -1,0 +1,129 @@
+"""A Spark session for one command: quiet, and with progress on a terminal."""
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from metaq.errors import ConfigError, MetaqError
+
+STANDARD_ERROR: Final = 2
+LAST_LINES: Final = 5
+"""Of Spark's own words, when it does not start."""
+PROGRESS_INTERVAL_S: Final = 0.25
+
+
+@contextmanager
+def spark_session(
+    master: str, settings: Mapping[str, str], log: Path | None
+) -> Iterator[Any]:
+    """Run Spark while the body runs.
+
+    Args:
+        master: Of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
+        settings: Spark's own.
+        log: What the driver's JVM says goes there; None: it is kept for the message
+            when Spark does not start, else lost.
+
+    Yields:
+        The `SparkSession`; its type is not named, because Spark is optional.
+
+    Raises:
+        ConfigError: Spark is not installed.
+        MetaqError: It does not start.
+    """
+    if find_spec("pyspark") is None:
+        raise ConfigError(
+            "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"
+        )
+    from metaq.spark.jobs.session import start_session, stop_session
+
+    if master.startswith("local"):
+        # Its workers are ours: they need the Python that has this package.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    level = "ERROR" if log is None else "WARN"
+    with _log_file(log) as file:
+        with _standard_error_to(file):
+            try:
+                session = start_session(master, settings, log_level=level)
+            except MetaqError as error:
+                raise MetaqError(f"{error}{_last_words(file)}") from error
+        try:
+            yield session
+        finally:
+            stop_session(session)
+
+
+@contextmanager
+def _log_file(path: Path | None) -> Iterator[int]:
+    if path is None:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
+        return
+    with path.open("ab+") as file:
+        yield file.fileno()
+
+
+@contextmanager
+def _standard_error_to(file: int) -> Iterator[None]:
+    """Give processes that start meanwhile a file as their standard error."""
+    sys.stderr.flush()
+    before = os.dup(STANDARD_ERROR)
+    os.dup2(file, STANDARD_ERROR)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, STANDARD_ERROR)
+        os.close(before)
+
+
+def _last_words(file: int) -> str:
+    size = os.fstat(file).st_size
+    text = os.pread(file, size, 0).decode(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "".join(f"; {line}" for line in lines[-LAST_LINES:])
+
+
+@contextmanager
+def task_progress(session: Any, what: str) -> Iterator[None]:
+    """Show how many tasks of the running stages are done; nothing without a terminal.
+
+    Args:
+        session: The `SparkSession` whose tasks they are.
+        what: The words beside the bar.
+    """
+    from metaq.spark.jobs.session import count_tasks
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(),
+        TextColumn("{task.completed}/{task.total} tasks"), TimeElapsedColumn(),
+    )  # fmt: skip
+    ended = threading.Event()
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def watch() -> None:
+            while not ended.wait(PROGRESS_INTERVAL_S):
+                done, total = count_tasks(session)
+                bar.update(task, completed=done, total=total or None)
+
+        watcher = threading.Thread(target=watch, name="progress", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()

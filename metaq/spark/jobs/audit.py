@@ -1,0 +1,287 @@
+"""Compare a topic with its archive, or with a copy: what is lost, doubled, changed.
+
+    against an archive   messages are matched by partition and offset
+    against a copy       messages are matched by their content, or by an id in it
+
+A copy has offsets of its own. Where content occurs several times, the numbers have to
+agree; order is judged by messages that occur once on either side.
+"""
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as sf
+
+from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.spark.jobs.archive_store import read_archive
+from metaq.spark.jobs.failures import job_errors
+from metaq.spark.options import SourceOptions
+
+EXAMPLES_MAX: Final = 10
+"""So many findings of a kind are named; all are counted."""
+PLACE: Final = ("topic", "broker_id", "partition", "offset")
+_LOG: Final = PLACE[:-1]
+
+
+class FindingKind(enum.Enum):
+    """What may be wrong; the value is the word for reports."""
+
+    LOST = "lost"
+    """In the source, not in the target."""
+    DOUBLED = "doubled"
+    """More often in the target than in the source."""
+    CORRUPTED = "corrupted"
+    """The same place or id with other content."""
+    REORDERED = "reordered"
+    """Behind a message of its partition that it was in front of."""
+    EXTRA = "extra"
+    """In the target, never in the source."""
+    BEHIND = "behind"
+    """After the end of what is archived of its partition: no fault, not yet there."""
+    EXPIRED = "expired"
+    """Archived, and before the start of the log: no fault, retention took it."""
+
+
+HARMLESS: Final = frozenset({FindingKind.BEHIND, FindingKind.EXPIRED})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One message that is not as it should be."""
+
+    kind: FindingKind
+    """What is wrong."""
+    partition: TopicPartition
+    """Where it is: in the source, or in the target where the source has none."""
+    offset: Offset
+    """The first byte of its record there."""
+    detail: str
+    """The numbers that show it."""
+
+    def __str__(self) -> str:
+        where = f"{self.partition}: {self.kind.value} at offset {self.offset}"
+        return f"{where}: {self.detail}"
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSummary:
+    """What a comparison found."""
+
+    source_count: int
+    """Messages of the source."""
+    target_count: int
+    """Messages of the target."""
+    counts: Mapping[FindingKind, int]
+    """Messages of each kind; every kind is there."""
+    findings: tuple[Finding, ...]
+    """The first of each kind, by kind and place; at most `EXAMPLES_MAX` of one."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(n for kind, n in self.counts.items() if kind not in HARMLESS)
+
+
+def audit_archive(
+    spark: SparkSession, path: str, options: Mapping[str, str], topics: Sequence[str]
+) -> AuditSummary:
+    """Compare topics with an archive of them.
+
+    Messages that come while it runs may count as behind.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive.
+        options: Of a batch read with `format("metaq")`, without the topics.
+        topics: Those that are compared, one or more.
+
+    Raises:
+        ArchiveError: There is no archive, or it is damaged.
+        JobError: Reading failed.
+        OptionError: An option is wrong.
+    """
+    asked = {**options, "subscribe": ",".join(topics)}
+    SourceOptions.from_map(asked, is_stream=False)
+    archived = read_archive(spark, path)
+    with job_errors("audit"):
+        chosen = archived.where(sf.col("topic").isin(*topics))
+        source = spark.read.format("metaq").options(**asked).load()
+        return compare_by_offset(source, chosen)
+
+
+def audit_copy(
+    spark: SparkSession,
+    source_options: Mapping[str, str],
+    target_options: Mapping[str, str],
+    *,
+    message_id: str | None = None,
+) -> AuditSummary:
+    """Compare a topic with a copy of it.
+
+    Args:
+        spark: The session.
+        source_options: Of a batch read with `format("metaq")`.
+        target_options: The same for the copy.
+        message_id: SQL expression over the columns of the source that tells messages
+            apart; None: value and attribute do, and a changed message counts as one
+            that is lost and one that is extra.
+
+    Raises:
+        JobError: Reading failed.
+        OptionError: An option is wrong.
+    """
+    for asked in (source_options, target_options):
+        SourceOptions.from_map(asked, is_stream=False)
+    with job_errors("audit"):
+        source = spark.read.format("metaq").options(**source_options).load()
+        target = spark.read.format("metaq").options(**target_options).load()
+        return compare_by_content(source, target, message_id=message_id)
+
+
+def compare_by_offset(source: DataFrame, target: DataFrame) -> AuditSummary:
+    """Compare two frames of the source's columns, place by place."""
+    body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
+    ones = _counted(source, "source", [sf.col(name) for name in PLACE], body)
+    others = _counted(target, "target", [sf.col(name) for name in PLACE], body)
+    first = sf.min("offset").alias("source_first")
+    source_ends = source.groupBy(*_LOG).agg(first)
+    last = sf.max("offset").alias("target_last")
+    target_ends = target.groupBy(*_LOG).agg(last)
+    both = (
+        ones.join(others, list(PLACE), "full")
+        .join(source_ends, list(_LOG), "left")
+        .join(target_ends, list(_LOG), "left")
+        .na.fill(0, ["source_count", "target_count"])
+    )
+    offset = sf.col("offset")
+    is_behind = sf.col("target_last").isNull() | (offset > sf.col("target_last"))
+    is_expired = sf.col("source_first").isNull() | (offset < sf.col("source_first"))
+    kind = (
+        sf.when((sf.col("target_count") == 0) & is_behind, "behind")
+        .when(sf.col("target_count") == 0, "lost")
+        .when((sf.col("source_count") == 0) & is_expired, "expired")
+        .when(sf.col("source_count") == 0, "extra")
+        .when(_differs(), "corrupted")
+        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
+    )
+    return _summary(source, target, _findings(both, kind))
+
+
+def compare_by_content(
+    source: DataFrame, target: DataFrame, *, message_id: str | None = None
+) -> AuditSummary:
+    """Compare two frames of the source's columns, message by message."""
+    content = sf.md5(sf.to_json(sf.struct(*_body())))
+    key = content if message_id is None else sf.expr(message_id).cast("string")
+    ones = _counted(source, "source", [key.alias("key")], content)
+    others = _counted(target, "target", [key.alias("key")], content)
+    same = sf.col("key").eqNullSafe(sf.col("other_key"))
+    both = ones.join(others.withColumnRenamed("key", "other_key"), same, "full")
+    both = both.na.fill(0, ["source_count", "target_count"])
+    place = sf.coalesce("source_place", "target_place")
+    both = both.select("*", *(place[name].alias(name) for name in PLACE))
+    kind = (
+        sf.when(sf.col("source_count") == 0, "extra")
+        .when(sf.col("target_count") < sf.col("source_count"), "lost")
+        .when(_differs(), "corrupted")
+        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
+    )
+    found = _findings(both, kind).unionByName(_reordered(both))
+    return _summary(source, target, found)
+
+
+def _body() -> list[Column]:
+    # JSON would write bytes as Base64, several times as long as their digest.
+    return [sf.md5("value").alias("value"), sf.col("attribute")]
+
+
+def _counted(
+    rows: DataFrame, side: str, key: Sequence[Column], body: Column
+) -> DataFrame:
+    """Return how often each key is there, with what content, and where first."""
+    names = PLACE if len(key) > 1 else ("key",)
+    place = sf.struct(*PLACE).alias("place")
+    keyed = rows.select(*key, body.alias("body"), place)
+    return keyed.groupBy(*names).agg(
+        sf.count(sf.lit(1)).alias(f"{side}_count"),
+        sf.min("body").alias(f"{side}_least"),
+        sf.max("body").alias(f"{side}_most"),
+        sf.min("place").alias(f"{side}_place"),
+    )
+
+
+def _differs() -> Column:
+    """Whether any two of the messages of a key have different content."""
+    least = sf.least("source_least", "target_least")
+    return least != sf.greatest("source_most", "target_most")
+
+
+def _findings(both: DataFrame, kind: Column) -> DataFrame:
+    difference = sf.abs(sf.col("source_count") - sf.col("target_count"))
+    times = "%d times in the source, %d times in the target"
+    detail = sf.format_string(times, "source_count", "target_count")
+    content = sf.lit("the target has other content")
+    found = both.select(
+        kind.alias("kind"),
+        sf.when(kind == "corrupted", sf.lit(1)).otherwise(difference).alias("count"),
+        *PLACE,
+        sf.when(kind == "corrupted", content).otherwise(detail).alias("detail"),
+    )
+    return found.where("kind IS NOT NULL")
+
+
+def _reordered(both: DataFrame) -> DataFrame:
+    """Return messages that stand behind one which they were in front of."""
+    one, other = sf.col("source_place"), sf.col("target_place")
+    # The same order is only promised from one partition into one.
+    logs = [place[name] for place in (one, other) for name in _LOG]
+    before = Window.partitionBy(*logs).orderBy(one["offset"])
+    before = before.rowsBetween(Window.unboundedPreceding, -1)
+    pairs = both.where("source_count = 1 AND target_count = 1")
+    pairs = pairs.withColumn("ahead", sf.max(other["offset"]).over(before))
+    detail = sf.format_string(
+        "at offset %d of the target, behind offset %d",
+        other["offset"],
+        sf.col("ahead"),
+    )
+    return pairs.where(sf.col("ahead") > other["offset"]).select(
+        sf.lit("reordered").alias("kind"),
+        sf.lit(1).cast("bigint").alias("count"),
+        *PLACE,
+        detail.alias("detail"),
+    )
+
+
+def _summary(source: DataFrame, target: DataFrame, found: DataFrame) -> AuditSummary:
+    found = found.persist()
+    try:
+        counted = found.groupBy("kind").agg(sf.sum("count").alias("count")).collect()
+        numbers = {row["kind"]: row["count"] for row in counted}
+        in_order = Window.partitionBy("kind").orderBy(*PLACE)
+        ranked = found.withColumn("rank", sf.row_number().over(in_order))
+        first = ranked.where(sf.col("rank") <= EXAMPLES_MAX).collect()
+    finally:
+        found.unpersist()
+    findings = sorted(
+        map(_to_finding, first),
+        key=lambda each: (_KINDS.index(each.kind), each.partition, each.offset),
+    )
+    return AuditSummary(
+        source.count(),
+        target.count(),
+        {kind: numbers.get(kind.value, 0) for kind in FindingKind},
+        tuple(findings),
+    )
+
+
+_KINDS: Final = tuple(FindingKind)
+
+
+def _to_finding(row: Any) -> Finding:
+    broker_id, number = BrokerId(row["broker_id"]), row["partition"]
+    partition = TopicPartition(row["topic"], broker_id, number)
+    kind = FindingKind(row["kind"])
+    return Finding(kind, partition, Offset(row["offset"]), row["detail"])

@@ -1,0 +1,85 @@
+"""Put the messages of an archive back into topics; order per partition is kept."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as sf
+
+from metaq.spark.jobs.archive_store import ORDER, read_archive
+from metaq.spark.jobs.failures import job_errors
+from metaq.spark.options import SinkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSummary:
+    """What a job has written."""
+
+    message_count: int
+    """Messages that are on the disks of brokers."""
+    size_bytes: int
+    """Bytes of their values."""
+
+
+def replay(
+    spark: SparkSession,
+    path: str,
+    options: Mapping[str, str],
+    *,
+    where: str | None = None,
+    keeps_partitions: bool = False,
+) -> WriteSummary:
+    """Write an archive, or some of it, to topics.
+
+    The messages of one archived partition are written by one task in the order of
+    their offsets, and go to one partition. Delivery is that of the sink: at least
+    once.
+
+    Args:
+        spark: The session.
+        path: Path or URL of the archive.
+        options: Of a write with `format("metaq")`; `topic` sends everything to one
+            topic, without it each message goes to the topic that it came from.
+        where: SQL condition over the columns of the archive; None: all messages.
+        keeps_partitions: Each message goes to the broker and partition that it came
+            from, which the topic must have; else partitions are spread over those of
+            the topic by their names.
+
+    Raises:
+        ArchiveError: There is no archive, or it is damaged.
+        JobError: Reading or writing failed.
+        OptionError: An option of the write is wrong.
+    """
+    SinkOptions.from_map(options)
+    rows = read_archive(spark, path)
+    with job_errors("replay"):
+        wanted = rows if where is None else rows.where(where)
+        spread = wanted.repartition("topic", "broker_id", "partition")
+        ordered = spread.sortWithinPartitions(*ORDER)
+        name = sf.concat_ws("-", "broker_id", "partition")
+        target: tuple[Column, ...] = (name.alias("partition"),)
+        if not keeps_partitions:
+            target = (sf.concat_ws("/", sf.col("topic"), name).alias("key"),)
+        return write_messages(
+            ordered.select("topic", "attribute", "value", *target), options
+        )
+
+
+def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:
+    """Write rows with the sink, and count them.
+
+    Args:
+        rows: The columns of the sink.
+        options: Of a write with `format("metaq")`.
+
+    Raises:
+        PySparkException: Writing failed.
+    """
+    seen = Observation()
+    counts = (
+        sf.count(sf.lit(1)).alias("messages"),
+        sf.sum(sf.octet_length("value")).alias("bytes"),
+    )
+    observed = rows.observe(seen, *counts)
+    observed.write.format("metaq").options(**options).mode("append").save()
+    return WriteSummary(seen.get["messages"], seen.get["bytes"] or 0)

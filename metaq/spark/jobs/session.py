@@ -1,0 +1,61 @@
+"""A Spark session for one job, and how far its tasks are."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from metaq.spark.errors import JobError
+from metaq.spark.jobs.failures import sentence_of
+from metaq.spark.register import register
+
+DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+}
+"""What a job's session has unless its settings say something else."""
+
+
+def start_session(
+    master: str, settings: Mapping[str, str], *, log_level: str
+) -> SparkSession:
+    """Start Spark, with our formats registered.
+
+    Args:
+        master: Of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
+        settings: Spark's own, over `DEFAULTS`.
+        log_level: Of the driver's JVM: `ERROR`, `WARN`, …
+
+    Raises:
+        JobError: It does not start.
+    """
+    builder = SparkSession.Builder().master(master).appName("metaq pipeline")
+    for name, value in {**DEFAULTS, **settings}.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+        session.sparkContext.setLogLevel(log_level)
+        register(session)
+    except (PySparkException, OSError) as error:
+        raise JobError(
+            f"Spark does not start on {master}: {sentence_of(error)}"
+        ) from error
+    return session
+
+
+def stop_session(session: SparkSession) -> None:
+    """Stop Spark; a JVM that is gone has nothing to stop."""
+    with suppress(PySparkException, OSError):
+        session.stop()
+
+
+def count_tasks(session: SparkSession) -> tuple[int, int]:
+    """Return how many tasks of the running stages are done, and how many there are."""
+    tracker = session.sparkContext.statusTracker()
+    found = map(tracker.getStageInfo, tracker.getActiveStageIds())
+    stages = [stage for stage in found if stage is not None]
+    done = sum(stage.numCompletedTasks for stage in stages)
+    return done, sum(stage.numTasks for stage in stages)

@@ -1,0 +1,139 @@
+"""`metaq pipeline`: words in, options of jobs out; results printed."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+
+from metaq.cli import spark_session
+from metaq.cli.cluster import Target
+from metaq.cli.pipeline_jobs import Wire, print_windows
+from metaq.model import Millis
+from metaq.spark.jobs.window_stats import WindowStats
+from metaq.testing.embedded import embedded_broker
+from tests.cli.runner import run
+
+ROOT = Path(__file__).parents[2]
+JOBS = ("archive", "replay", "ingest", "stats", "audit", "verify")
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_every_job_has_help_with_examples(job: str) -> None:
+    """Also without Spark."""
+    result = run("pipeline", job, "--help")
+    assert result.exit_code == 0
+    assert f"metaq pipeline {job}" in result.output
+    assert "--master" in result.output
+
+
+def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is optional; nothing is started."""
+    monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)
+    result = run("pipeline", "verify", "/nowhere")
+    assert result.exit_code == 1
+    assert result.output == (
+        "metaq: pipelines run on Spark, which is not installed:"
+        " pip install 'metaq[spark]'\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("archive", "t"), "--to"),
+        (("archive", "--to", "x"), "TOPIC"),
+        (("audit", "t"), "exactly one of --archive and --copy"),
+        (("audit", "t", "--archive", "a", "--copy", "b"), "exactly one of"),
+        (("archive", "t", "--to", "x", "--option", "y"), "expected KEY=VALUE, got 'y'"),
+        (("verify", "x", "--conf", "=y"), "expected KEY=VALUE, got '=y'"),
+        (("stats", "t", "--window", "0"), "--window"),
+    ],
+)
+def test_wrong_words_are_refused(words: tuple[str, ...], what: str) -> None:
+    """Before Spark starts, which takes seconds."""
+    result = run("pipeline", *words)
+    assert result.exit_code == 2
+    assert what in result.output
+
+
+def test_what_the_user_gives_wins() -> None:
+    """Options of the command become those of the format."""
+    target = Target("zk:2181", "/meta", (), 2.5)
+    assert Wire(target=target, options={}).to_map(subscribe="t") == {
+        "zookeeper": "zk:2181",
+        "zkRoot": "/meta",
+        "requestTimeoutMs": "2500",
+        "subscribe": "t",
+    }
+    named = Target("zk:2181", "/meta", ("meta://a:1", "b:2"), 2.5)
+    options = {"requesttimeoutms": "7"}
+    assert Wire(target=named, options=options).to_map() == {
+        "brokers": "a:1,b:2",
+        "requesttimeoutms": "7",
+    }
+
+
+def test_windows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Messages without a time have no window and no delay."""
+    print_windows(
+        [
+            astuple(WindowStats("t", Millis(1_700_000_000_000), 3, 30, 0.5, 1.25)),
+            astuple(WindowStats("t", None, 1, 10, None, None)),
+        ],
+        as_json=True,
+    )
+    one, other = map(json.loads, capsys.readouterr().out.splitlines())
+    assert one["window"] is not None
+    assert (one["messages"], one["bytes"], one["delay_max_s"]) == (3, 30, 1.25)
+    assert (other["window"], other["delay_mean_s"]) == (None, None)
+
+
+def metaq(*words: str) -> "subprocess.CompletedProcess[str]":
+    """Run the command in a process of its own: it stops the Spark of its process."""
+    quick = ("--conf", "spark.sql.shuffle.partitions=1", "--master", "local[1]")
+    return subprocess.run(
+        [sys.executable, "-m", "metaq", "pipeline", *words, *quick, "--json"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_topic_is_ingested_archived_and_audited(tmp_path: Path) -> None:
+    """Exit codes, objects on standard output, and not a word from Spark."""
+    lines = tmp_path / "lines"
+    lines.write_text("one\ntwo\nthree\n")
+    path = str(tmp_path / "archive")
+    with embedded_broker(topics={"t": 1, "empty": 1}) as broker:
+        wire = ("--broker", broker.address)
+        done = metaq("ingest", "t", str(lines), "--format", "text", *wire)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == {"messages": 3, "bytes": 11}
+        done = metaq("archive", "t", "--to", path, *wire)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout)["archive_messages"] == 3
+        done = metaq("audit", "t", "--copy", "empty", *wire)
+        assert (done.returncode, done.stderr) == (1, "")
+        *findings, numbers = map(json.loads, done.stdout.splitlines())
+        assert numbers["lost"] == len(findings) == 3
+        done = metaq("archive", "nowhere", "--to", path, "--option", "x=1", *wire)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("metaq: unknown option 'x'")
+        assert done.stderr.count("\n") == 1
+
+
+def test_the_window_is_that_of_the_job() -> None:
+    """Said twice, because the command does not load Spark for its help."""
+    from metaq.cli.pipeline import WINDOW_S
+    from metaq.spark.jobs import window_stats
+
+    assert window_stats.WINDOW_S == WINDOW_S

@@ -1,0 +1,61 @@
+"""What docs/spark.md says of options is true, and its snippets run."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from metaq.spark.jobs.archive_store import read_archive
+from metaq.testing.embedded import embedded_broker
+from tests.docs.spark_options import HEAD, PAGE, table
+from tests.spark.conftest import ROOT
+from tests.spark.segment_dirs import payloads, write_log
+
+TEXT = PAGE.read_text()
+FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
+
+
+def test_the_option_table_is_that_of_the_code() -> None:
+    """`python -m tests.docs.spark_options` writes it."""
+    assert TEXT.partition(HEAD)[2].partition("\n## ")[0] == table()
+
+
+def test_every_block_of_python_has_a_name() -> None:
+    """One without would not be run."""
+    assert TEXT.count("```python") == len(FILES) == 5
+
+
+def test_every_function_that_is_named_exists() -> None:
+    """As does every module."""
+    for module in set(re.findall(r"`(metaq\.spark\.[\w.]+)\.\w+`", TEXT)):
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Return what the page's addresses and paths stand for here."""
+    write_log(tmp_path / "data", payloads(20))
+    with embedded_broker(topics={"test": 2}) as broker:
+        yield {
+            'zookeeper="127.0.0.1:2181"': f'brokers="{broker.address}"',
+            '"/archive': f'"{tmp_path}/archive',
+            '"/data"': f'"{tmp_path}/data"',
+        }
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_snippets_run_one_after_the_other(
+    spark: SparkSession, tmp_path: Path, places: dict[str, str]
+) -> None:
+    """As they stand, but for where things are, in the session of the tests."""
+    for name, text in FILES.items():
+        for there, here in places.items():
+            text = text.replace(there, here)
+        exec(compile(text, name, "exec"), {})
+    lines = spark.read.parquet(str(tmp_path / "archive" / "lines"))
+    assert lines.count() == 1000
+    assert read_archive(spark, str(tmp_path / "archive" / "topics")).count() == 1000
