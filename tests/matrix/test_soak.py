@@ -25,7 +25,7 @@ WARM_UP = 0.4
 """Part of the time after which the first figures are taken."""
 RSS_GROWTH_MAX_BYTES = 12 << 20
 """What malloc keeps for threads that came and went; objects do not grow at all."""
-FILE_GROWTH_MAX = 4
+FILE_GROWTH_MAX = 8
 RESTART_EVERY = 20
 """Rounds between two restarts of the broker."""
 COUNT = 40
