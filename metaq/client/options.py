@@ -2,14 +2,16 @@
 
 Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in both
 worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
-and wait of the client is bounded by one of these fields.
+and wait of the client is bounded by one of these fields. A value out of its range is a
+`ConfigError` that names the field.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Final, Literal, TypeAlias, TypedDict
 
+from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.paths import DEFAULT_ROOT
 
@@ -20,6 +22,9 @@ Start: TypeAlias = (
 )
 """Where a group begins that has no committed offset: the log start, the log end, the
 first message of a time, an offset for every partition, or one for each."""
+
+IN_FLIGHT_BATCHES_MAX: Final = 5
+"""More than that are not remembered by brokers, so they could be stored twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,9 @@ class ClientOptions:
     """How often brokers that were named by address are asked what they have."""
     close_timeout_s: float = 10.0
     """Bound on closing, when the caller gives none."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, zero=("close_timeout_s",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +89,15 @@ class ProducerOptions:
     """Longest pause before the first repetition; doubles from there."""
     retry_max_s: float = 1.0
     """Longest pause between repetitions; the deadline ends them."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, zero=("linger_s",))
+        if self.in_flight_batches_max > IN_FLIGHT_BATCHES_MAX:
+            raise ConfigError(
+                f"in_flight_batches_max: expected 1 to {IN_FLIGHT_BATCHES_MAX}, got"
+                f" {self.in_flight_batches_max}"
+            )
+        _check_choice("when_full", self.when_full, ("block", "raise"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +146,32 @@ class ConsumerOptions:
     """No progress for so long although there is data and somebody free to take it:
     an error. Counts as twice `idle_max_s` at least. None trusts that it never
     happens."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, zero=("start", "wait_s", "revoke_timeout_s"))
+        _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
+
+
+def _check_numbers(
+    options: "ClientOptions | ProducerOptions | ConsumerOptions",
+    *,
+    zero: Collection[str],
+) -> None:
+    """Refuse numbers that are not above 0; those named in `zero` may be 0."""
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if field.name in zero:
+            if not value >= 0:
+                raise ConfigError(f"{field.name}: expected 0 or more, got {value}")
+        elif not value > 0:
+            raise ConfigError(f"{field.name}: expected more than 0, got {value}")
+
+
+def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name}: expected {' or '.join(choices)}, got {value!r}")
 
 
 class ClientKeywords(TypedDict, total=False):

@@ -9,6 +9,9 @@ the order of the whole run, so no clock is read. `check` walks through them:
 * within one ownership offsets follow each other
 * what is handed out after the end is at most the one batch that was on its way
 * nothing acknowledged is missing, and every payload was stored once
+
+A session that somebody else ends by force is the exception: others see its nodes go
+before its owner can know. Until it does, that member may go on.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -17,6 +20,9 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from metaq.model import Message, TopicPartition
+
+STRAYS_UNTIL_KNOWN = 1_000_000
+"""Batches, where the end of a session is not known yet to its owner."""
 
 
 class Event(NamedTuple):
@@ -104,7 +110,8 @@ class _Lane:
 class _Walk:
     """The state of `check`: a lane per partition, and what was found."""
 
-    def __init__(self) -> None:
+    def __init__(self, forced: Collection[str]) -> None:
+        self.forced = forced
         self.lanes: dict[TopicPartition, _Lane] = {}
         self.violations: list[str] = []
         self.steps: dict[str, Callable[[Event, _Lane], None]] = {
@@ -120,13 +127,18 @@ class _Walk:
         self.violations.append(f"{event.member}, {event.partition}: {text}")
 
     def assign(self, event: Event, lane: _Lane) -> None:
-        if lane.reader is not None:
-            self.blame(event, f"assigned while {lane.reader} reads")
+        former = lane.reader
+        if former is not None and former in self.forced:
+            self.end(Event("fence", former, event.partition), lane)
+            lane.strays[former] = STRAYS_UNTIL_KNOWN
+        elif former is not None:
+            self.blame(event, f"assigned while {former} reads")
         lane.reader, lane.is_fresh = event.member, True
         lane.low = max(lane.low, lane.committed)
 
     def end(self, event: Event, lane: _Lane) -> None:
         if lane.reader != event.member:
+            lane.strays[event.member] = min(1, lane.strays.get(event.member, 0))
             return
         lane.reader = None
         is_clean = event.kind == "revoke" and not lane.is_refused
@@ -169,10 +181,21 @@ class _Walk:
 
 
 def check(
-    ledger: Ledger, *, tried: Collection[bytes], acked: Collection[bytes]
+    ledger: Ledger,
+    *,
+    tried: Collection[bytes],
+    acked: Collection[bytes],
+    forced: Collection[str] = (),
 ) -> list[str]:
-    """Return everything that may not have happened; [] when all is well."""
-    walk = _Walk()
+    """Return everything that may not have happened; [] when all is well.
+
+    Args:
+        ledger: what happened.
+        tried: every payload that was sent, whatever became of it.
+        acked: those that were acknowledged.
+        forced: members whose session was ended by force.
+    """
+    walk = _Walk(forced)
     for event in tuple(ledger.events):
         walk.steps[event.kind](event, walk.lanes.setdefault(event.partition, _Lane()))
     violations = walk.violations

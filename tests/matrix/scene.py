@@ -224,6 +224,8 @@ class Scene:
         self.group = f"group-of-{topic}"
         self.ledger = Ledger()
         self.members: dict[str, Member] = {}
+        self.forced: set[str] = set()
+        """Members whose session somebody ended by force."""
         self.sender = Sender(zookeeper, topic)
 
     def __enter__(self) -> Self:
@@ -296,6 +298,9 @@ class Scene:
         for name in tuple(self.members):
             self.leave(name)
         violations = check(
-            self.ledger, tried=self.sender.tried, acked=self.sender.acked
+            self.ledger,
+            tried=self.sender.tried,
+            acked=self.sender.acked,
+            forced=self.forced,
         )
         assert violations == [], "\n".join(violations[:20])

@@ -14,9 +14,10 @@ def event(text: str) -> Event:
     return Event(kind, member, P, *map(int, numbers))
 
 
-def violations(*texts: str) -> list[str]:
+def violations(*texts: str, forced: tuple[str, ...] = ()) -> list[str]:
     """Return what is found in these events."""
-    return check(Ledger([event(text) for text in texts]), tried=(), acked=())
+    ledger = Ledger([event(text) for text in texts])
+    return check(ledger, tried=(), acked=(), forced=forced)
 
 
 CLEAN = (
@@ -110,6 +111,23 @@ def test_what_is_not_allowed_is_blamed(text: str, texts: tuple[str, ...]) -> Non
     found = violations(*texts)
     assert len(found) == 1
     assert text in found[0]
+
+
+def test_who_lost_a_session_by_force_goes_on_until_it_knows() -> None:
+    """Others may begin before that; afterwards it is held to the rules again."""
+    texts = (
+        "assign a",
+        "deliver a 0 5",
+        "assign b",
+        "deliver a 5 7",
+        "deliver b 0 5",
+        "deliver a 7 9",
+        "fence a",
+    )
+    assert violations(*texts, forced=("a",)) == []
+    assert len(violations(*texts)) > 1
+    late = ("deliver a 9 10", "deliver a 10 11")
+    assert len(violations(*texts, *late, forced=("a",))) == 1
 
 
 def message(data: bytes, offset: int) -> Message:

@@ -79,6 +79,7 @@ def restart_zookeeper(_scene: Scene, cluster: Cluster) -> None:
 def expire(scene: Scene, cluster: Cluster) -> None:
     """A member's session ends, for the server and for it."""
     member = min(scene.members)
+    scene.forced.add(member)
     before = len(scene.ledger.events)
     expire_session(cluster.zookeeper.address, *kazoo_of(scene.members[member]))
 

@@ -1,0 +1,253 @@
+"""The conformance checklist of MetaQ's client, item by item (client spec 24).
+
+docs/compatibility.md says for each item where it is tested, and what differs; here is
+checked that each of those tests exists. What no other test asserts is tested here, and
+the facts of MetaQ's own integration tests (client spec 22.3).
+"""
+
+import asyncio
+import contextlib
+import re
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
+from metaq.client.consumer import AsyncConsumer
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.zk import MemoryCoordinator
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "compatibility.md").read_text()
+ITEMS = range(1, 21)
+PATIENCE_S = 20.0
+
+ROWS = {
+    int(row[1]): row[0] for row in re.finditer(r"^\| (\d+) \|.*$", PAGE, re.MULTILINE)
+}
+REFERENCES = re.findall(r"`(tests/\S+?\.py)(?:::(\w+))?`", PAGE)
+
+DEFAULTS: Mapping[str, object] = {
+    "root": "/meta",
+    "session_timeout_s": 30.0,
+    "heartbeat_s": 10.0,
+    "request_timeout_s": 10.0,
+    "start": "earliest",
+    "commit_interval_s": 5.0,
+    "idle_step_s": 0.5,
+    "idle_max_s": 5.0,
+    "strategy": "DEFAULT",
+    "consumer_id": None,
+}
+"""What MetaQ has as well (client spec 5, 16.3)."""
+
+
+# -- the page --------------------------------------------------------------------------
+
+
+def test_the_page_has_every_item_of_the_checklist() -> None:
+    """In order, each once."""
+    assert list(ROWS) == list(ITEMS)
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_every_item_is_tested_or_said_to_be_left_out(item: int) -> None:
+    """A row names a test, or says in so many words that the thing is not there."""
+    row = ROWS[item]
+    assert "`tests/" in row or "not yet" in row, row
+
+
+def test_the_tests_that_the_page_names_exist() -> None:
+    """By file and by function."""
+    assert REFERENCES
+    missing = [
+        f"{path}::{name}"
+        for path, name in REFERENCES
+        if not (ROOT / path).is_file()
+        or (name and f"def {name}(" not in (ROOT / path).read_text())
+    ]
+    assert missing == []
+
+
+def test_defaults_are_those_of_metaq() -> None:
+    """Whoever moves finds the same times."""
+    client, consumer = ClientOptions(), ConsumerOptions()
+    for name, value in DEFAULTS.items():
+        owner = client if hasattr(client, name) else consumer
+        assert getattr(owner, name) == value, name
+
+
+# -- item 20: the order of a clean end -------------------------------------------------
+
+
+def test_a_consumer_commits_then_releases_then_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next owner finds the offset, whatever it sees first."""
+    steps: list[str] = []
+    replace, delete = MemoryCoordinator.replace, MemoryCoordinator.delete
+
+    async def noted_replace(self: Any, path: str, data: bytes, **more: Any) -> None:
+        await replace(self, path, data, **more)
+        steps.append(path)
+
+    async def noted_delete(self: Any, path: str, **more: Any) -> bool:
+        steps.append(path)
+        return await delete(self, path, **more)
+
+    async def scenario(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                await producer.send("t", b"x")
+            async with client.consumer("g", ["t"], consumer_id="c") as consumer:
+                assert await consumer.receive(PATIENCE_S) is not None
+                monkeypatch.setattr(MemoryCoordinator, "replace", noted_replace)
+                monkeypatch.setattr(MemoryCoordinator, "delete", noted_delete)
+
+    with embedded_broker(topics={"t": 1}) as broker:
+        asyncio.run(scenario(broker))
+        monkeypatch.undo()
+    group = "/meta/consumers/g"
+    assert steps == [
+        f"{group}/offsets/t/0-0",
+        f"{group}/owners/t/0-0",
+        f"{group}/ids/g_c",
+    ]
+
+
+# -- the facts of MetaQ's integration tests --------------------------------------------
+
+
+@pytest.fixture
+def brokers() -> Iterator[EmbeddedBroker]:
+    """Two brokers with two topics; returns the one whose ZooKeeper both share."""
+    topics = {"one": 3, "two": 2}
+    with (
+        embedded_broker(topics=topics) as first,
+        embedded_broker(
+            topics=topics, zookeeper=first.zookeeper, settings={"brokerId": "1"}
+        ),
+    ):
+        yield first
+
+
+@contextlib.asynccontextmanager
+async def consumers_of(
+    client: AsyncClient, groups: list[str], found: list[list[bytes]]
+) -> AsyncIterator[list[AsyncConsumer]]:
+    """A consumer for each group; each fills its own list."""
+
+    async def read(consumer: AsyncConsumer, mine: list[bytes]) -> None:
+        async for message in consumer:
+            assert message.attribute == f"of {bytes(message.data).decode()}"
+            mine.append(bytes(message.data))
+
+    async with contextlib.AsyncExitStack() as stack:
+        consumers = [
+            await stack.enter_async_context(client.consumer(group, ["one", "two"]))
+            for group in groups
+        ]
+        tasks = [
+            asyncio.create_task(read(consumer, mine))
+            for consumer, mine in zip(consumers, found, strict=True)
+        ]
+        yield consumers
+        for consumer in consumers:
+            await consumer.close()
+        await asyncio.gather(*tasks)
+
+
+async def send_and_collect(
+    broker: EmbeddedBroker, groups: list[str], expected_count: int
+) -> tuple[list[bytes], list[list[bytes]]]:
+    """Send a hundred messages over both topics while the groups read."""
+    sent = [f"message {number}".encode() for number in range(100)]
+    found: list[list[bytes]] = [[] for _ in groups]
+    async with (
+        AsyncClient(**broker.client_options) as client,
+        client.producer() as producer,
+        consumers_of(client, groups, found) as consumers,
+    ):
+        for number, data in enumerate(sent):
+            topic = ("one", "two")[number % 2]
+            await producer.send(topic, data, attribute=f"of {data.decode()}")
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(map(len, found)) < expected_count:
+                await asyncio.sleep(0.01)
+        held = Counter(p for consumer in consumers for p in consumer.assignment())
+        assert set(held.values()) == {len(set(groups))}
+    return sent, found
+
+
+@pytest.mark.slow
+def test_ten_consumers_of_one_group_have_each_message_once(
+    brokers: EmbeddedBroker,
+) -> None:
+    """Two brokers, two topics, attributes: exactly a hundred, whoever reads them."""
+    sent, found = asyncio.run(send_and_collect(brokers, ["g"] * 10, 100))
+    assert Counter(data for mine in found for data in mine) == Counter(sent)
+
+
+@pytest.mark.slow
+def test_each_of_ten_groups_has_every_message_once(brokers: EmbeddedBroker) -> None:
+    """Groups know nothing of each other."""
+    groups = [f"g{number}" for number in range(10)]
+    sent, found = asyncio.run(send_and_collect(brokers, groups, 1000))
+    for mine in found:
+        assert sorted(mine) == sorted(sent)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\0" * 50, b"\r\nput t 0 5 0 1\r\nhello", "§ 数据 \u2028".encode(), b"\xff"],
+)
+def test_payloads_of_any_bytes_come_back(data: bytes) -> None:
+    """Empty ones, control characters, what looks like a command."""
+
+    async def scenario(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                await producer.send("t", data)
+            async with client.consumer("g", ["t"]) as consumer:
+                message = await consumer.receive(PATIENCE_S)
+                assert message is not None
+                assert (bytes(message.data), message.attribute) == (data, None)
+
+    with embedded_broker(topics={"t": 1}) as broker:
+        asyncio.run(scenario(broker))
+
+
+def test_gets_of_one_byte_grow_until_messages_fit() -> None:
+    """MetaQ's client delivers nothing at first; this one asks for what it needs."""
+
+    async def scenario(broker: EmbeddedBroker) -> None:
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                await producer.send_many("t", [b"x" * 200, b"y" * 100_000])
+            async with client.consumer("g", ["t"], fetch_bytes=1) as consumer:
+                for size in (200, 100_000):
+                    message = await consumer.receive(PATIENCE_S)
+                    assert message is not None
+                    assert len(message.data) == size
+
+    with embedded_broker(topics={"t": 1}) as broker:
+        asyncio.run(scenario(broker))
+
+
+def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error() -> None:
+    """Subscribing comes first, the topic may come later."""
+
+    async def scenario(broker: EmbeddedBroker) -> None:
+        async with (
+            AsyncClient(**broker.client_options) as client,
+            client.consumer("g", ["nobody"]) as consumer,
+        ):
+            assert await consumer.receive(0.05) is None
+            assert consumer.assignment() == frozenset()
+            assert consumer.health().is_ok
+
+    with embedded_broker(topics={"t": 1}) as broker:
+        asyncio.run(scenario(broker))
