@@ -228,9 +228,11 @@ class Session:
         elif self._is_paused:
             self._resume_soon()
 
-    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
-        """Send a header and a range of a file."""
-        self._channel.send_range(head, file, substitute=substitute)
+    def send_range(
+        self, head: bytes, file: FileRange, *, substitute: bytes, is_fresh: bool
+    ) -> None:
+        """Send a header and a range of a file; see `Channel.send_range`."""
+        self._channel.send_range(head, file, substitute=substitute, is_fresh=is_fresh)
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""

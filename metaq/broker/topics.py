@@ -11,6 +11,8 @@ Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from typing import Final
 
 from metaq.config import BrokerConfig, TopicRules
 from metaq.errors import AdminError, ForbiddenError, ServerError
@@ -18,6 +20,9 @@ from metaq.model import RANDOM_PARTITION, LogId
 from metaq.protocol import texts
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
+
+NAMES_REMEMBERED_MAX: Final = 4096
+"""Topic names, last asked for, of which it is remembered whether a rule takes them."""
 
 
 class Topics:
@@ -42,8 +47,7 @@ class Topics:
         """Called after a log was made for a put."""
         self._logs = logs
         self._choose = choose
-        self._rules = TopicRules().extended(config.topics)
-        self._stat_rules = TopicRules()
+        self._rules = TopicRules()
         self._closed: dict[str, set[int]] = {}
         self._config = config
         self.apply(config)
@@ -51,9 +55,13 @@ class Topics:
     def apply(self, config: BrokerConfig) -> None:
         """Take over a reloaded configuration."""
         self._rules = self._rules.extended(config.topics)
-        self._stat_rules = TopicRules().extended(
+        stat_rules = TopicRules().extended(
             name for name, topic in config.topics.items() if topic.stat
         )
+        # Each command asks, and looking at a name letter by letter costs what the
+        # rest of a small one does.
+        self._accepts = lru_cache(NAMES_REMEMBERED_MAX)(self._rules.accepts)
+        self._has_stat = lru_cache(NAMES_REMEMBERED_MAX)(stat_rules.accepts)
         self._config = config
         self.epoch += 1
 
@@ -105,7 +113,7 @@ class Topics:
 
     def may_appear(self, topic: str, partition: int) -> bool:
         """Tell whether a put could make this log."""
-        return self._rules.accepts(topic) and (
+        return self._accepts(topic) and (
             0 <= partition < self._config.topic(topic).partition_count
         )
 
@@ -117,7 +125,7 @@ class Topics:
 
     def has_stat(self, topic: str) -> bool:
         """Tell whether realtime statistics are kept for a topic."""
-        return self._stat_rules.accepts(topic)
+        return self._has_stat(topic)
 
     # -- administration ---------------------------------------------------------------
 
@@ -171,7 +179,7 @@ class Topics:
             raise AdminError(f"topic '{topic}' is not in the configuration")
 
     def _count_of(self, topic: str) -> int:
-        if not self._rules.accepts(topic):
+        if not self._accepts(topic):
             raise ServerError(texts.topic_not_accepted(topic))
         return self._config.topic(topic).partition_count
 

@@ -1,9 +1,10 @@
 """One connection to one broker, on the event loop: many requests in flight at once.
 
 Theory of operation. `submit` queues bytes and a callback; what one turn of the loop
-queues leaves in one `send` (see `net/channel.py`). Replies are paired by opaque alone,
-in whatever order they come, and each request's callback is called exactly once: with
-the reply, or with the error that says what is known of the outcome.
+queues leaves in one `send` (see `net/channel.py`), unless it travels alone. Replies are
+paired by opaque alone, in whatever order they come, and each request's callback is
+called exactly once: with the reply, or with the error that says what is known of the
+outcome.
 
     RequestTimeoutError   its deadline passed; the reply, should it come, is dropped
     ConnectionLostError   the connection ended; it may have been carried out
@@ -280,6 +281,7 @@ class BrokerConnection:
         on_reply: OnReply,
         *,
         deadline_s: float,
+        is_alone: bool = False,
     ) -> None:
         """Send a request; the hot call.
 
@@ -288,6 +290,7 @@ class BrokerConnection:
             opaque: from `next_opaque`, and in the frame.
             on_reply: hears what became of it.
             deadline_s: absolute; kept to within TIMER_STEP_S.
+            is_alone: it leaves within this call; for one that others seldom join.
 
         Raises:
             ClosedError: the connection is closed; nothing was sent, and `on_reply` is
@@ -299,7 +302,10 @@ class BrokerConnection:
             self._answered_s = self._clock.monotonic_s()
         if isinstance(frame, bytes):
             size_bytes = len(frame)
-            self._channel.send(frame)
+            if is_alone:
+                self._channel.send_now(frame)
+            else:
+                self._channel.send(frame)
         else:
             size_bytes = 0
             for part in frame:

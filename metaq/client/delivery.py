@@ -341,7 +341,14 @@ class Delivery:
         on_reply = partial(self._on_reply, outlet, part, part.attempt, connection)
         deadline_s = part.work.batch.deadline_s
         try:
-            connection.submit(frame, opaque, on_reply, deadline_s=deadline_s)
+            # Batches are their own groups; single puts leave together.
+            connection.submit(
+                frame,
+                opaque,
+                on_reply,
+                deadline_s=deadline_s,
+                is_alone=part.span.is_mput,
+            )
         except ClosedError as error:
             on_reply(error)
             return

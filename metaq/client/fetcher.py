@@ -218,6 +218,7 @@ class PartitionFetcher:
                 opaque,
                 lambda reply: self._on_reply(ticket, reply),
                 deadline_s=self._sent_s + self._wait_s + self._timeout_s,
+                is_alone=True,
             )
         except MetaqError as error:
             self._on_error(error)

@@ -41,6 +41,7 @@ class Connection(Protocol):
         on_reply: Callable[[Reply | MetaqError], None],
         *,
         deadline_s: float,
+        is_alone: bool = False,
     ) -> None:
         """Send a request; see `BrokerConnection.submit`."""
         ...

@@ -6,7 +6,7 @@ unit that crosses this module is a group of commands and a group of replies:
 * a readable socket gives up to RECEIVE_BYTES in one call, as one `bytes` object, and
   the owner gets it as it is;
 * replies are queued by `send` and `send_range` and leave at the end of the loop's
-  turn, joined: one system call for a whole group;
+  turn, joined: one system call for a whole group; what nothing joins leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range that is not in the page cache is warmed on a
   reader thread first (see `cold.py`); everything queued behind it waits, which keeps
@@ -183,6 +183,7 @@ class Channel:
             return
         self._queue.append(data)
         self._grow(len(data))
+        self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
         """Send bytes within this call if nothing is queued before them; else `send`.
@@ -203,7 +204,14 @@ class Channel:
         if sent < len(data):
             self.send(memoryview(data)[sent:])
 
-    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
+    def send_range(
+        self,
+        head: bytes,
+        file: FileRange,
+        *,
+        substitute: bytes,
+        is_fresh: bool = False,
+    ) -> None:
         """Queue a file range behind its header.
 
         Args:
@@ -211,12 +219,22 @@ class Channel:
             file: released when it has left or the channel is closed.
             substitute: sent in place of both if the disk cannot read the range and
                 nothing of it has left yet.
+            is_fresh: written a moment ago, so nobody looks whether it is in the page
+                cache; it leaves within this call as far as that is possible, like
+                what `send_now` sends.
         """
         if self._state is not ChannelState.OPEN:
             file.release()
             return
-        self._queue.append(QueuedRange(file, head, substitute))
+        item = QueuedRange(file, head, substitute)
+        item.is_warm = is_fresh
+        self._queue.append(item)
         self._grow(len(head) + file.size_bytes)
+        if is_fresh and len(self._queue) == 1:
+            with contextlib.suppress(OSError):  # the flush meets it again
+                self._send_range(item)
+        if self._queue:
+            self._flush_soon()
 
     def pause_reading(self) -> None:
         """Leave what arrives in the socket: the peer is slowed down, nothing lost."""
@@ -305,6 +323,8 @@ class Channel:
         if not self.queued_bytes:
             self._sent_s = self._clock.monotonic_s()
         self.queued_bytes += size_bytes
+
+    def _flush_soon(self) -> None:
         if self.queued_bytes >= self._room_bytes:
             self._is_full = True
         if not self._is_flush_due and not self._is_writing and not self._warming:

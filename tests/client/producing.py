@@ -187,6 +187,7 @@ class StandInConnection:
         on_reply: Callable[[Reply | MetaqError], None],
         *,
         deadline_s: float,
+        is_alone: bool = False,
     ) -> None:
         if not self.is_open:
             raise ClosedError("stand-in connection is closed")

@@ -100,6 +100,8 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         assert not future.done()
         with pytest.raises(RequestTimeoutError, match="still on its way"):
             future.result(timeout=0)
+        with pytest.raises(RequestTimeoutError, match="still on its way"):
+            future.result(timeout=-1)
         error = ServerError("no")
         batch.resolve(
             [

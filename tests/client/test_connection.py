@@ -71,13 +71,14 @@ class Asker:
         self.clock = clock
         self.outcomes: list[tuple[int, Reply | MetaqError]] = []
 
-    def ask(self, number: int, *, seconds: float = 5.0) -> None:
+    def ask(self, number: int, *, seconds: float = 5.0, is_alone: bool = False) -> None:
         opaque = self.connection.next_opaque()
         self.connection.submit(
             encode(Stats(str(number), opaque)),
             opaque,
             lambda outcome: self.outcomes.append((number, outcome)),
             deadline_s=self.clock.monotonic_s() + seconds,
+            is_alone=is_alone,
         )
 
 
@@ -120,6 +121,23 @@ def test_requests_of_one_turn_leave_together_and_are_all_answered() -> None:
             assert isinstance(outcome, Result)
             assert outcome.text == str(number)
         assert connection.in_flight_count == connection.in_flight_bytes == 0
+
+    run(scenario)
+
+
+def test_a_request_that_travels_alone_has_left_when_submit_returns() -> None:
+    """It waits for no turn of the loop, and still overtakes nothing."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = echo
+        asker = Asker(connection)
+        asker.ask(1, is_alone=True)
+        assert connection.in_flight_bytes > connection.queued_bytes == 0
+        asker.ask(2)
+        asker.ask(3, is_alone=True)
+        assert connection.queued_bytes
+        await until(lambda: len(asker.outcomes) == 3)
+        assert [number for number, _outcome in asker.outcomes] == [1, 2, 3]
 
     run(scenario)
 

@@ -186,6 +186,63 @@ def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
     run(scenario)
 
 
+def test_a_fresh_range_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody asks whether it is cached, and nobody waits for the end of the turn."""
+
+    def ask(_fd: int, **_where: int) -> bool:
+        raise AssertionError("a fresh range is in the page cache")
+
+    monkeypatch.setattr(channel_module, "is_cached", ask)
+
+    async def scenario(rig: Rig) -> None:
+        fresh = Range(b"0123456789", 2, 5)
+        rig.channel.send_range(b"head:", fresh, substitute=b"!", is_fresh=True)
+        assert fresh.release_count == 1
+        assert rig.channel.queued_bytes == 0
+        assert rig.channel.statistics().sent_bytes == 10
+        assert rig.peer.recv(100) == b"head:23456"
+
+    run(scenario)
+
+
+def test_a_fresh_range_does_not_overtake() -> None:
+    """What is queued before it leaves before it, and what does not fit stays."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.send(b"first,")
+        big = Range(b"x" * (4 * 1024 * 1024))
+        rig.channel.send_range(b"a:", Range(b"1"), substitute=b"!", is_fresh=True)
+        assert rig.channel.statistics().sent_bytes == 0
+        assert await rig.read(9) == b"first,a:1"
+        rig.channel.send_range(b"b:", big, substitute=b"!", is_fresh=True)
+        assert 0 < rig.channel.queued_bytes < big.size_bytes
+        assert big.release_count == 0
+        rig.channel.send_now(b"last")
+        expected = b"b:" + b"x" * big.size_bytes + b"last"
+        assert await rig.read(len(expected)) == expected
+        await rig.until(lambda: big.release_count == 1)
+        await rig.until(lambda: rig.events)
+        assert rig.events == ["room"]
+
+    run(scenario)
+
+
+def test_a_fresh_range_to_a_peer_that_is_gone_calls_nothing_back() -> None:
+    """The error is found, and told, at the end of the turn; the range is released."""
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel.pause_reading()
+        rig.peer.close()
+        fresh = Range(b"payload")
+        rig.channel.send_range(b"head:", fresh, substitute=b"!", is_fresh=True)
+        assert rig.events == []
+        await rig.until(lambda: rig.events)
+        assert rig.events[0].startswith("closed: send failed")
+        assert fresh.release_count == 1
+
+    run(scenario)
+
+
 def test_a_range_that_the_disk_cannot_read_becomes_its_substitute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

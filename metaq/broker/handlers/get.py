@@ -34,8 +34,10 @@ from metaq.storage.partition_log import PartitionLog
 class GetAnswerer(Answerer, Protocol):
     """What a get needs of its session."""
 
-    def send_range(self, head: bytes, file: FileRange, *, substitute: bytes) -> None:
-        """Send a header and a range of a file."""
+    def send_range(
+        self, head: bytes, file: FileRange, *, substitute: bytes, is_fresh: bool
+    ) -> None:
+        """Send a header and a range of a file; at once if it is fresh."""
         ...
 
     def finish_wait(self, waiter: Waiter) -> None:
@@ -70,7 +72,7 @@ def handle_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> N
             raise found.error
         return
     count_get(context, command)
-    _send(command, found, answerer, context)
+    _send(command, found, answerer, context, is_fresh=False)
 
 
 def finish_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:
@@ -80,7 +82,7 @@ def finish_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> N
         count_get(context, command, is_miss=True, is_failure=found.log is not None)
         raise found.error
     count_get(context, command)
-    _send(command, found, answerer, context)
+    _send(command, found, answerer, context, is_fresh=True)
 
 
 def _find(command: Get, context: BrokerContext) -> FileRange | _End:
@@ -165,7 +167,12 @@ def _wait(
 
 
 def _send(
-    command: Get, found: FileRange, answerer: GetAnswerer, context: BrokerContext
+    command: Get,
+    found: FileRange,
+    answerer: GetAnswerer,
+    context: BrokerContext,
+    *,
+    is_fresh: bool,
 ) -> None:
     text = texts.put_failed(
         context.address, command.topic, command.partition, "the disk cannot read it"
@@ -174,6 +181,7 @@ def _send(
         encode_value_line(found.size_bytes, command.opaque),
         found,
         substitute=encode_result(Status.SERVER_ERROR, text.encode(), command.opaque),
+        is_fresh=is_fresh,
     )
 
 
