@@ -25,4 +25,7 @@ def test_those_modules_are_packed() -> None:
 
 def test_the_names_of_the_formats_are_those_of_the_manual() -> None:
     """Queries name them."""
-    assert [source.name() for source in FORMATS] == ["metaq-segments"]
+    assert [source.name() for source in FORMATS] == [
+        "metaq",
+        "metaq-segments",
+    ]
