@@ -45,22 +45,40 @@ def test_every_block_of_python_has_a_name() -> None:
     assert TEXT.count("```python") == len(FILES) == 4
 
 
+README = dict(
+    enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    )
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", README.values())
+def test_the_snippets_of_the_readme_run(tmp_path: Path, text: str) -> None:
+    """Each against a broker of its own."""
+    with embedded_broker(topics={"test": 2}) as broker:
+        run_script(tmp_path / "snippet.py", text, broker.address)
+
+
 @pytest.mark.slow
 def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
     """As they stand, but for where ZooKeeper is: here one in memory stands in."""
     with embedded_broker(topics={"test": 2}) as broker:
         for name, text in FILES.items():
-            assert text.count('"127.0.0.1:2181"') == 1, name
-            place = f'brokers=["{broker.address}"]'
-            script = tmp_path / name
-            script.write_text(text.replace('"127.0.0.1:2181"', place))
-            done = subprocess.run(
-                [sys.executable, "-W", "error", str(script)],
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            assert done.stdout, name
+            run_script(tmp_path / name, text, broker.address)
+
+
+def run_script(script: Path, text: str, address: str) -> None:
+    """Run a snippet in a process of its own; it has to print something."""
+    assert text.count('"127.0.0.1:2181"') == 1, script.name
+    script.write_text(text.replace('"127.0.0.1:2181"', f'brokers=["{address}"]'))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout, script.name
