@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_type_hints
 
@@ -11,7 +12,6 @@ import pytest
 
 from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
-from metaq.testing.embedded import embedded_broker
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
 TEXT = PAGE.read_text()
@@ -45,40 +45,50 @@ def test_every_block_of_python_has_a_name() -> None:
     assert TEXT.count("```python") == len(FILES) == 4
 
 
-README = dict(
-    enumerate(
+README = {
+    f"readme_{number}.py": text
+    for number, text in enumerate(
         re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     )
-)
+}
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Run `metaq local`, as the pages say; give its ZooKeeper's address."""
+    directory = tmp_path_factory.mktemp("local")
+    command = [sys.executable, "-m", "metaq", "local", "--port", "0", "--zk-port", "0"]
+    command += ["--data-dir", str(directory / "data")]
+    with (directory / "log").open("wb") as log:
+        local = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert local.stdout is not None
+        line = local.stdout.readline().decode()
+        assert line.startswith("ready "), (directory / "log").read_text()
+        words = dict(word.partition("=")[::2] for word in line.split()[1:])
+        yield words["zookeeper"]
+    finally:
+        local.terminate()
+        local.wait(30)
+        assert local.stdout is not None
+        local.stdout.close()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", README.values())
-def test_the_snippets_of_the_readme_run(tmp_path: Path, text: str) -> None:
-    """Each against a broker of its own."""
-    with embedded_broker(topics={"test": 2}) as broker:
-        run_script(tmp_path / "snippet.py", text, broker.address)
-
-
-@pytest.mark.slow
-def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
-    """As they stand, but for where ZooKeeper is: here one in memory stands in."""
-    with embedded_broker(topics={"test": 2}) as broker:
-        for name, text in FILES.items():
-            run_script(tmp_path / name, text, broker.address)
-
-
-def run_script(script: Path, text: str, address: str) -> None:
-    """Run a snippet in a process of its own; it has to print something."""
-    assert text.count('"127.0.0.1:2181"') == 1, script.name
-    script.write_text(text.replace('"127.0.0.1:2181"', f'brokers=["{address}"]'))
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(script)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout, script.name
+@pytest.mark.zookeeper
+def test_the_snippets_run_one_after_the_other(tmp_path: Path, zookeeper: str) -> None:
+    """As they stand, but for the port: the page's, then the README's."""
+    for name, text in {**FILES, **README}.items():
+        assert text.count('"127.0.0.1:2181"') == 1, name
+        script = tmp_path / name
+        script.write_text(text.replace("127.0.0.1:2181", zookeeper))
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(script)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout, name
