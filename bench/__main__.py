@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import consuming, figures, producing, spark_figures
+from bench import consuming, figures, producing, spark_figures, spark_wire
 from bench.figures import Figure
 from bench.report import machine_card, print_table
 
@@ -21,6 +21,10 @@ FIGURES = {
     "delivery": consuming.delivery,
     "consumer-memory": consuming.consumer_memory,
     "spark-segments": spark_figures.segments,
+    "spark-read": spark_wire.read,
+    "spark-write": spark_wire.write,
+    "spark-overhead": spark_wire.overhead,
+    "spark-idle": spark_wire.idle,
 }
 
 

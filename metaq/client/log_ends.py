@@ -9,8 +9,9 @@ and not before, so a busy log costs three requests for each look at it.
 A log that cannot be asked for a while keeps the span it had: a broker that restarts
 does not hold up whoever reads the others.
 
-Brokers that do not wait are asked at most every POLL_S, or less often when there are
-many logs: all of them together get about 1 / POLL_S requests a second.
+Brokers that do not wait, and logs that nobody has put to yet, are asked at most every
+POLL_S, or less often when there are several: all of them together cost one or two
+requests in that time, as long as POLL_MAX_S allows it.
 
 Source: client spec 2.4.
 """
@@ -32,10 +33,12 @@ from metaq.record.layout import HEADER_BYTES
 
 WAIT_MS: Final = 10_000
 """How long a broker is asked to hold a get at the end of a log."""
-POLL_S: Final = 0.25
+POLL_S: Final = 0.5
 """Seconds between two questions to brokers that do not wait, all logs together."""
 ASK_S: Final = 2.0
 """How long a log is asked for its span when there is one from before."""
+POLL_MAX_S: Final = 5.0
+"""The same for one log, however many there are."""
 EARLY_PART: Final = 0.9
 """A get that ends without data before so much of its wait was refused to wait."""
 
@@ -94,7 +97,7 @@ class LogEnds:
         tails = {p: self._tails.setdefault(p, _Tail()) for p in partitions}
         self._news.clear()
         now_s = self._context.clock.monotonic_s()
-        pause_s = POLL_S * max(1, len(tails))
+        pause_s = min(POLL_S * max(1, len(tails)), POLL_MAX_S)
         outcomes = await asyncio.gather(
             *(
                 self._refresh(partition, tail, pause_s, deadline_s)

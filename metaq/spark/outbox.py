@@ -1,10 +1,14 @@
 """Send what one task writes: named batches, cut the same way in every run of the task.
 
 A task that failed is run again and sends everything once more. Batches carry a producer
-and a sequence that follow from the task, and are cut by their bytes alone, so brokers
-that announced `dedup` recognise what they have stored, as long as they remember it.
-They remember the last few batches of each producer, so each has no more than that: the
-next batches belong to the next producer.
+and a sequence that follow from the task, so brokers that announced `dedup` recognise
+what they have stored, as long as they remember it. They remember the last few batches
+of each producer, so each has no more than that: the next batches belong to the next
+producer.
+
+No batch on the wire has rows of two batches of Spark. Where the input of a task breaks
+off, because what feeds it has failed, it looks as if it ended there; what was sent of
+it is then the beginning of what the next run sends, batch by batch.
 
     producer  w-5f0c...-7-3-0    batches 0..4 of task 3 of the query's batch 7
               w-5f0c...-7-3-1    batches 5..9
@@ -17,7 +21,7 @@ and is never lost.
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
 from types import TracebackType
@@ -31,7 +35,7 @@ from metaq.client.session import parse_address
 from metaq.errors import NoBrokerError
 from metaq.model import TopicPartition
 from metaq.record.layout import HEADER_BYTES
-from metaq.spark.sink_rows import Router
+from metaq.spark.sink_rows import Payloads, Router
 
 Outlets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 """Topic → partition → address of the broker that takes its puts."""
@@ -81,12 +85,9 @@ class Written:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """What of one partition was not sent yet."""
+class _Sent:
+    """What of one partition was sent."""
 
-    payloads: list[bytes] = field(default_factory=list)
-    flags: list[int] = field(default_factory=list)
-    size_bytes: int = 0
     batch_count: int = 0
     sequence: int = 0
 
@@ -123,7 +124,7 @@ class Outbox:
         self._batch_bytes = batch_bytes
         self._router = Router({}, first_turn=name.turn)
         self._addresses = {}  # type: ignore[var-annotated]  # of brokers, as parsed
-        self._waiting: dict[TopicPartition, _Waiting] = {}
+        self._sent: dict[TopicPartition, _Sent] = {}
         self._publisher = Publisher(
             Brokers(self._addresses), producer=name.producer, timeout_s=timeout_s
         )
@@ -142,7 +143,7 @@ class Outbox:
         self._publisher.close()
 
     def put(self, batch: pa.RecordBatch) -> None:
-        """Send rows, or keep them until a batch on the wire is full.
+        """Send rows; waits only while too much is in flight.
 
         Args:
             batch: rows with the columns of `sink_rows`.
@@ -156,22 +157,14 @@ class Outbox:
             for topic, there in self._find_outlets(missing).items() if missing else ():
                 self._add_topic(topic, there)
         for partition, new in self._router.route(batch, self._topic).items():
-            waiting = self._waiting.setdefault(partition, _Waiting())
-            waiting.payloads += new.payloads
-            waiting.flags += new.flags
-            waiting.size_bytes += sum(map(len, new.payloads))
-            waiting.size_bytes += HEADER_BYTES * len(new.payloads)
-            if waiting.size_bytes >= self._batch_bytes:
-                self._send(partition, waiting, keeps_rest=True)
+            self._send(partition, new)
 
     def finish(self) -> Written:
-        """Send what is left, wait for every answer, and return what was written.
+        """Wait for every answer, and return what was written.
 
         Raises:
             MetaqError: as `put`.
         """
-        for partition, waiting in self._waiting.items():
-            self._send(partition, waiting, keeps_rest=False)
         self._publisher.flush()
         done = self._publisher.statistics()
         return Written(
@@ -187,32 +180,26 @@ class Outbox:
         for partition, address in there.items():
             self._addresses[partition.broker_id] = parse_address(address)
 
-    def _send(
-        self, partition: TopicPartition, waiting: _Waiting, *, keeps_rest: bool
-    ) -> None:
-        """Send full batches; the last, which is not full, only at the end."""
-        payloads, flags, first = waiting.payloads, waiting.flags, 0
-        ends = list(accumulate(len(payload) + HEADER_BYTES for payload in payloads))
+    def _send(self, partition: TopicPartition, new: Payloads) -> None:
+        sent = self._sent.setdefault(partition, _Sent())
+        payloads, flags, first = new.payloads, new.flags, 0
+        ends = list(accumulate(map(HEADER_BYTES.__add__, map(len, payloads))))
         while first < len(payloads):
             sent_bytes = ends[first - 1] if first else 0
             behind = bisect_right(ends, sent_bytes + self._batch_bytes)
             behind = min(max(behind, first + 1), first + BATCH_RECORDS_MAX)
-            if keeps_rest and behind >= len(payloads):
-                break
-            chunk, place = divmod(waiting.batch_count, BATCHES_IN_FLIGHT_MAX)
+            chunk, place = divmod(sent.batch_count, BATCHES_IN_FLIGHT_MAX)
             if not place:
-                waiting.sequence = 0
+                sent.sequence = 0
             producer = self._name.producer
             self._publisher.send_records(
                 partition,
                 payloads[first:behind],
                 flags[first:behind],
                 producer=f"{producer}-{chunk}",
-                sequence=waiting.sequence,
-                spare=f"{producer}-{waiting.batch_count}~{self._name.attempt}",
+                sequence=sent.sequence,
+                spare=f"{producer}-{sent.batch_count}~{self._name.attempt}",
             )
-            waiting.sequence += behind - first
-            waiting.batch_count += 1
+            sent.sequence += behind - first
+            sent.batch_count += 1
             first = behind
-        waiting.payloads, waiting.flags = payloads[first:], flags[first:]
-        waiting.size_bytes = ends[-1] - (ends[first - 1] if first else 0) if ends else 0

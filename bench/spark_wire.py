@@ -1,0 +1,229 @@
+"""The figures of Spark with brokers: rows both ways, micro-batches, idle queries."""
+
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+from pyspark.sql.streaming import StreamingQuery
+
+from bench import load
+from bench.figures import TOPIC, Figure
+from bench.floor.spark_rows import FloorSource
+from bench.floor.spark_stream import FloorStream
+from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
+from metaq.client.session import parse_address
+from metaq.client.wire import WireConnection
+from metaq.clock import SystemClock
+from metaq.spark.register import register
+from metaq.spark.rows import BATCH_RECORDS_MAX
+from metaq.testing.process import BrokerProcess
+
+RECORDS = 4000
+TASKS = 4
+STREAM_BATCHES = 30
+IDLE_S = 20.0
+
+
+def where(broker: BrokerProcess, **more: Any) -> dict[str, Any]:
+    return {"brokers": f"127.0.0.1:{broker.port}", **more}
+
+
+def register_all(spark: SparkSession) -> None:
+    register(spark)
+    for source in (FloorSource, FloorStream):
+        spark.dataSource.register(source)
+
+
+def read(directory: Path, rounds: int) -> Figure:
+    """Read a topic into a count and a checksum over value."""
+    batches = 500
+    count = RECORDS * batches
+    figure = Figure(
+        "Spark: batch read, 200 B values (floor: prepared batches)",
+        "rows/s",
+        [],
+        [],
+        at_least="600,000",
+        aim="1,200,000",
+    )
+    frame = load.mput_frame(TOPIC, VALUE, RECORDS, 1)
+    with (
+        BrokerProcess(directory / "read", topic=TOPIC) as broker,
+        session() as spark,
+    ):
+        work = load.Blocks([frame] * batches, 1)
+        load.pipeline(broker.port, work, 8, load.ok_counter())
+        register_all(spark)
+        each = -(-count // (TASKS * BATCH_RECORDS_MAX))
+        prepared = (
+            spark.read.format(FloorSource.name())
+            .options(tasks=TASKS, batches=each, bytes=len(VALUE))
+            .load()
+        )
+        stored = (
+            spark.read.format("metaq")
+            .options(**where(broker, subscribe=TOPIC, minPartitions=TASKS))
+            .load()
+        )
+        for sample in range(-WARM_UPS, rounds):
+            floor = rows_per_second(prepared, TASKS * each * BATCH_RECORDS_MAX)
+            rate = rows_per_second(stored, count)
+            if sample >= 0:
+                figure.floor.append(floor)
+                figure.broker.append(rate)
+    return figure
+
+
+def write(directory: Path, rounds: int) -> Figure:
+    """Write rows to a topic of four partitions, at least once."""
+    count = 1_000_000
+    figure = Figure(
+        "Spark: batch write, 200 B values (floor: a sink that counts bytes)",
+        "rows/s",
+        [],
+        [],
+        at_least="300,000",
+        aim="800,000",
+    )
+    with (
+        BrokerProcess(directory / "write", topic=TOPIC, partition_count=4) as broker,
+        session() as spark,
+    ):
+        register_all(spark)
+        rows = spark.range(0, count, numPartitions=2).select(
+            sf.lit(VALUE).alias("value")
+        )
+        options = where(broker, topic=TOPIC)
+        for sample in range(-WARM_UPS, rounds):
+            floor = count / seconds_to_write(rows, FloorStream.name(), {})
+            rate = count / seconds_to_write(rows, "metaq", options)
+            if sample >= 0:
+                figure.floor.append(floor)
+                figure.broker.append(rate)
+    return figure
+
+
+def seconds_to_write(rows: DataFrame, name: str, options: dict[str, Any]) -> float:
+    started = time.perf_counter()
+    rows.write.format(name).options(**options).mode("append").save()
+    return time.perf_counter() - started
+
+
+def overhead(directory: Path, rounds: int) -> Figure:
+    """One row through a micro-batch: from topic to topic, and through the floor."""
+    figure = Figure(
+        "Spark: micro-batch of one row, topic to topic, p50 (floor: nothing to do)",
+        "ms",
+        [],
+        [],
+        at_least="floor + 60 ms",
+        aim="floor + 25 ms",
+        is_ratio=False,
+    )
+    with (
+        BrokerProcess(directory / "overhead", topic=TOPIC, partition_count=2) as broker,
+        session() as spark,
+    ):
+        register_all(spark)
+        frame = load.mput_frame(TOPIC, b"x", RECORDS, 1)
+        load.pipeline(broker.port, load.Blocks([frame], 1), 1, load.ok_counter())
+        for number in range(rounds):
+            place = directory / f"checkpoint-{number}"
+            nothing = spark.readStream.format(FloorStream.name()).load()
+            figure.floor.append(
+                median_batch_ms(nothing, FloorStream.name(), {}, place / "floor")
+            )
+            logs = (
+                spark.readStream.format("metaq")
+                .options(
+                    **where(
+                        broker,
+                        assign=f'{{"{TOPIC}": ["7-0"]}}',
+                        startingOffsets="earliest",
+                        maxOffsetsPerTrigger=1,
+                    )
+                )
+                .load()
+                .selectExpr("value", "'7-1' as partition")
+            )
+            figure.broker.append(
+                median_batch_ms(
+                    logs, "metaq", where(broker, topic=TOPIC), place / "metaq"
+                )
+            )
+    return figure
+
+
+def median_batch_ms(
+    frame: DataFrame, name: str, options: dict[str, Any], checkpoint: Path
+) -> float:
+    """Return what the later ones of some micro-batches took."""
+    query = start(frame, name, options, checkpoint)
+    try:
+        while (query.lastProgress or {"batchId": -1})["batchId"] < STREAM_BATCHES:
+            time.sleep(0.1)
+        done = query.recentProgress[STREAM_BATCHES // 3 :]
+    finally:
+        query.stop()
+    return statistics.median(p["durationMs"]["triggerExecution"] for p in done)
+
+
+def start(
+    frame: DataFrame, name: str, options: dict[str, Any], checkpoint: Path
+) -> StreamingQuery:
+    return (
+        frame.writeStream.format(name)
+        .options(**options)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def idle(directory: Path, rounds: int) -> Figure:
+    """Requests to the broker of a query for which nothing comes."""
+    figure = Figure(
+        "Spark: requests of an idle query over four partitions",
+        "requests/s",
+        [],
+        at_least="10",
+        aim="2",
+    )
+    with (
+        BrokerProcess(directory / "idle", topic=TOPIC, partition_count=4) as broker,
+        session() as spark,
+    ):
+        register_all(spark)
+        logs = (
+            spark.readStream.format("metaq")
+            .options(**where(broker, subscribe=TOPIC))
+            .load()
+            .select("value")
+        )
+        query = start(logs, FloorStream.name(), {}, directory / "idle-checkpoint")
+        try:
+            while not query.lastProgress:
+                time.sleep(0.1)
+            time.sleep(2.0)
+            for _ in range(rounds):
+                before = request_count(broker)
+                time.sleep(IDLE_S)
+                asked = request_count(broker) - before
+                figure.broker.append(asked / IDLE_S)
+        finally:
+            query.stop()
+    return figure
+
+
+def request_count(broker: BrokerProcess) -> int:
+    """Return how many gets, puts and offset queries a broker has had."""
+    address = parse_address(f"127.0.0.1:{broker.port}")
+    with WireConnection.open(address, timeout_s=10.0, clock=SystemClock()) as wire:
+        told = dict(
+            line.split(" ", 1)
+            for line in wire.stats(timeout_s=10.0).splitlines()
+            if " " in line
+        )
+    return sum(int(told[name]) for name in ("cmd_get", "cmd_put", "cmd_offset"))

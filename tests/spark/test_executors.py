@@ -1,0 +1,168 @@
+"""Real ZooKeeper, two brokers, and executors in processes of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from metaq.clock import Clock
+from metaq.model import Offset
+from metaq.spark.cluster import Cluster
+from metaq.spark.options import WireOptions
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.embedded import EmbeddedZooKeeper
+from metaq.zk.session import Coordinator
+from tests.spark.brokers import TOPIC, numbered, publish, tp
+from tests.spark.test_stream import wait_until
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.zookeeper,
+    pytest.mark.timeout(400),
+]
+
+ROOT = Path(__file__).parents[2]
+COUNT = 20_000
+
+
+class RealZooKeeper:
+    """What an embedded broker asks of ZooKeeper, from a real one."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def coordinator(self, clock: Clock) -> Coordinator:
+        return KazooCoordinator(self.address, session_timeout_ms=20_000, clock=clock)
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a server for this module."""
+    with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as server:
+        yield server.address
+
+
+@pytest.fixture
+def start_broker(zookeeper: str, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Return what starts brokers that register there; all stop at the end."""
+    started: list[EmbeddedBroker] = []
+
+    def start(broker_id: int, topics: dict[str, int]) -> EmbeddedBroker:
+        broker = EmbeddedBroker(
+            tmp_path / f"broker-{broker_id}",
+            topics=topics,
+            zookeeper=RealZooKeeper(zookeeper),  # type: ignore[arg-type]  # it will do
+            settings={"brokerId": str(broker_id)},
+        )
+        broker.start()
+        started.append(broker)
+        return broker
+
+    yield start
+    for broker in started:
+        broker.stop()
+
+
+def test_executors_read_and_write_and_a_lost_task_doubles_nothing(
+    zookeeper: str, start_broker: Callable[..., EmbeddedBroker]
+) -> None:
+    """They know nothing but what they are handed."""
+    for broker_id in (0, 1):
+        start_broker(broker_id, {"many": 2})
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    job = ["-m", "tests.spark.cluster_job", zookeeper, "many", str(COUNT)]
+    done = subprocess.run(
+        [sys.executable, *job],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYSPARK_PYTHON": sys.executable,
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "this run is to fail" in done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "rows": COUNT,
+        "distinct": COUNT,
+        "sum": COUNT * (COUNT - 1) // 2,
+        "brokers": 2,
+        "tasks": 6,
+    }
+
+
+def test_a_query_survives_a_failed_start_and_finds_a_new_broker(
+    spark: SparkSession,
+    zookeeper: str,
+    start_broker: Callable[..., EmbeddedBroker],
+    tmp_path: Path,
+) -> None:
+    """What came between the two starts is read; its lag is there for tools."""
+    first = start_broker(0, {TOPIC: 1})
+    publish(first, numbered(10))
+    seen: list[bytes] = []
+    failing = True
+
+    def take(frame: DataFrame, _batch: int) -> None:
+        if failing:
+            raise RuntimeError("this start is to fail")
+        seen.extend(bytes(row.value) for row in frame.select("value").collect())
+
+    def start(place: str) -> Any:
+        rows = (
+            spark.readStream.format("metaq")
+            .options(zookeeper=zookeeper, subscribe=TOPIC, progressGroup="query")
+            .load()
+        )
+        return (
+            rows.writeStream.foreachBatch(take)
+            .option("checkpointLocation", str(tmp_path / place))
+            .start()
+        )
+
+    # The first one never logs a batch, so its checkpoint is as good as none.
+    query = start("lost")
+    wait_until(lambda: bool(query.lastProgress), query)
+    query.stop()
+    publish(first, numbered(10, 10))
+    failing = False
+    query = start("kept")
+    try:
+        wait_until(lambda: sorted(seen) == numbered(10, 10), query)
+        second = start_broker(1, {TOPIC: 1})
+        publish(second, numbered(10, 20), partition=tp(0, broker=1))
+        wait_until(lambda: sorted(seen) == numbered(20, 10), query)
+        publish(first, numbered(1, 30))
+        wait_until(lambda: len(seen) == 21, query)
+        wait_until(lambda: progress_of(zookeeper)[tp(0)] >= 20 * 35, query)
+    finally:
+        query.stop()
+
+
+def progress_of(zookeeper: str) -> dict[Any, Offset]:
+    """Return what the group has in ZooKeeper, 0 for nothing."""
+    wire = WireOptions(
+        zookeeper=zookeeper,
+        zk_root="/meta",
+        brokers=(),
+        request_timeout_s=20.0,
+        retry_timeout_s=20.0,
+    )
+    cluster = Cluster(wire)
+    try:
+        found = cluster.read_progress("query", [tp(0)])
+    finally:
+        cluster.close()
+    return {tp(0): Offset(0), **found}

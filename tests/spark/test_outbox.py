@@ -1,0 +1,137 @@
+"""What a task sends, and that it sends the same when it is run again."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from metaq.errors import NoBrokerError
+from metaq.spark import outbox as outboxes
+from metaq.spark.outbox import Outbox, Outlets, WriteName
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
+
+NAME = WriteName("query", 7, 3, 11)
+
+
+def rows(values: Sequence[bytes]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary())})
+
+
+def box(outlets: Outlets, *, attempt: int = 1, batch_bytes: int = 4096) -> Outbox:
+    return Outbox(
+        WriteName(NAME.query, NAME.batch, NAME.task, attempt),
+        topic=TOPIC,
+        outlets=outlets,
+        find_outlets=lambda _topics: outlets,
+        batch_bytes=batch_bytes,
+        timeout_s=20.0,
+    )
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """Return a broker with a topic of two partitions."""
+    with embedded_broker(topics={TOPIC: 2}) as found:
+        yield found
+
+
+def outlets_of(broker: EmbeddedBroker) -> Outlets:
+    return {TOPIC: {tp(0): broker.address, tp(1): broker.address}}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [[1000], [300, 700], [999, 1]])
+def test_a_task_that_is_run_again_stores_nothing_twice(
+    broker: EmbeddedBroker, sizes: list[int]
+) -> None:
+    """However far it came: names and cuts follow from the rows alone."""
+    values = numbered(1000)
+    edges = [0, *accumulate(sizes)]
+    parts = [rows(values[start:end]) for start, end in pairwise(edges)]
+    for attempt, some in enumerate((parts[:1], parts)):
+        with box(outlets_of(broker), attempt=attempt) as outbox:
+            for part in some:
+                outbox.put(part)
+            done = outbox.finish()
+    assert (done.message_count, done.doubtful_count) == (1000, 0)
+    assert data_of(stored(broker)) == values
+
+
+@pytest.mark.slow
+def test_other_rows_in_another_run_are_all_stored(broker: EmbeddedBroker) -> None:
+    """What nobody can tell apart may be doubled, never lost."""
+    values = numbered(500)
+    for attempt, some in enumerate((values, values[::-1])):
+        with box(outlets_of(broker), attempt=attempt) as outbox:
+            outbox.put(rows(some))
+            done = outbox.finish()
+    assert set(data_of(stored(broker))) == set(values)
+    assert done.doubtful_count > 0
+
+
+def test_a_topic_without_partitions_is_refused() -> None:
+    """Before anything is sent."""
+    with pytest.raises(NoBrokerError, match="'logs'"):
+        box({TOPIC: {}})
+
+
+class Recorder:
+    """In the place of the publisher: what was sent."""
+
+    sent: list[tuple[str, int, tuple[bytes, ...]]]
+
+    def __init__(self, *_args: object, **_more: object) -> None:
+        self.sent = []
+
+    def send_records(
+        self,
+        _partition: object,
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
+        *,
+        producer: str,
+        sequence: int,
+        spare: str,
+    ) -> None:
+        assert len(payloads) == len(flags)
+        assert len(producer) <= 64
+        assert len(spare) <= 64
+        self.sent.append((producer, sequence, tuple(payloads)))
+
+
+@given(
+    values=st.lists(st.binary(max_size=300), max_size=200),
+    cuts=st.sets(st.integers(1, 199)),
+    kept=st.integers(0, 10),
+)
+def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
+    values: list[bytes], cuts: set[int], kept: int
+) -> None:
+    """Batch by batch, with the same names; each within its bound."""
+    edges = [0, *(cut for cut in sorted(cuts) if cut < len(values)), len(values)]
+    parts = [values[start:end] for start, end in pairwise(edges)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outboxes, "Publisher", Recorder)
+        runs = []
+        for some in (parts, parts[:kept]):
+            outbox = box({TOPIC: {tp(0): "h:1"}}, batch_bytes=1000)
+            for part in some:
+                outbox.put(rows(part))
+            runs.append(outbox._publisher.sent)  # type: ignore[attr-defined]  # ours
+    whole, broken = runs
+    assert broken == whole[: len(broken)]
+    assert [value for _p, _s, batch in whole for value in batch] == values
+    for _producer, own in groupby(whole, key=itemgetter(0)):
+        batches = [(sequence, batch) for _name, sequence, batch in own]
+        assert len(batches) <= 5
+        behind = [0, *accumulate(len(batch) for _sequence, batch in batches)]
+        assert [sequence for sequence, _batch in batches] == behind[:-1]
+    assert all(
+        len(batch) == 1 or sum(len(v) + 20 for v in batch) <= 1000
+        for _p, _s, batch in whole
+    )

@@ -1,0 +1,124 @@
+"""One task against a real broker, without a Spark session: what if the log moved on?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from metaq.errors import NoBrokerError
+from metaq.model import Offset
+from metaq.spark.batch import BatchReader
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import DamagedRecordError, DataLossError
+from metaq.spark.options import SourceOptions
+from metaq.spark.plan import ReadRange
+from metaq.spark.read_task import ReadTask, read_rows
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+from tests.spark.segment_dirs import flip
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+SIZE = 35
+COUNT = 1000
+PER_SEGMENT = 100
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    """Return a broker with a log of ten segments."""
+    settings = {"maxSegmentSize": str(PER_SEGMENT * SIZE)}
+    with embedded_broker(topics={TOPIC: 1}, settings=settings) as found:
+        for first in range(0, COUNT, PER_SEGMENT):
+            publish(found, numbered(PER_SEGMENT, first))
+        yield found
+
+
+def segments(broker: EmbeddedBroker) -> list[Any]:
+    return sorted((broker.data_path / f"{TOPIC}-0").glob("*.meta"))
+
+
+def lose_segments(broker: EmbeddedBroker, count: int) -> None:
+    """Take the first segments away, as retention does."""
+    broker.stop()
+    for path in segments(broker)[:count]:
+        for file in path.parent.glob(f"{path.stem}.*"):
+            file.unlink()
+    broker.start()
+
+
+def options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
+    given = options_of(broker, subscribe=TOPIC, **more)
+    texts = {name: str(value) for name, value in given.items()}
+    return SourceOptions.from_map(texts, is_stream=False)
+
+
+def values(
+    broker: EmbeddedBroker, start: int = 0, end: int = COUNT, **more: Any
+) -> list[bytes]:
+    """Read from message to message."""
+    wanted = ReadRange(tp(0), Offset(start * SIZE), Offset(end * SIZE))
+    task = ReadTask(wanted, broker.address)
+    batches = list(read_rows(task, options(broker, **more)))
+    assert all(batch.schema.equals(ROW_SCHEMA) for batch in batches)
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_a_range_is_read_over_all_its_segments(broker: EmbeddedBroker) -> None:
+    """Nothing before it and nothing behind it."""
+    assert len(segments(broker)) >= COUNT // PER_SEGMENT
+    assert values(broker) == numbered(COUNT)
+    assert values(broker, 150, 950) == numbered(800, 150)
+    assert values(broker, 5, 5) == []
+
+
+def test_what_retention_took_fails_the_task_or_is_left_out(
+    broker: EmbeddedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lost range is named in both cases."""
+    lose_segments(broker, 3)
+    with pytest.raises(DataLossError, match=r"logs/0-0: lost \[1750, 10500\)"):
+        values(broker, 50)
+    assert values(broker, 50, failOnDataLoss="false") == numbered(700, 300)
+    assert "lost [1750, 10500)" in caplog.text
+    assert values(broker, 50, 250, failOnDataLoss="false") == []
+
+
+def test_a_log_that_ends_early_fails_the_task_or_ends_it(
+    broker: EmbeddedBroker,
+) -> None:
+    """Bytes that were there when the batch was planned."""
+    with pytest.raises(DataLossError, match=r"lost \[35000, 70000\)"):
+        values(broker, 0, 2 * COUNT)
+    found = values(broker, 0, 2 * COUNT, failOnDataLoss="false")
+    assert found == numbered(COUNT)
+
+
+def test_a_batch_names_what_retention_took(broker: EmbeddedBroker) -> None:
+    """The driver sees it already."""
+    wanted = '{"logs": {"0-0": 35}}'
+    lose_segments(broker, 2)
+    value_type = ROW_SCHEMA.field("value").type
+    strict = options(broker, startingOffsets=wanted)
+    with pytest.raises(DataLossError, match=r"lost \[35, 7000\)"):
+        BatchReader(strict, value_type).partitions()
+    lenient = options(broker, startingOffsets=wanted, failOnDataLoss="false")
+    (partition,) = BatchReader(lenient, value_type).partitions()
+    assert partition.value.range.start == 2 * PER_SEGMENT * SIZE
+
+
+def test_damage_fails_the_task_or_is_left_out(broker: EmbeddedBroker) -> None:
+    """The next good record is where reading goes on."""
+    flip(segments(broker)[4], 25 + 7 * SIZE)
+    with pytest.raises(DamagedRecordError) as caught:
+        values(broker)
+    assert caught.value.offset == 407 * SIZE
+    found = values(broker, onCorrupt="skip")
+    assert found == numbered(407) + numbered(COUNT - 408, 408)
+
+
+def test_a_task_whose_broker_was_away_fails(broker: EmbeddedBroker) -> None:
+    """Spark runs it again, or plans anew."""
+    task = ReadTask(ReadRange(tp(0), Offset(0), Offset(SIZE)), None)
+    with pytest.raises(NoBrokerError, match="broker 0 is away"):
+        list(read_rows(task, options(broker)))
