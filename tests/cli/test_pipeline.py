@@ -92,12 +92,23 @@ def test_windows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert (other["window"], other["delay_mean_s"]) == (None, None)
 
 
-def metaq(*words: str) -> "subprocess.CompletedProcess[str]":
+@pytest.mark.spark
+@pytest.mark.slow
+def test_without_java_one_sentence_says_so() -> None:
+    """With what was said by the program that should have started it."""
+    done = metaq("verify", "/nowhere", JAVA_HOME="/nonexistent")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("metaq: Spark does not start on local[1]: ")
+    assert "/nonexistent/bin/java" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def metaq(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run the command in a process of its own: it stops the Spark of its process."""
     quick = ("--conf", "spark.sql.shuffle.partitions=1", "--master", "local[1]")
     return subprocess.run(
         [sys.executable, "-m", "metaq", "pipeline", *words, *quick, "--json"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
         timeout=200,

@@ -18,7 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
 from metaq.spark.errors import JobError
-from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ORDER, ArchiveStore
+from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ArchiveStore
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.options import SourceOptions
@@ -212,8 +212,7 @@ class _BatchWriter:
             _log.info("batch %d is in %s already", number, store.root)
             return
         dated = batch.withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
-        ordered = dated.sortWithinPartitions("topic", "date", *ORDER[1:])
-        files = store.write(ordered, f"batch-{number:010}")
+        files = store.write(dated, f"batch-{number:010}")
         if not files:
             return
         named = sorted([*store.manifest.files, *files], key=lambda file: file.path)

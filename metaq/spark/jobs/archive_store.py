@@ -107,6 +107,8 @@ class ArchiveStore:
     def write(self, rows: DataFrame, name: str) -> tuple[ArchivedFile, ...]:
         """Write rows as new data files; they count from the next manifest on.
 
+        Within a file they are in the order of their partitions and offsets.
+
         Args:
             rows: The columns of the source, and `date`.
             name: Files are called so, with a number; never the name of a file of the
@@ -117,7 +119,9 @@ class ArchiveStore:
         """
         self._files.delete(STAGING)
         staged = self._files.url_of(STAGING)
-        rows.write.partitionBy("topic", "date").parquet(staged)
+        # Led by the directories: Spark would sort anew, and forget the rest.
+        ordered = rows.sortWithinPartitions("topic", "date", *ORDER[1:])
+        ordered.write.partitionBy("topic", "date").parquet(staged)
         counts = self._count(staged)
         written = []
         for number, file in enumerate(self._files.list_files(STAGING)):

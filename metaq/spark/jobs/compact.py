@@ -8,7 +8,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive_store import ORDER, ArchiveStore
+from metaq.spark.jobs.archive_store import ArchiveStore
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.jobs.manifest import ArchivedFile
 
@@ -101,9 +101,8 @@ def _merge(
     store: ArchiveStore, group: Sequence[ArchivedFile], turn: int
 ) -> ArchivedFile:
     """Write one file with the messages of several."""
-    rows = store.read(group).coalesce(1).sortWithinPartitions(*ORDER)
     name = f"merged-{store.manifest.number + 1:010}-{turn:05}"
-    (file,) = store.write(rows, name)
+    (file,) = store.write(store.read(group).coalesce(1), name)
     expected = sum(each.message_count for each in group)
     if file.message_count != expected:
         raise ArchiveError(
