@@ -17,6 +17,7 @@ import pytest
 
 from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.redelivery import RetryPolicy
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryCoordinator
 
@@ -78,6 +79,9 @@ def test_defaults_are_those_of_metaq() -> None:
     for name, value in DEFAULTS.items():
         owner = client if hasattr(client, name) else consumer
         assert getattr(owner, name) == value, name
+    policy = RetryPolicy()
+    assert policy.attempts_max == 6
+    assert (policy.replay_first_s, policy.replay_interval_s) == (5.0, 300.0)
 
 
 # -- item 20: the order of a clean end -------------------------------------------------
