@@ -110,13 +110,16 @@ class Committer:
     ) -> None:
         self.commit_count += 1
         self.failure_count += len(failed)
+        # Once for each outage: `health` tells for as long as it lasts.
+        level = logging.WARNING if self.last_error is None else logging.DEBUG
         self.last_error = next(iter(failed.values()), None)
         for partition, offset in changed.items():
             error = failed.get(partition)
             if error is None:
                 self._committed[partition] = offset
             else:
-                log.warning(
+                log.log(
+                    level,
                     "commit failed group=%s partition=%s offset=%d: %s",
                     self._group,
                     partition,

@@ -1,7 +1,10 @@
 """Committing: what failed is told for as long as it is missing, and no longer."""
 
 import asyncio
+import logging
 from collections.abc import Mapping
+
+import pytest
 
 from metaq.client.assignments import Fence
 from metaq.client.committer import Committer
@@ -49,6 +52,21 @@ def test_a_failure_is_told_until_nothing_is_missing() -> None:
         assert committer.failure_count == 2
 
     asyncio.run(scenario())
+
+
+def test_an_outage_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """However often the commit is tried; the next outage is news again."""
+
+    async def scenario() -> None:
+        committer = make_committer()
+        for _ in range(2):
+            for _ in range(3):
+                await committer.commit(HANDLED)
+            await committer.commit({})
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(scenario())
+    assert len(caplog.records) == 2
 
 
 def test_what_failed_is_tried_again() -> None:

@@ -17,6 +17,8 @@ import pytest
 
 from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.redelivery import RetryPolicy
+from metaq.model import Message
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryCoordinator
 
@@ -78,6 +80,9 @@ def test_defaults_are_those_of_metaq() -> None:
     for name, value in DEFAULTS.items():
         owner = client if hasattr(client, name) else consumer
         assert getattr(owner, name) == value, name
+    policy = RetryPolicy()
+    assert policy.attempts_max == 6
+    assert (policy.replay_first_s, policy.replay_interval_s) == (5.0, 300.0)
 
 
 # -- item 20: the order of a clean end -------------------------------------------------
@@ -251,3 +256,78 @@ def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error() -> None:
 
     with embedded_broker(topics={"t": 1}) as broker:
         asyncio.run(scenario(broker))
+
+
+def handle(data: list[bytes], handler: Any, policy: RetryPolicy, count: int) -> None:
+    """Have messages handled until the handler was called so many times."""
+
+    async def scenario(broker: EmbeddedBroker) -> None:
+        seen = asyncio.Event()
+        calls = 0
+
+        async def counted(message: Message) -> None:
+            nonlocal calls
+            calls += 1
+            if calls >= count:
+                seen.set()
+            await handler(message)
+
+        async with AsyncClient(**broker.client_options) as client:
+            async with client.producer() as producer:
+                await producer.send_many("t", data)
+            async with client.consumer("g", ["t"]) as consumer:
+                task = asyncio.create_task(consumer.run(counted, retry=policy))
+                async with asyncio.timeout(PATIENCE_S):
+                    await seen.wait()
+                    while sum(lag.messages or 0 for lag in await lags(consumer)):
+                        await asyncio.sleep(0.01)
+                await consumer.close()
+                await task
+        assert calls == count
+
+    with embedded_broker(topics={"t": 1}) as broker:
+        asyncio.run(scenario(broker))
+
+
+async def lags(consumer: AsyncConsumer) -> list[Any]:
+    """Return how far each partition's handling is behind."""
+    return list((await consumer.lag()).values())
+
+
+def test_messages_refused_twice_are_handled_three_times() -> None:
+    """Five messages, fifteen deliveries, in order."""
+    data = [f"message {number}".encode() for number in range(5)]
+    found: list[bytes] = []
+
+    async def refuse_twice(message: Message) -> None:
+        found.append(bytes(message.data))
+        if found.count(message.data) < 3:
+            raise ValueError("again")
+
+    handle(data, refuse_twice, RetryPolicy(first_s=0.001, max_s=0.001), 15)
+    assert found == [text for text in data for _ in range(3)]
+
+
+@pytest.mark.slow
+def test_a_message_that_always_fails_is_parked_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    """Six deliveries, two more from the local store, and the healthy one once."""
+    found: list[bytes] = []
+
+    async def fail(message: Message) -> None:
+        found.append(bytes(message.data))
+        if message.data == b"bad" and found.count(b"bad") < 8:
+            raise ValueError("never")
+
+    policy = RetryPolicy(
+        first_s=0.001,
+        max_s=0.001,
+        then="park",
+        park_dir=tmp_path / "parked",
+        replay_first_s=0.05,
+        replay_interval_s=0.05,
+    )
+    handle([b"bad", b"good"], fail, policy, 9)
+    assert Counter(found) == {b"bad": 8, b"good": 1}
+    assert found[:6] == [b"bad"] * 6

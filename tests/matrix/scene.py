@@ -61,10 +61,17 @@ class Member(threading.Thread):
     """One member of the group: it reads until it is told to leave."""
 
     def __init__(
-        self, name: str, zookeeper: str, group: str, topic: str, ledger: Ledger
+        self,
+        name: str,
+        zookeeper: str,
+        group: str,
+        topic: str,
+        ledger: Ledger,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
     ) -> None:
         super().__init__(name=name, daemon=True)
-        self.client = Client(zookeeper, session_timeout_s=SESSION_TIMEOUT_S)
+        self.client = Client(zookeeper, session_timeout_s=session_timeout_s)
         self.consumer: Consumer | None = None
         self.error: BaseException | None = None
         self._group = group

@@ -17,12 +17,14 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.testing.process import BrokerProcess
 from metaq.testing.proxy import Proxy
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
 from tests.matrix.scene import Member, Scene, broker_arguments, until
 
 ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
 PARTITION_COUNT = 3
 """On each of the brokers."""
+CHILD_SESSION_TIMEOUT_S = 2.0
 
 pytestmark = [
     pytest.mark.crash,
@@ -103,6 +105,44 @@ def part(scene: Scene, cluster: Cluster) -> None:
     cluster.proxy.pass_all()
 
 
+def join_child(scene: Scene, name: str) -> ChildMember:
+    """Let a process join that may be killed and stopped, and wait for it."""
+    child = ChildMember(
+        name,
+        scene.zookeeper,
+        scene.group,
+        scene.topic,
+        scene.ledger,
+        session_timeout_s=CHILD_SESSION_TIMEOUT_S,
+    )
+    scene.members[name] = child  # type: ignore[assignment]
+    child.start()
+    scene.settle()
+    return child
+
+
+def kill_member(scene: Scene, _cluster: Cluster) -> None:
+    """A member is killed; its partitions go on when its session has ended."""
+    child = join_child(scene, f"child-{len(scene.ledger.events)}")
+    scene.drain()
+    child.kill()
+    del scene.members[child.name]
+
+
+def stop_member(scene: Scene, _cluster: Cluster) -> None:
+    """A member stands still for longer than its session lives, and goes on then."""
+    child = join_child(scene, f"child-{len(scene.ledger.events)}")
+    # It cannot know before it goes on.
+    scene.forced.add(child.name)
+    child.stop()
+
+    def is_taken_over() -> bool:
+        return child.name not in readers(scene.ledger.events).values()
+
+    until(is_taken_over, scene.describe)
+    child.go_on()
+
+
 FAULTS: dict[str, Callable[[Scene, Cluster], None]] = {
     "rebalance": rebalance,
     "broker-restart": restart_broker,
@@ -110,6 +150,8 @@ FAULTS: dict[str, Callable[[Scene, Cluster], None]] = {
     "zookeeper-restart": restart_zookeeper,
     "expiry": expire,
     "partition": part,
+    "member-kill": kill_member,
+    "member-stop": stop_member,
 }
 LOADS = ("idle", "loaded")
 

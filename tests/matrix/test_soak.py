@@ -20,7 +20,7 @@ from metaq.client import AsyncClient, Client
 from metaq.testing.process import BrokerProcess
 from tests.matrix.scene import SESSION_TIMEOUT_S, broker_arguments, until
 
-SOAK_S = float(os.environ.get("METAQ_SOAK_S", "60"))
+SOAK_S = float(os.environ.get("METAQ_SOAK_S", "45"))
 WARM_UP = 0.4
 """Part of the time after which the first figures are taken."""
 RSS_GROWTH_MAX_BYTES = 12 << 20
