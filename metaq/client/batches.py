@@ -13,9 +13,7 @@ from the first of the part (`record.ids.id_after`, and the lengths before it).
 
 import asyncio
 import contextlib
-import sys
 import threading
-from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,14 +27,12 @@ from metaq.client.errors import PartlySentError
 from metaq.client.options import ProducerOptions
 from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import CHECKSUM_MASK, checksum_columns
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 _CHECKSUM_AT: Final = 4
 _UNIFORM_COUNT_MIN: Final = 8
-_IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
-_CLEAR_TOP_BIT: Final = bytes(octet & 0x7F for octet in range(256))
 
 
 class SendResult(NamedTuple):
@@ -300,13 +296,8 @@ def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> by
     header = HEADER.pack(size, 0, 0, 0)
     records = bytearray(header)
     records += header.join(payloads)
-    raw = array("I", map(crc32, payloads))
-    if _IS_LITTLE_ENDIAN:
-        raw.byteswap()
-    octets, stride = raw.tobytes(), HEADER_BYTES + size
-    records[_CHECKSUM_AT::stride] = octets[0::4].translate(_CLEAR_TOP_BIT)
-    for octet in (1, 2, 3):
-        records[_CHECKSUM_AT + octet :: stride] = octets[octet::4]
+    for at, column in enumerate(checksum_columns(payloads), _CHECKSUM_AT):
+        records[at :: HEADER_BYTES + size] = column
     return bytes(records)
 
 

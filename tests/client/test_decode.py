@@ -1,5 +1,6 @@
 """Decoding finds what is there, whichever way through the loop a record takes."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,18 +82,20 @@ def expected_starts(log: bytes) -> list[Position]:
 
 
 def test_a_run_longer_than_one_step_is_taken_whole() -> None:
-    one = record(b"x" * 5, 7)
-    messages, ending = decode_messages(one * (2 * RUN_MAX + 3), PARTITION, BASE)
-    assert len(messages) == 2 * RUN_MAX + 3
-    assert messages[-1].next_offset == BASE + len(one) * len(messages)
-    assert messages[-1].offset == messages[-2].next_offset
+    log = b"".join(record(b"%5d" % n, n) for n in range(2 * RUN_MAX + 3))
+    messages, ending = decode_messages(log, PARTITION, BASE)
+    assert messages == expected(log)
+    assert [type(message) for message in messages[:2]] == [Message, Message]
+    assert messages[-1].next_offset == BASE + len(log)
     assert isinstance(ending, CleanEnd)
 
 
-def test_damage_inside_a_run_stops_before_it() -> None:
+@pytest.mark.parametrize("count", [100, RUN_MAX])
+@pytest.mark.parametrize("octet", [4, 5, 6, 7, HEADER_BYTES])
+def test_damage_inside_a_run_stops_before_it(count: int, octet: int) -> None:
     one = record(b"x" * 5, 7)
-    log = bytearray(one * 100)
-    log[60 * len(one) + HEADER_BYTES] ^= 1
+    log = bytearray(one * count)
+    log[60 * len(one) + octet] ^= 1
     messages, ending = decode_messages(bytes(log), PARTITION, BASE)
     assert len(messages) == 60
     assert isinstance(ending, Corrupt)
