@@ -7,7 +7,7 @@ machine's own logs, and the logs that ZooKeeper and the broker write meanwhile. 
 lines of one file go to one partition, with the file's name as their attribute. Two
 processes then read them as members of one group, and one is killed half way: the other
 takes over, and every line that was sent has arrived, byte for byte. Spark then archives
-the lines to Parquet, counts them by level and component, and audits the archive. Removes
+them to Parquet, counts them by level and component, and audits the archive. Removes
 everything it made; the exit code is 0 when all was right.
 """
 
