@@ -1,58 +1,63 @@
-"""Publish real log lines, read every partition back, and compare byte for byte.
+"""Publish real log lines, consume them in a group, kill a consumer, miss nothing.
 
     python examples/demo.py [FILE...]
 
 Starts `metaq local` on free ports in a temporary directory. Without files it takes the
-machine's own logs, and follows the logs that ZooKeeper and the broker write meanwhile.
-The lines of one file go to one partition, with the file's name as their attribute, so
-each partition has exactly one right content: the lines in the order they were sent,
-each of them once. Spark then archives them to Parquet, counts them by level and
-component, and audits the archive. Removes everything it made; the exit code is 0 when
-all was right.
+machine's own logs, and the logs that ZooKeeper and the broker write meanwhile. The
+lines of one file go to one partition, with the file's name as their attribute. Two
+processes then read them as members of one group, and one is killed half way: the other
+takes over, and every line that was sent has arrived, byte for byte. Spark then archives
+them to Parquet, counts them by level and component, and audits the archive. Removes
+everything it made; the exit code is 0 when all was right.
 """
 
 import argparse
+import logging
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from metaq.client.browser import TopicBrowser
-from metaq.client.discovery import Cluster, ZooKeeperSource
-from metaq.client.publish import Publisher
-from metaq.clock import SystemClock
+from metaq.client import Client, OutgoingMessage, Producer
 from metaq.errors import MetaqError
-from metaq.model import Offset, TopicPartition
-from metaq.record.flags import encode_payload
-from metaq.zk.paths import NodePaths
+from metaq.model import TopicPartition
 
 # Beside this file; a test that runs it by its path does not have the directory.
 sys.path.insert(0, str(Path(__file__).parent))
 from demo_spark import run_pipeline  # see above
 
 TOPIC: Final = "demo"
+GROUP: Final = "demo"
 PARTITIONS: Final = 4
 LOGS: Final = Path("/var/log")
 FILES_MAX: Final = 100
 BYTES_MAX: Final = 32 * 1024 * 1024
-"""What is published at most: it is kept in memory for the comparison."""
+"""What is published at most: its checksums are kept in memory."""
 CHUNK_BYTES: Final = 1024 * 1024
 PROBE_BYTES: Final = 4096
 START_TIMEOUT_S: Final = 90.0
 STOP_TIMEOUT_S: Final = 20.0
 TIMEOUT_S: Final = 20.0
+READ_TIMEOUT_S: Final = 60.0
+SESSION_TIMEOUT_S: Final = 4.0
+"""How long the partitions of the consumer that is killed wait for the other."""
+MEMBERS: Final = 2
+READING_S: Final = 1.0
+"""How long one member would read for all: fast enough, and slow enough to kill it."""
+COMMIT_INTERVAL_S: Final = 0.2
 COMPRESSED: Final = {".gz", ".xz", ".bz2", ".zst"}
 
-Line = tuple[str, bytes]
-"""Name of the file, and one line of it without its line end."""
+Place = tuple[str, int]
+"""Where a line lies: partition and offset."""
 
 
 class DemoError(Exception):
@@ -111,20 +116,20 @@ def is_text(path: Path) -> bool:
     return bool(start) and b"\0" not in start
 
 
-# -- publishing and comparing ---------------------------------------------------------
+# -- publishing ----------------------------------------------------------------------
 
 
 @dataclass
 class Sent:
-    """Everything that was sent, per partition, in order."""
+    """Everything that was sent: the checksum of each line, by its place."""
 
-    lines: dict[TopicPartition, list[Line]] = field(default_factory=dict)
+    checks: dict[Place, int] = field(default_factory=dict)
     size_bytes: int = 0
 
     @property
     def count(self) -> int:
         """Lines in all."""
-        return sum(map(len, self.lines.values()))
+        return len(self.checks)
 
     @property
     def has_room(self) -> bool:
@@ -135,10 +140,10 @@ class Sent:
 class Feed:
     """Sends the lines of sources, each to the partition of its source."""
 
-    def __init__(self, publisher: Publisher, partitions: Sequence[TopicPartition]):
-        self._publisher = publisher
-        self._partitions = partitions
-        self._chosen: dict[Path, TopicPartition] = {}
+    def __init__(self, producer: Producer, partitions: Sequence[TopicPartition]):
+        self._producer = producer
+        self._names = [name_of(partition) for partition in partitions]
+        self._chosen: dict[Path, str] = {}
         self.sent = Sent()
 
     def pump(self, source: Source) -> bool:
@@ -155,35 +160,116 @@ class Feed:
         return has_sent
 
     def _send(self, source: Source, lines: list[bytes]) -> None:
-        turn = len(self._chosen) % len(self._partitions)
-        partition = self._chosen.setdefault(source.path, self._partitions[turn])
-        encoded = [encode_payload(line, source.name) for line in lines]
-        payloads = [payload for payload, _flag in encoded]
-        self._publisher.send(partition, payloads, flag=encoded[0][1])
-        kept = self.sent.lines.setdefault(partition, [])
-        kept += [(source.name, line) for line in lines]
+        turn = len(self._chosen) % len(self._names)
+        partition = self._chosen.setdefault(source.path, self._names[turn])
+        messages = [OutgoingMessage(n, source.name, None, partition) for n in lines]
+        results = self._producer.send_many(TOPIC, messages)
+        for line, result in zip(lines, results, strict=True):
+            self.sent.checks[partition, result.offset] = check_of(source.name, line)
         self.sent.size_bytes += sum(map(len, lines))
 
 
-def compare(
-    partition: TopicPartition, wanted: Sequence[Line], got: Sequence[Line]
-) -> str | None:
-    """Return what is wrong with a partition; None when it is exactly what was sent."""
-    for number, (want, have) in enumerate(zip(wanted, got, strict=False)):
-        if want != have:
-            return f"{partition}: line {number} should be {want!r}, but is {have!r}"
-    if len(wanted) != len(got):
-        return f"{partition}: {len(wanted)} lines were sent, {len(got)} came back"
-    return None
+def name_of(partition: TopicPartition) -> str:
+    """Return `<broker>-<number>`."""
+    return f"{partition.broker_id}-{partition.partition}"
 
 
-def read_back(browser: TopicBrowser, partition: TopicPartition) -> list[Line]:
-    """Return all lines of a partition, in the order of the log."""
-    return [
-        (message.attribute or "", message.data)
-        for messages in browser.read(partition, Offset(0))
-        for message in messages
-    ]
+def check_of(name: str | None, line: bytes) -> int:
+    """Return a checksum of a line and of the file it is from."""
+    return zlib.crc32(line, zlib.crc32((name or "").encode()))
+
+
+# -- a consumer, in a process of its own ----------------------------------------------
+
+
+def run_member(zookeeper: str, output: Path, lines_per_s: float) -> int:
+    """Read as a member of the group, and note each line, until somebody ends us.
+
+    A line counts as handled when the next ones are asked for; it is in the file by
+    then, so whatever was committed was noted.
+    """
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
+    logging.basicConfig(filename=output.with_suffix(".log"), level=logging.INFO)
+    count_max = max(1, int(lines_per_s / 20))
+    with (
+        output.open("ab", buffering=0) as file,
+        Client(zookeeper, session_timeout_s=SESSION_TIMEOUT_S) as client,
+        client.consumer(
+            GROUP, [TOPIC], commit_interval_s=COMMIT_INTERVAL_S
+        ) as consumer,
+    ):
+        while True:
+            many = consumer.receive_many(count_max, TIMEOUT_S)
+            notes = [
+                b"%s %d %d\n"
+                % (
+                    name_of(m.partition).encode(),
+                    m.offset,
+                    check_of(m.attribute, m.data),
+                )
+                for m in many
+            ]
+            file.write(b"".join(notes))
+            time.sleep(len(many) / lines_per_s)
+
+
+@contextmanager
+def member(
+    zookeeper: str, output: Path, lines_per_s: float
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """Run a consumer as a process; end it with the block."""
+    output.touch()
+    words = ["--member", str(output), zookeeper, str(lines_per_s)]
+    process = subprocess.Popen(  # noqa: S603  # no shell, our own words
+        [sys.executable, __file__, *words]
+    )
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a process to end, and make it."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def read_notes(path: Path) -> list[tuple[Place, int]]:
+    """Return place and checksum of what a consumer has noted, in its order."""
+    found = []
+    # The last note of a process that was killed may be half a line.
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        partition, offset, check = line.split(b" ")
+        found.append(((partition.decode(), int(offset)), int(check)))
+    return found
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the lines."""
+
+    missing: int
+    """Sent, and not arrived."""
+    wrong: int
+    """Arrived with other bytes, or never sent."""
+    doubled: int
+    """Arrived more than once: how often too many."""
+
+
+def compare(wanted: Mapping[Place, int], got: Iterable[tuple[Place, int]]) -> Verdict:
+    """Compare what was sent with what arrived."""
+    counts = Counter(got)
+    right = sum(wanted.get(place) == check for place, check in counts)
+    return Verdict(
+        missing=len(wanted) - right,
+        wrong=len(counts) - right,
+        doubled=counts.total() - len(counts),
+    )
 
 
 # -- metaq local ----------------------------------------------------------------------
@@ -210,12 +296,7 @@ def metaq_local(directory: Path) -> Iterator[dict[str, str]]:
             pairs = (word.partition("=")[::2] for word in line.split()[1:])
             yield {"log": str(log), **dict(pairs)}
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
             if process.stdout is not None:
                 process.stdout.close()
 
@@ -236,24 +317,14 @@ def wait_for_line(stream: BinaryIO, process: "subprocess.Popen[bytes]") -> str:
 # -- the story ------------------------------------------------------------------------
 
 
-def publish(cluster: Cluster, files: Sequence[Source], live: Sequence[Source]) -> Sent:
+def publish(client: Client, files: Sequence[Source], live: Sequence[Source]) -> Sent:
     """Send all files, and what the live logs gain meanwhile."""
-    publisher = Publisher(
-        cluster,
-        producer=f"demo-{os.getpid()}",
-        timeout_s=TIMEOUT_S,
-        clock=SystemClock(),
-        sleep=time.sleep,
-    )
-    feed = Feed(publisher, cluster.partitions(TOPIC, cluster.puts))
-    try:
+    with client.producer(timeout_s=TIMEOUT_S) as producer:
+        feed = Feed(producer, client.partitions(TOPIC))
         for source in files:
             feed.pump(source)
             for each in live:
                 feed.pump(each)
-        publisher.flush()
-    finally:
-        publisher.close()
     return feed.sent
 
 
@@ -273,43 +344,84 @@ def run(paths: Sequence[Path], logs: Path = LOGS) -> int:
             )
             live = [] if paths else [p for p in being_written if p.exists()]
             sources = [Source(path, is_live=True) for path in live]
-            archive = Path(directory) / "archive"
-            return tell(local["zookeeper"], files, sources, archive)
+            return tell(local["zookeeper"], files, sources, Path(directory))
 
 
-def tell(zookeeper: str, files: list[Source], live: list[Source], archive: Path) -> int:
-    """Publish, read back, compare, archive with Spark, and say so."""
-    clock = SystemClock()
-    cluster = ZooKeeperSource(zookeeper, NodePaths(), clock).read(timeout_s=TIMEOUT_S)
+def tell(zookeeper: str, files: list[Source], live: list[Source], place: Path) -> int:
+    """Publish, consume, kill, compare, archive with Spark, and say so."""
     also = f" and {len(live)} logs that are being written" if live else ""
     print(f"Publishing {len(files)} files{also} to {PARTITIONS} partitions ...")
     sys.stdout.flush()
     started_s = time.monotonic()
-    sent = publish(cluster, files, live)
+    with Client(zookeeper) as client:
+        sent = publish(client, files, live)
     seconds = time.monotonic() - started_s
     print_rate("put, each one synced to disk before it was acknowledged", sent, seconds)
     if not sent.has_room:
         print(f"  (stopped at {BYTES_MAX // 2**20} MiB)")
     if sent.count == 0:
         raise DemoError("there was no line to publish; name a file with lines")
-    print("Reading every partition back ...", flush=True)
-    started_s = time.monotonic()
-    with TopicBrowser(cluster, timeout_s=TIMEOUT_S, clock=clock) as browser:
-        partitions = cluster.partitions(TOPIC, cluster.gets)
-        back = {partition: read_back(browser, partition) for partition in partitions}
-    print_rate("read", sent, time.monotonic() - started_s)
-    faults = []
-    for partition, got in back.items():
-        fault = compare(partition, sent.lines.get(partition, []), got)
-        names = Counter(name for name, _line in got)
-        verdict = "WRONG" if fault else "each once, in order, byte for byte"
-        print(f"  {partition}: {len(got):,} lines of {len(names)} files: {verdict}")
-        faults += [fault] if fault else []
-    if faults:
-        raise DemoError("; ".join(faults))
-    run_pipeline(zookeeper, TOPIC, archive, sent.count)
+    verdict = consume(zookeeper, sent, place)
+    print(f"  {sent.count - verdict.missing:,} of {sent.count:,} lines arrived", end="")
+    print(", byte for byte")
+    if verdict.doubled:
+        print(f"  {verdict.doubled:,} of them came twice: the consumer that was killed")
+        print("  had read them, and did not live to commit that it had")
+    if verdict.missing or verdict.wrong:
+        raise DemoError(
+            f"{verdict.missing} lines are missing, {verdict.wrong} came wrong"
+        )
+    run_pipeline(zookeeper, TOPIC, place / "archive", sent.count)
     print_next_steps()
     return 0
+
+
+def consume(zookeeper: str, sent: Sent, place: Path) -> Verdict:
+    """Read with two consumers of one group, and kill one of them half way."""
+    print(f"Reading with {MEMBERS} consumers of one group ...", flush=True)
+    outputs = [place / f"member-{number}" for number in range(MEMBERS)]
+    lines_per_s = sent.count / READING_S
+    with (
+        member(zookeeper, outputs[0], lines_per_s) as first,
+        member(zookeeper, outputs[1], lines_per_s) as second,
+    ):
+        wait_for(outputs, sent, (sent.count + 1) // 2)
+        notes = [read_notes(output) for output in outputs]
+        shares = [len(each) for each in notes]
+        unread = [count_unread(sent, each) for each in notes]
+        at = unread.index(max(unread))
+        (first, second)[at].kill()
+        killed_s = time.monotonic()
+        print(f"  {shares[0]:,} and {shares[1]:,} lines read; kill -9 of the", end="")
+        print(f" {('first', 'second')[at]} one", flush=True)
+        found = wait_for(outputs, sent, sent.count)
+        seconds = time.monotonic() - killed_s
+        print(
+            f"  the other one has taken over and read the rest: {seconds:.1f} s", end=""
+        )
+        print(f", {SESSION_TIMEOUT_S:g} of them ZooKeeper's session time-out")
+    return compare(sent.checks, found)
+
+
+def count_unread(sent: Sent, notes: Sequence[tuple[Place, int]]) -> int:
+    """Return how much is left of the partitions that a consumer has read from."""
+    names = {partition for (partition, _offset), _check in notes}
+    return sum(partition in names for partition, _offset in sent.checks) - len(notes)
+
+
+def wait_for(
+    outputs: Sequence[Path], sent: Sent, count: int
+) -> list[tuple[Place, int]]:
+    """Return what was noted, as soon as so many of the lines are among it, or late."""
+    deadline_s = time.monotonic() + READ_TIMEOUT_S
+    while True:
+        found = [note for output in outputs for note in read_notes(output)]
+        if len({place for place, _check in found}) >= count:
+            return found
+        if time.monotonic() > deadline_s:
+            missing = compare(sent.checks, found).missing
+            raise DemoError(f"{missing} lines did not arrive in {READ_TIMEOUT_S:g} s")
+        time.sleep(0.05)
 
 
 def print_rate(what: str, sent: Sent, seconds: float) -> None:
@@ -324,7 +436,8 @@ def print_next_steps() -> None:
     print("""All right. Where to look next:
   .venv/bin/metaq local                  the same, to stay: prints where it listens
   .venv/bin/metaq produce test           type lines; Ctrl-D ends
-  .venv/bin/metaq cat test --follow      watch them arrive in another window
+  .venv/bin/metaq consume test --group g watch them arrive, in several windows
+  .venv/bin/metaq groups g               who reads what, and how far behind
   .venv/bin/metaq pipeline --help        jobs on Spark, as the last step above
   .venv/bin/metaq --help                 topics, stats, verify, dump and the rest
   README.md, ARCHITECTURE.md, docs/      guarantees, how it works, every byte""")
@@ -334,7 +447,12 @@ def main() -> int:
     """Run as a program."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE")
-    paths: list[Path] = parser.parse_args().files
+    parser.add_argument("--member", nargs=3, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.member is not None:
+        output, zookeeper, lines_per_s = arguments.member
+        return run_member(zookeeper, Path(output), float(lines_per_s))
+    paths: list[Path] = arguments.files
     # The default would end us without the clean-up below.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
     try:

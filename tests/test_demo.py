@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from metaq.model import BrokerId, TopicPartition
-
 ROOT = Path(__file__).parents[1]
 PROGRAM = ROOT / "examples" / "demo.py"
 DEMO = runpy.run_path(str(PROGRAM))
-PARTITION = TopicPartition("demo", BrokerId(0), 0)
+A, B, C = ("0-1", 0), ("0-1", 23), ("0-2", 0)
 
 
 def demo(*words: str) -> "subprocess.CompletedProcess[str]":
@@ -68,21 +66,33 @@ def test_only_readable_text_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("got", "fault"),
+    ("got", "missing", "wrong", "doubled"),
     [
-        ([("f", b"a"), ("f", b"b")], None),
-        ([("f", b"a")], "2 lines were sent, 1 came back"),
-        ([("f", b"a"), ("f", b"b"), ("f", b"b")], "2 lines were sent, 3 came back"),
-        ([("f", b"b"), ("f", b"a")], "line 0 should be"),
-        ([("f", b"a"), ("g", b"b")], "line 1 should be"),
+        ([(A, 1), (B, 2)], 0, 0, 0),
+        ([(B, 2), (A, 1)], 0, 0, 0),
+        ([(A, 1)], 1, 0, 0),
+        ([(A, 1), (B, 2), (B, 2), (B, 2)], 0, 0, 2),
+        ([(A, 1), (B, 3)], 1, 1, 0),
+        ([(A, 1), (B, 2), (C, 1)], 0, 1, 0),
     ],
 )
 def test_every_difference_is_found(
-    got: list[tuple[str, bytes]], fault: str | None
+    got: list[tuple[tuple[str, int], int]], missing: int, wrong: int, doubled: int
 ) -> None:
-    """Lost, doubled, swapped and wrongly labelled lines."""
-    found = DEMO["compare"](PARTITION, [("f", b"a"), ("f", b"b")], got)
-    assert found is None if fault is None else fault in found
+    """Lost, changed, never sent, and doubled, which is none."""
+    verdict = DEMO["compare"]({A: 1, B: 2}, got)
+    assert (verdict.missing, verdict.wrong, verdict.doubled) == (
+        missing,
+        wrong,
+        doubled,
+    )
+
+
+def test_notes_end_with_a_whole_line(tmp_path: Path) -> None:
+    """Who was killed may have written half of one."""
+    path = tmp_path / "notes"
+    path.write_bytes(b"0-1 0 77\n0-1 23 4294967295\n0-2 ")
+    assert DEMO["read_notes"](path) == [(A, 77), (B, 4294967295)]
 
 
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
@@ -104,9 +114,11 @@ def test_real_lines_come_back(tmp_path: Path, *, takes_own_logs: bool) -> None:
     done = demo() if takes_own_logs else demo(str(path))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    assert done.stdout.count("each once, in order, byte for byte") == 4
+    assert "kill -9" in done.stdout
+    assert "lines arrived, byte for byte" in done.stdout
     assert "are archived, none lost, doubled or changed" in done.stdout
-    assert "metaq cat" in done.stdout
+    assert "metaq groups" in done.stdout
     if not takes_own_logs:
         assert "  4 lines, " in done.stdout
+        assert "  4 of 4 lines arrived" in done.stdout
         assert re.search(r"^  -  +some\.log +4$", done.stdout, re.MULTILINE)

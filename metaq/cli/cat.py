@@ -1,22 +1,19 @@
 """`metaq cat`: the messages of a topic, without a group, on standard output."""
 
 import sys
-from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from itertools import islice
 
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import Target, choose_partitions
+from metaq.cli.cluster import Target, find_topic
 from metaq.cli.times import format_time, parse_time
-from metaq.client.browser import TopicBrowser
-from metaq.client.seek import offset_at
-from metaq.clock import SystemClock
-from metaq.model import MAX_OFFSET, Message, Millis, Offset, TopicPartition, id_time
-
-EARLIEST: Final = "earliest"
-LATEST: Final = "latest"
+from metaq.client.options import Start
+from metaq.model import Message
+from metaq.zk.paths import partition_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,83 +40,46 @@ def cat(target: Target, options: CatOptions) -> None:
     Raises:
         MetaqError: reading cannot go on; what could be read has been printed.
     """
-    cluster = target.read()
-    partitions = choose_partitions(
-        cluster, options.topic, cluster.gets, options.partitions
-    )
-    left = options.count_max
-    with TopicBrowser(
-        cluster, timeout_s=target.timeout_s, clock=SystemClock()
-    ) as browser:
-        if left == 0:
-            return
-        for messages in _messages(browser, target, options, partitions):
-            shown = messages if left is None else messages[:left]
-            write_messages(shown, as_json=options.as_json)
-            if left is not None:
-                left -= len(shown)
-                if left == 0:
-                    return
-
-
-def _messages(
-    browser: TopicBrowser,
-    target: Target,
-    options: CatOptions,
-    partitions: tuple[TopicPartition, ...],
-) -> Iterator[list[Message]]:
-    moment = parse_moment(options.start)
-    starts = [
-        (partition, _start(browser, target, partition, options.start, moment))
-        for partition in partitions
-    ]
-    if options.follows:
-        yield from browser.follow(starts)
+    start = parse_start(options.start)
+    found = find_topic(target, options.topic, options.partitions, kind="gets")
+    if options.count_max == 0:
         return
-    for partition, start in starts:
-        yield from browser.read(partition, start)
+    with found.target.client() as client:
+        messages = client.browse(
+            options.topic,
+            partitions=[partition_name(each) for each in found.partitions],
+            start=start,
+            stop_at_end=not options.follows,
+        )
+        with closing(messages):
+            for message in islice(messages, options.count_max):
+                write_message(message, as_json=options.as_json)
+                if options.follows:
+                    sys.stdout.flush()
 
 
-def parse_moment(text: str, *, hint: str = "--from") -> Millis | None:
-    """Return the time that an option names; None for `earliest` and `latest`.
+def parse_start(text: str, *, hint: str = "--from") -> Start:
+    """Return where to begin: `earliest`, `latest` or a time.
 
     Raises:
-        click.BadParameter: it is none of the three.
+        click.BadParameter: it is none of the three; names the option `hint`.
     """
-    if text in {EARLIEST, LATEST}:
-        return None
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
     try:
-        return parse_time(text)
+        return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=hint) from error
 
 
-def _start(
-    browser: TopicBrowser,
-    target: Target,
-    partition: TopicPartition,
-    start: str,
-    moment: Millis | None,
-) -> Offset:
-    if moment is not None:
-        return offset_at(browser, partition, moment, timeout_s=target.timeout_s)
-    if start == EARLIEST:
-        return Offset(0)
-    ends = browser.range_of(partition)
-    # Without a log yet, its first message is the first one that comes.
-    return min(ends[1], MAX_OFFSET) if ends else Offset(0)
-
-
-def write_messages(messages: list[Message], *, as_json: bool) -> None:
-    """Print messages, each followed by a line end, and let nobody wait for them."""
+def write_message(message: Message, *, as_json: bool) -> None:
+    """Print a message and a line end; whoever waits for it has to flush."""
     if as_json:
-        for message in messages:
-            render.print_json(to_json(message))
-        sys.stdout.flush()
-        return
-    output = sys.stdout.buffer
-    output.write(b"".join([part for m in messages for part in (m.data, b"\n")]))
-    output.flush()
+        render.print_json(to_json(message))
+    else:
+        sys.stdout.buffer.write(message.data + b"\n")
 
 
 def to_json(message: Message) -> dict[str, object]:
@@ -130,7 +90,7 @@ def to_json(message: Message) -> dict[str, object]:
         "partition": message.partition.partition,
         "offset": message.offset,
         "id": message.id,
-        "time": format_time(id_time(message.id)),
+        "time": format_time(message.timestamp_ms),
         "attribute": message.attribute,
         **render.data_fields(message.data),
     }

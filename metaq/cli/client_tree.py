@@ -1,10 +1,17 @@
 """The argument tree of what goes through the client: messages, groups and offsets."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import click
 
+from metaq.cli.bench import (
+    BenchOptions,
+    bench_consume,
+    bench_latency,
+    bench_produce,
+)
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
@@ -16,7 +23,7 @@ from metaq.cli.offsets import (
     reset_offsets,
     show_offsets,
 )
-from metaq.cli.options import example, json_option, target_options
+from metaq.cli.options import F, example, json_option, target_options
 from metaq.cli.produce import ProduceOptions, produce
 from metaq.cli.tail import TailOptions, tail
 
@@ -368,6 +375,100 @@ def copy_command(
     copy_offsets(target, from_group, to_group, topic, options)
 
 
+# -- measuring ------------------------------------------------------------------------
+
+topic_option = click.option("--topic", required=True, help="Where to, or where from.")
+size_option = click.option(
+    "--size",
+    "size_bytes",
+    type=click.IntRange(0, 1024 * 1024),
+    default=128,
+    show_default=True,
+    help="Bytes of a message.",
+)
+
+
+def count_option(default: int) -> Callable[[F], F]:
+    """Return the option that says how many messages."""
+    return click.option(
+        "--count",
+        type=click.IntRange(1),
+        default=default,
+        show_default=True,
+        help="Messages in all.",
+    )
+
+
+@click.group("bench")
+def bench() -> None:
+    """Measure what the cluster does for this client, right now."""
+
+
+@bench.command(
+    "produce",
+    epilog=example("metaq bench produce --topic test --size 128 --count 1000000"),
+)
+@topic_option
+@size_option
+@count_option(500_000)
+@json_option
+@target_options
+def bench_produce_command(
+    topic: str, size_bytes: int, count: int, as_json: bool, target: Target
+) -> None:
+    """Put messages to a topic, which keeps them: rates, and the times of lists."""
+    options = BenchOptions(
+        topic=topic, size_bytes=size_bytes, count=count, rate=1, as_json=as_json
+    )
+    bench_produce(target, options)
+
+
+@bench.command(
+    "consume", epilog=example("metaq bench consume --topic test --count 1000000")
+)
+@topic_option
+@count_option(500_000)
+@json_option
+@target_options
+def bench_consume_command(
+    topic: str, count: int, as_json: bool, target: Target
+) -> None:
+    """Read a topic from its start, without a group: rates."""
+    options = BenchOptions(
+        topic=topic, size_bytes=0, count=count, rate=1, as_json=as_json
+    )
+    bench_consume(target, options)
+
+
+@bench.command(
+    "latency",
+    epilog=example("metaq bench latency --topic test --rate 5000 --count 50000"),
+)
+@topic_option
+@size_option
+@count_option(5_000)
+@click.option(
+    "--rate",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Messages per second.",
+)
+@json_option
+@target_options
+def bench_latency_command(
+    topic: str, size_bytes: int, count: int, rate: int, as_json: bool, target: Target
+) -> None:
+    """Send at a steady rate to a consumer that waits: percentiles from put to delivery.
+
+    The messages stay in the topic.
+    """
+    options = BenchOptions(
+        topic=topic, size_bytes=size_bytes, count=count, rate=rate, as_json=as_json
+    )
+    bench_latency(target, options)
+
+
 COMMANDS: Final = (
     produce_command,
     cat_command,
@@ -375,5 +476,6 @@ COMMANDS: Final = (
     tail_command,
     groups_command,
     offsets,
+    bench,
 )
 """In the order of their sections above."""

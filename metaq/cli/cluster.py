@@ -10,20 +10,11 @@ import click
 from metaq.client import AsyncClient, Client
 from metaq.client.admin import know_topics
 from metaq.client.context import ClientContext
-from metaq.client.discovery import (
-    AddressSource,
-    Cluster,
-    ClusterSource,
-    Counts,
-    ZooKeeperSource,
-)
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.session import CoordinatorFactory
-from metaq.clock import SystemClock
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import CoordinationError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.znodes import SCHEME, BrokerAddress, decode_address
 
 T = TypeVar("T")
@@ -105,23 +96,6 @@ class Target:
             return f"no broker answers at {', '.join(self.brokers)} {waited}"
         return f"no ZooKeeper answers at {self.zookeeper} {waited}"
 
-    def source(self) -> ClusterSource:
-        """Return whoever is to be asked.
-
-        Raises:
-            click.BadParameter: an address is none.
-        """
-        clock = SystemClock()
-        if self.brokers:
-            return AddressSource([parse_address(text) for text in self.brokers], clock)
-        return ZooKeeperSource(
-            self.zookeeper, NodePaths(normalize_root(self.root)), clock
-        )
-
-    def read(self) -> Cluster:
-        """Return the cluster as it is now."""
-        return self.source().read(timeout_s=self.timeout_s)
-
 
 def parse_address(text: str) -> BrokerAddress:
     """Read `host:port` or `meta://host:port`.
@@ -134,24 +108,6 @@ def parse_address(text: str) -> BrokerAddress:
         return decode_address(uri.encode())
     except CoordinationError as error:
         raise click.BadParameter(f"'{text}' is not HOST:PORT") from error
-
-
-def choose_partitions(
-    cluster: Cluster, topic: str, counts: Counts, wanted: tuple[str, ...]
-) -> tuple[TopicPartition, ...]:
-    """Return the partitions that `--partition` names, all of them without one.
-
-    Args:
-        cluster: the snapshot.
-        topic: topic name.
-        counts: `puts` or `gets` of the snapshot.
-        wanted: `BROKER-NUMBER`, or a number where only one broker has it.
-
-    Raises:
-        NoBrokerError: nobody serves the topic.
-        click.BadParameter: there is no such partition, or more than one.
-    """
-    return named_partitions(topic, cluster.partitions(topic, counts), wanted)
 
 
 def named_partitions(
@@ -239,11 +195,10 @@ async def _find_by_pattern(
     context: ClientContext,
     deadline_s: float,
 ) -> Found:
-    known: frozenset[str] = frozenset()
+    known = await context.metadata.topics(deadline_s=deadline_s)
     addresses: dict[BrokerId, BrokerAddress] = {}
     # A client of named brokers knows their patterns; one of ZooKeeper does not.
     if isinstance(context.metadata, ZooKeeperMetadata):
-        known = await context.metadata.watch.topics(deadline_s=deadline_s)
         patterns = {
             name
             for name in known
@@ -256,7 +211,7 @@ async def _find_by_pattern(
                 if copies is not None and copies.leader is not None:
                     addresses[broker_id] = copies.leader
     if not addresses:
-        names = ", ".join(sorted(known)[:NAMES_SHOWN_MAX]) or "none that is known"
+        names = ", ".join(sorted(known)[:NAMES_SHOWN_MAX]) or "none"
         raise NoBrokerError(
             f"no broker serves topic '{topic}' at the moment; topics there are: {names}"
         )

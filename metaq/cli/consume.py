@@ -1,19 +1,18 @@
 """`metaq consume`: the messages of a topic as a member of a group."""
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
-from metaq.cli.cat import LATEST, parse_moment, write_messages
+from metaq.cli.cat import parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.client import Client, Consumer
 from metaq.client.assignments import Fence
 from metaq.client.consumer_parts import make_store
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
-from metaq.client.options import Start
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.zk.znodes import GroupOffset
@@ -96,10 +95,7 @@ def consume(target: Target, options: ConsumeOptions) -> None:
 
 
 def _consumer(client: Client, options: ConsumeOptions) -> Consumer:
-    moment = parse_moment(options.start, hint="--start")
-    start: Start = "latest" if options.start == LATEST else "earliest"
-    if moment is not None:
-        start = datetime.fromtimestamp(moment / 1000, UTC)
+    start = parse_start(options.start, hint="--start")
     offsets = None
     if not options.commits:
         offsets = UncommittedOffsets(make_store(client.context, is_broadcast=False))
@@ -115,7 +111,9 @@ def _print_all(
         count = COUNT_MAX if left is None else min(left, COUNT_MAX)
         many = consumer.receive_many(count, LOOK_S)
         if many:
-            write_messages(many, as_json=options.as_json)
+            for message in many:
+                write_message(message, as_json=options.as_json)
+            sys.stdout.flush()
             last_s = time.monotonic()
             left = None if left is None else left - len(many)
         elif options.idle_s is not None and time.monotonic() - last_s > options.idle_s:

@@ -1,14 +1,20 @@
 """`metaq stats`: what brokers count."""
 
+from typing import Final
+
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.client.wire import WireConnection
-from metaq.clock import SystemClock
+from metaq.client.browse import parse_stats
+from metaq.client.context import ClientContext
+from metaq.client.fan_out import for_each
+from metaq.client.replies import require_ok
 from metaq.errors import MetaqError, NoBrokerError
+from metaq.model import BrokerId
+from metaq.protocol.commands import Stats
 
-RAW_ITEMS = {"config"}
+RAW_ITEMS: Final = {"config"}
 """Items whose text is not lines of names and values."""
 
 
@@ -21,34 +27,37 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
     Raises:
         NoBrokerError: there is no broker at all.
     """
-    cluster = target.read()
-    if not cluster.brokers:
+
+    async def ask_all(
+        context: ClientContext, deadline_s: float
+    ) -> dict[BrokerId, tuple[str, str | MetaqError]]:
+        async def ask(broker_id: BrokerId) -> str:
+            address = context.address_of(broker_id)
+            if address is None:
+                raise NoBrokerError("it is gone")
+            connection = await context.pool.get(address, deadline_s=deadline_s)
+            question = Stats(item, connection.next_opaque())
+            reply = await connection.call(question, deadline_s=deadline_s)
+            return require_ok(reply).text
+
+        told = await for_each(ask, context.metadata.snapshot.brokers)
+        return {
+            broker_id: (str(context.address_of(broker_id)), text)
+            for broker_id, text in told.items()
+        }
+
+    told = target.run(ask_all)
+    if not told:
         raise NoBrokerError("no broker is registered")
-    is_fine = True
-    for broker_id, address in cluster.brokers.items():
-        try:
-            with WireConnection.open(
-                address, timeout_s=target.timeout_s, clock=SystemClock()
-            ) as connection:
-                text = connection.stats(item, timeout_s=target.timeout_s)
-        except MetaqError as error:
-            render.say(f"broker {broker_id}: {error}")
-            is_fine = False
-            continue
-        if as_json:
-            value: dict[str, object] = {"broker": broker_id, "address": str(address)}
+    for broker_id, (address, text) in told.items():
+        if isinstance(text, MetaqError):
+            render.say(f"broker {broker_id}: {text}")
+        elif as_json:
+            value: dict[str, object] = {"broker": broker_id, "address": address}
             value["stats"] = text if item in RAW_ITEMS else parse_stats(text)
             render.print_json(value)
         else:
-            if len(cluster.brokers) > 1:
+            if len(told) > 1:
                 click.echo(f"# broker {broker_id} {address}")
             click.echo("\n".join(text.splitlines()))
-    return is_fine
-
-
-def parse_stats(text: str) -> dict[str, str]:
-    """Return the lines between STATS and END as name → value (broker spec 7.1)."""
-    lines = [line for line in text.splitlines() if line not in {"STATS", "END"}]
-    return {
-        name: value for name, _space, value in (line.partition(" ") for line in lines)
-    }
+    return not any(isinstance(text, MetaqError) for _address, text in told.values())

@@ -2,10 +2,14 @@
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.client.browser import TopicBrowser
-from metaq.client.discovery import Cluster
-from metaq.clock import SystemClock
-from metaq.model import TopicPartition
+from metaq.client.admin import know_topics
+from metaq.client.context import ClientContext
+from metaq.client.fan_out import for_each
+from metaq.client.questions import log_range
+from metaq.errors import MetaqError, NoBrokerError
+from metaq.model import Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.paths import partition_name
 
 COLUMNS = ("topic", "partition", "broker", "puts", "gets", "log_start", "log_end")
 
@@ -21,39 +25,54 @@ def topics(target: Target, wanted: tuple[str, ...], *, as_json: bool) -> None:
     Raises:
         NoBrokerError: a topic that was named is nowhere.
     """
-    cluster = target.read()
-    rows = []
-    with TopicBrowser(
-        cluster, timeout_s=target.timeout_s, clock=SystemClock()
-    ) as browser:
-        for topic in wanted or cluster.topics:
-            if not cluster.puts.get(topic) and not cluster.gets.get(topic):
-                cluster.partitions(topic, cluster.gets)  # raises, and names the others
-            for partition in _partitions(cluster, topic):
-                number, broker_id = partition.partition, partition.broker_id
-                ends = (
-                    browser.range_of(partition)
-                    if broker_id in cluster.brokers
-                    else None
+
+    async def look(
+        context: ClientContext, deadline_s: float
+    ) -> list[tuple[render.Cell, ...]]:
+        known = sorted(await context.metadata.topics(deadline_s=deadline_s))
+        names = wanted or known
+        snapshot = await know_topics(context, names, deadline_s=deadline_s)
+        partitions: list[TopicPartition] = []
+        for topic in names:
+            found = _partitions(snapshot, topic)
+            if not found and wanted:
+                raise NoBrokerError(
+                    f"no broker serves topic '{topic}' at the moment; topics there"
+                    f" are: {', '.join(known) or 'none'}"
                 )
-                rows.append(
-                    (
-                        topic,
-                        f"{broker_id}-{number}",
-                        str(cluster.brokers.get(broker_id, "unreachable")),
-                        number < cluster.puts.get(topic, {}).get(broker_id, 0),
-                        number < cluster.gets.get(topic, {}).get(broker_id, 0),
-                        ends[0] if ends else None,
-                        ends[1] if ends else None,
-                    )
-                )
-    render.print_rows(COLUMNS, rows, as_json=as_json)
+            partitions += found
+
+        async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:
+            if context.address_of(partition.broker_id) is None:
+                return None
+            return await log_range(context, partition, deadline_s=deadline_s)
+
+        ends = await for_each(ask, partitions)
+        return [_row(context, snapshot, each, ends[each]) for each in partitions]
+
+    render.print_rows(COLUMNS, target.run(look), as_json=as_json)
 
 
-def _partitions(cluster: Cluster, topic: str) -> list[TopicPartition]:
-    counts: dict[TopicPartition, None] = {}
-    for known in (cluster.puts, cluster.gets):
-        for broker_id, count in known.get(topic, {}).items():
-            for number in range(count):
-                counts[TopicPartition(topic, broker_id, number)] = None
-    return sorted(counts)
+def _partitions(snapshot: ClusterSnapshot, topic: str) -> list[TopicPartition]:
+    return sorted({*snapshot.put_partitions(topic), *snapshot.get_partitions(topic)})
+
+
+def _row(
+    context: ClientContext,
+    snapshot: ClusterSnapshot,
+    partition: TopicPartition,
+    ends: tuple[Offset, Offset] | MetaqError | None,
+) -> tuple[render.Cell, ...]:
+    if isinstance(ends, MetaqError):
+        render.say(f"{partition}: {ends}")
+        ends = None
+    topic = partition.topic
+    return (
+        topic,
+        partition_name(partition),
+        str(context.address_of(partition.broker_id) or "unreachable"),
+        partition in snapshot.put_partitions(topic),
+        partition in snapshot.get_partitions(topic),
+        ends[0] if ends else None,
+        ends[1] if ends else None,
+    )

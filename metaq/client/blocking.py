@@ -11,7 +11,14 @@ import atexit
 import contextlib
 import threading
 import weakref
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
@@ -186,7 +193,7 @@ class Client:
         partitions: Collection[str] | None = None,
         start: Start = "earliest",
         stop_at_end: bool = True,
-    ) -> Iterator[Message]:
+    ) -> Generator[Message, None, None]:
         """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
         thread = self._require_thread()
         batches = browse_topic(

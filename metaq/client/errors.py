@@ -30,10 +30,6 @@ class NoDataError(ClientError):
     retriable = True
 
 
-class NoWallTimeError(ClientError):
-    """A time was asked of messages that carry none (stamped by a Java broker)."""
-
-
 class NotSentError(ClientError):
     """No byte of the request left, in time or at all: nothing was done."""
 

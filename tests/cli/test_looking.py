@@ -2,7 +2,7 @@
 
 import json
 
-from metaq.cli.stats import parse_stats
+from metaq.client.browse import parse_stats
 from metaq.protocol.commands import Result, Stats
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker

@@ -8,9 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.cli.produce import iter_lines
-from metaq.errors import ClientError
+from metaq.cli.cluster import Target, find_topic
+from metaq.cli.produce import ProduceOptions, iter_lines, produce
+from metaq.client import Client
+from metaq.errors import ClientError, NoBrokerError
 from metaq.protocol.commands import Mput, Result
+from metaq.testing.embedded import embedded_broker
 from tests.cli.runner import run
 from tests.client.memory_broker import JAVA, MemoryBroker
 
@@ -184,3 +187,20 @@ def test_an_unknown_topic_is_told(file: Path) -> None:
         result = run("produce", "nope", "--file", str(file), broker=broker)
         assert result.exit_code == 1
         assert "'nope'" in result.stderr
+
+
+def test_a_topic_that_a_pattern_admits_gets_its_first_message(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZooKeeper knows it only when somebody has put to it."""
+    with embedded_broker(topics={"wild-*": 1}, data_path=tmp_path / "data") as broker:
+        target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+        options = ProduceOptions(
+            topic="wild-one", file=file, partition=None, attribute=None, as_json=True
+        )
+        produce(target, options)
+        assert json.loads(capsys.readouterr().out)["messages"] == len(LINES)
+        with Client(brokers=[broker.address]) as client:
+            assert [m.data for m in client.browse("wild-one")] == LINES
+        with pytest.raises(NoBrokerError, match=r"'tame' at the moment; .* wild-"):
+            find_topic(target, "tame", (), kind="puts")

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.client.browser import TopicBrowser
+from metaq.client import Client
 from metaq.client.discovery import Cluster
 from metaq.client.publish import Publisher, PublishStatistics
 from metaq.client.session import parse_address
-from metaq.clock import SystemClock
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.record.flags import encode_payload
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.zk.paths import partition_name
 
 pytestmark = pytest.mark.slow
 
@@ -51,10 +51,10 @@ def run(
 
 
 def stored(broker: EmbeddedBroker) -> list[bytes]:
-    cluster, clock = cluster_of(broker), SystemClock()
-    with TopicBrowser(cluster, timeout_s=20.0, clock=clock) as browser:
-        read = browser.read(PARTITION, Offset(0))
-        return [message.data for messages in read for message in messages]
+    with Client(brokers=[broker.address]) as client:
+        names = [partition_name(PARTITION)]
+        messages = client.browse(PARTITION.topic, partitions=names)
+        return [message.data for message in messages]
 
 
 def test_another_run_stores_nothing_twice(broker: EmbeddedBroker) -> None:

@@ -5,13 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from metaq.client.discovery import read_cluster
+from metaq.client import AsyncClient
 from metaq.clock import SystemClock
 from metaq.model import BrokerId
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import Proxy
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk.paths import NodePaths
 from metaq.zk.session import SessionState, SessionStatus
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -30,16 +29,15 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_a_fake_broker_registers_in_a_real_zookeeper(zookeeper: str) -> None:
     """Found while it is there, and not when it has gone away."""
 
-    async def brokers() -> dict[BrokerId, int]:
-        coordinator = KazooCoordinator(
-            zookeeper, session_timeout_ms=SESSION_TIMEOUT_MS, clock=CLOCK
-        )
-        coordinator.start()
-        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
-        deadline_s = CLOCK.monotonic_s() + PATIENCE_S
-        cluster = await read_cluster(coordinator, NodePaths(), deadline_s=deadline_s)
-        await coordinator.stop(deadline_s=deadline_s)
-        return {number: at.port for number, at in cluster.brokers.items()}
+    async def brokers() -> dict[BrokerId, int | None]:
+        async with AsyncClient(zookeeper) as client:
+            metadata = client.context.metadata
+            deadline_s = CLOCK.monotonic_s() + PATIENCE_S
+            cluster = await metadata.wait_newer(0, deadline_s=deadline_s)
+            return {
+                number: copies.leader.port if copies.leader else None
+                for number, copies in cluster.brokers.items()
+            }
 
     def make(clock: SystemClock) -> KazooCoordinator:
         return KazooCoordinator(

@@ -6,13 +6,13 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from metaq.client.browser import TopicBrowser
-from metaq.client.discovery import AddressSource, Cluster
+from metaq.client import Client
+from metaq.client.discovery import Cluster
 from metaq.client.publish import Publisher
 from metaq.client.session import parse_address
-from metaq.clock import SystemClock
-from metaq.model import BrokerId, Message, Offset, TopicPartition
+from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker
+from metaq.zk.paths import partition_name
 
 TOPIC = "logs"
 
@@ -68,17 +68,11 @@ def values(frame: DataFrame) -> list[bytes]:
 
 def stored(broker: EmbeddedBroker, topic: str = TOPIC) -> dict[str, list[Message]]:
     """Return all that a broker has of a topic: partition → messages in log order."""
-    cluster = AddressSource([parse_address(broker.address)], SystemClock())
-    found: dict[str, list[Message]] = {}
-    known = cluster.read(timeout_s=30.0)
-    with TopicBrowser(known, timeout_s=30.0, clock=SystemClock()) as browser:
-        for partition in known.partitions(topic, known.gets):
-            name = f"{partition.broker_id}-{partition.partition}"
-            found[name] = [
-                message
-                for messages in browser.read(partition, Offset(0))
-                for message in messages
-            ]
+    with Client(brokers=[broker.address]) as client:
+        partitions = client.partitions(topic)
+        found: dict[str, list[Message]] = {partition_name(p): [] for p in partitions}
+        for message in client.browse(topic) if partitions else ():
+            found[partition_name(message.partition)].append(message)
     return found
 
 

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from metaq.client.discovery import Cluster, read_cluster
+from metaq.client import AsyncClient
+from metaq.client.admin import know_topics
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import BrokerId
@@ -16,8 +18,6 @@ from metaq.protocol.version import decode_version_body
 from metaq.testing import pytest_plugin
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.paths import NodePaths
-from metaq.zk.session import SessionState
 from metaq.zk.znodes import BrokerAddress
 from tests.testing.sockets import Wire
 
@@ -52,21 +52,31 @@ def get(broker: EmbeddedBroker, topic: str, partition: int) -> bytes:
     return reply.payload
 
 
-def find_cluster(broker: EmbeddedBroker) -> Cluster:
-    """Read what clients read, through the factory that clients are given."""
+@dataclass
+class Found:
+    """What clients find in ZooKeeper."""
 
-    async def read() -> Cluster:
-        coordinator = broker.coordinator_factory(CLOCK)
-        coordinator.start()
-        async with asyncio.timeout(PATIENCE_S):
-            while coordinator.status.state is not SessionState.CONNECTED:
-                await asyncio.sleep(0)
+    brokers: dict[BrokerId, BrokerAddress | None]
+    puts: Mapping[str, Mapping[BrokerId, int]]
+    gets: Mapping[str, Mapping[BrokerId, int]]
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return tuple(sorted(self.puts))
+
+
+def find_cluster(broker: EmbeddedBroker) -> Found:
+    """Read what clients read, through the options that clients are given."""
+
+    async def read() -> Found:
+        async with AsyncClient(**broker.client_options) as client:
+            context = client.context
             deadline_s = CLOCK.monotonic_s() + PATIENCE_S
-            cluster = await read_cluster(
-                coordinator, NodePaths(), deadline_s=deadline_s
-            )
-            await coordinator.stop(deadline_s=deadline_s)
-        return cluster
+            await context.metadata.wait_newer(0, deadline_s=deadline_s)
+            names = await context.metadata.topics(deadline_s=deadline_s)
+            cluster = await know_topics(context, names, deadline_s=deadline_s)
+            brokers = {n: copies.leader for n, copies in cluster.brokers.items()}
+            return Found(brokers, cluster.puts, cluster.gets)
 
     return asyncio.run(read())
 
@@ -95,7 +105,7 @@ def test_what_was_put_survives_a_restart(broker: EmbeddedBroker) -> None:
     broker.restart()
     assert broker.port == port
     assert get(broker, "test", 1).endswith(b"kept")
-    assert find_cluster(broker).brokers[BrokerId(0)].port == port
+    assert find_cluster(broker).brokers == {0: BrokerAddress("127.0.0.1", port)}
 
 
 def test_topics_are_created_at_run_time(broker: EmbeddedBroker) -> None:

@@ -1,0 +1,203 @@
+"""`metaq bench`: what a cluster does for this client, right now.
+
+Every figure goes through the public client, as a program's messages would. Bodies are
+random, so that nothing on the way can compress them.
+"""
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.cli import render
+from metaq.cli.cluster import Target, find_topic
+from metaq.client import Client, Consumer
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.options import Start
+from metaq.errors import RequestTimeoutError
+from metaq.model import Message
+from metaq.zk.paths import partition_name
+
+COLUMNS: Final = ("figure", "value", "unit")
+GROUP: Final = "metaq-bench"
+"""Named in gets; nothing is committed for it."""
+LIST_BYTES: Final = 4 * 1024 * 1024
+"""How much one `send_many` of `produce` is given."""
+STAMP: Final = struct.Struct(">16sd")
+"""Head of a message of `latency`: the run, and the monotonic clock when it was sent."""
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
+ROUND_FROM: Final = 1000
+"""Larger figures have no decimals."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchOptions:
+    """The options of the command."""
+
+    topic: str
+    """Where to; what `produce` and `latency` put there stays."""
+    size_bytes: int
+    """Of each message; `latency` takes at least 24."""
+    count: int
+    """Messages in all."""
+    rate: int
+    """Messages per second of `latency`."""
+    as_json: bool
+    """One object per figure."""
+
+
+Figures = list[tuple[str, float, str]]
+"""Name, value and unit of what was measured."""
+
+
+def bench_produce(target: Target, options: BenchOptions) -> None:
+    """Print how fast lists are stored, and how long one of them takes."""
+    found = find_topic(target, options.topic, (), kind="puts")
+    list_count = max(1, LIST_BYTES // max(1, options.size_bytes))
+    body = os.urandom(options.size_bytes)
+    with (
+        found.target.client() as client,
+        client.producer(timeout_s=target.timeout_s) as producer,
+    ):
+        producer.send(options.topic, body)  # connections are not what is measured
+        started_s = time.monotonic()
+        left, before_s, list_s = options.count, started_s, list[float]()
+        while left:
+            count = min(left, list_count)
+            producer.send_many(options.topic, [body] * count)
+            left -= count
+            now_s = time.monotonic()
+            list_s.append(now_s - before_s)
+            before_s = now_s
+    figures = rates(
+        options.count, options.count * options.size_bytes, before_s - started_s
+    )
+    figures.append(("messages_per_list", min(options.count, list_count), ""))
+    figures += percentiles("list_", list_s)
+    show(figures, as_json=options.as_json)
+
+
+def bench_consume(target: Target, options: BenchOptions) -> None:
+    """Print how fast a backlog is read, from the start of the logs.
+
+    Raises:
+        RequestTimeoutError: there are fewer messages than were asked for.
+    """
+    size_bytes = 0
+    with _reading(target, options.topic, "earliest") as (_client, consumer):
+        first = _next(consumer, 1, target.timeout_s)
+        count = len(first)
+        started_s = time.monotonic()
+        while count < options.count:
+            many = _next(consumer, options.count - count, target.timeout_s)
+            count += len(many)
+            size_bytes += sum(len(message.data) for message in many)
+        seconds = time.monotonic() - started_s
+    show(rates(count, size_bytes, seconds), as_json=options.as_json)
+
+
+def bench_latency(target: Target, options: BenchOptions) -> None:
+    """Print how long messages take from `send` to a consumer that waits.
+
+    They are sent at a steady rate; one that is late makes no other late in the figures,
+    because each counts from when it was due.
+
+    Raises:
+        RequestTimeoutError: a message did not arrive.
+    """
+    run, latencies_s = os.urandom(16), list[float]()
+    body = os.urandom(max(0, options.size_bytes - STAMP.size))
+    with _reading(target, options.topic, "latest") as (client, consumer):
+
+        def send() -> None:
+            started_s = time.monotonic()
+            with client.producer(timeout_s=target.timeout_s) as producer:
+                for number in range(options.count):
+                    due_s = started_s + number / options.rate
+                    time.sleep(max(0.0, due_s - time.monotonic()))
+                    producer.send_nowait(options.topic, STAMP.pack(run, due_s) + body)
+
+        sender = threading.Thread(target=send, name="metaq-bench")
+        sender.start()
+        try:
+            while len(latencies_s) < options.count:
+                for message in _next(consumer, options.count, target.timeout_s):
+                    now_s = time.monotonic()
+                    if message.data.startswith(run):
+                        _run, due_s = STAMP.unpack_from(message.data)
+                        latencies_s.append(now_s - due_s)
+        finally:
+            sender.join()
+    figures: Figures = [("messages", len(latencies_s), "")]
+    figures += percentiles("", latencies_s)
+    show(figures, as_json=options.as_json)
+
+
+@contextmanager
+def _reading(
+    target: Target, topic: str, start: Start
+) -> Iterator[tuple[Client, Consumer]]:
+    """Read all partitions of a topic, without a group, from a place that is settled."""
+    found = find_topic(target, topic, (), kind="gets")
+    with (
+        found.target.client() as client,
+        client.consumer(
+            GROUP,
+            [topic],
+            partitions=[partition_name(each) for each in found.partitions],
+            offsets=MemoryOffsets(),
+            start=start,
+        ) as consumer,
+    ):
+        yield client, consumer
+
+
+def _next(consumer: Consumer, count: int, timeout_s: float) -> Sequence[Message]:
+    many = consumer.receive_many(max(1, count), timeout_s)
+    if not many:
+        raise RequestTimeoutError(f"no message came within {timeout_s:g} s")
+    return many
+
+
+def rates(count: int, size_bytes: int, seconds: float) -> Figures:
+    """Return what so many messages in so many seconds come to."""
+    seconds = max(seconds, 1e-9)
+    return [
+        ("messages", count, ""),
+        ("seconds", seconds, "s"),
+        ("messages_per_s", count / seconds, "1/s"),
+        ("mib_per_s", size_bytes / seconds / 2**20, "MiB/s"),
+    ]
+
+
+def percentiles(prefix: str, seconds: Sequence[float]) -> Figures:
+    """Return PERCENTILES of times, at least one, in milliseconds."""
+    ordered = sorted(seconds)
+    return [
+        (f"{prefix}p{percentile:g}_ms", percentile_of(ordered, percentile) * 1000, "ms")
+        for percentile in PERCENTILES
+    ]
+
+
+def percentile_of(ordered: Sequence[float], percentile: float) -> float:
+    """Return the smallest value that so many percent are not above.
+
+    Args:
+        ordered: at least one, ascending.
+        percentile: above 0, to 100.
+    """
+    rank = -(-len(ordered) * percentile // 100)
+    return ordered[int(rank) - 1]
+
+
+def show(figures: Figures, *, as_json: bool) -> None:
+    """Print figures, rounded to what they are worth."""
+    rows = [
+        (name, round(value) if value >= ROUND_FROM else round(value, 3), unit)
+        for name, value, unit in figures
+    ]
+    render.print_rows(COLUMNS, rows, as_json=as_json)

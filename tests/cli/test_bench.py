@@ -1,0 +1,89 @@
+"""`metaq bench`: the figures are there, and are what they are called."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.cli.bench import (
+    BenchOptions,
+    bench_consume,
+    bench_latency,
+    bench_produce,
+    percentile_of,
+    rates,
+)
+from metaq.cli.cluster import Target
+from metaq.client import Client
+from metaq.errors import RequestTimeoutError
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+    data = tmp_path_factory.mktemp("broker") / "data"
+    with embedded_broker(topics={"test": 2}, data_path=data) as made:
+        yield made
+
+
+@pytest.fixture
+def target(broker: EmbeddedBroker) -> Target:
+    return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+
+
+def options(*, count: int, size_bytes: int = 100) -> BenchOptions:
+    return BenchOptions(
+        topic="test", size_bytes=size_bytes, count=count, rate=2000, as_json=True
+    )
+
+
+def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
+    lines = map(json.loads, capsys.readouterr().out.splitlines())
+    return {line["figure"]: line["value"] for line in lines}
+
+
+@pytest.mark.slow
+def test_each_part_measures_what_it_says(
+    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Messages are stored, read back, and timed; one more opens the connections."""
+    bench_produce(target, options(count=50))
+    found = figures(capsys)
+    assert found["messages"] == 50
+    assert found["messages_per_s"] > 0
+    assert found["list_p50_ms"] <= found["list_p100_ms"]
+    bench_consume(target, options(count=50))
+    assert figures(capsys)["messages"] >= 50
+    bench_latency(target, options(count=40, size_bytes=10))
+    found = figures(capsys)
+    assert found["messages"] == 40
+    assert 0 < found["p50_ms"] <= found["p99_ms"] <= found["p100_ms"]
+    with Client(**broker.client_options) as client:
+        sizes = [len(message.data) for message in client.browse("test")]
+    assert sorted(sizes) == [24] * 40 + [100] * 51
+
+
+@pytest.mark.slow
+def test_messages_that_are_not_there_are_told(broker: EmbeddedBroker) -> None:
+    """Reading more than there is ends, and says why."""
+    target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
+    with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
+        bench_consume(target, options(count=1_000_000))
+
+
+@pytest.mark.parametrize(
+    ("percentile", "value"), [(1.0, 1), (50.0, 5), (90.0, 9), (99.9, 10), (100.0, 10)]
+)
+def test_percentiles_are_values_that_were_measured(
+    percentile: float, value: float
+) -> None:
+    """The nearest rank, never in between."""
+    assert percentile_of(list(map(float, range(1, 11))), percentile) == value
+
+
+def test_rates_are_per_second() -> None:
+    """Also of what took no time that can be measured."""
+    found = {name: value for name, value, _unit in rates(10, 2**21, 2.0)}
+    assert found["messages_per_s"] == 5
+    assert found["mib_per_s"] == 1
+    assert rates(1, 1, 0.0)[2][1] > 0
