@@ -15,12 +15,10 @@ that fails is made again in the same way; there is no last one.
     session       what we read        what we do
     CONNECTED     our share           attempts
     SUSPENDED     as before           wait: the session, and what we own, may live on
-    .. for long   nothing             wait: others may see the session end before us
     LOST          nothing, at once    wait for the next session; then register, claim
 
-"Long" is a quarter of the session time-out. The client library misses ZooKeeper's
-answers for two thirds of it before it says SUSPENDED, so that this is over just before
-the earliest moment at which ZooKeeper may give our partitions to somebody else.
+LOST comes before ZooKeeper gives our partitions away, also when it fell silent: the
+coordinator promises that.
 
     Invariant: what is read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
@@ -52,7 +50,6 @@ from metaq.errors import (
     ClosedError,
     MetaqError,
     SessionLostError,
-    SessionSuspendedError,
 )
 from metaq.model import TopicPartition
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
@@ -64,9 +61,6 @@ log = logging.getLogger(__name__)
 
 CHECK_S: Final = 30.0
 """How often ZooKeeper is asked whether our nodes are still there."""
-
-SUSPENDED_SHARE: Final = 0.25
-"""Part of the session time-out for which a suspended member reads on."""
 
 _NAMES_MAX: Final = 5  # partitions that an error lists by name
 
@@ -130,7 +124,6 @@ class GroupSource:
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
         self._attempted = asyncio.Event()
-        self._doubt: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[dict[TopicPartition, bool | MetaqError]] | None = (
             None
@@ -238,8 +231,6 @@ class GroupSource:
                 await self._pause(attempt_count)
         for cancel in self._cancels:
             cancel()
-        if self._doubt is not None:
-            self._doubt.cancel()
 
     # -- what wakes the task ----------------------------------------------------------
 
@@ -254,22 +245,9 @@ class GroupSource:
 
     def _on_status(self, status: SessionStatus) -> None:
         is_ours = status.epoch == self._epoch and status.state is not SessionState.LOST
-        if self._doubt is not None:
-            self._doubt.cancel()
-            self._doubt = None
         if self._epoch and not is_ours:
             self._stop_reading(
                 SessionLostError(f"the session of member {self.fence.member} is lost")
-            )
-        elif status.state is SessionState.SUSPENDED:
-            limit_s = self._options.session_timeout_s * SUSPENDED_SHARE
-            self._doubt = asyncio.get_running_loop().call_later(
-                limit_s,
-                self._stop_reading,
-                SessionSuspendedError(
-                    f"the session of member {self.fence.member} is suspended for"
-                    f" {limit_s:g} s, others may see it end"
-                ),
             )
         if status.state is not SessionState.SUSPENDED:
             self._wake.set()
