@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
@@ -18,7 +19,7 @@ from tests.spark.brokers import (
     values,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -89,3 +90,42 @@ def test_bad_values_go_to_the_dead_letter_topic(
     (letter,) = stored(broker, "dead")["0-0"]
     assert letter.data == b"\xff\xfe"
     assert letter.attribute == "logs/0-0@24: no UTF-8: byte 0 of 2"
+
+
+def test_a_million_rows_come_once_each(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """Count, sum and distinct numbers agree, over tasks that share partitions."""
+    half = 500_000
+    publish(broker, numbered(half))
+    publish(broker, numbered(half, half), partition=tp(1))
+    found = read(spark, broker, maxRecordsPerPartition=130_000)
+    number = sf.substring(sf.col("value").cast("string"), 9, 7).cast("long")
+    (row,) = found.agg(
+        sf.count("*"), sf.sum(number), sf.count_distinct(number)
+    ).collect()
+    count = 2 * half
+    assert tuple(row) == (count, count * (count - 1) // 2, count)
+
+
+def test_filters_give_the_same_rows_pushed_or_not(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """Push-down only saves work."""
+    publish(broker, numbered(500))
+    publish(broker, numbered(500, 500), partition=tp(1))
+    conditions = {
+        "partition = 1": 500,
+        "offset >= 3500 and offset < 7001": 202,
+        "topic = 'none'": 0,
+        "timestamp > timestamp_seconds(0)": 1000,
+        "timestamp < timestamp_seconds(0)": 0,
+    }
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        for condition, count in conditions.items():
+            for pushed in ("true", "false"):
+                found = read(spark, broker, filterPushdown=pushed)
+                assert found.where(condition).count() == count, (condition, pushed)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")

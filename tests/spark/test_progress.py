@@ -1,11 +1,13 @@
 """What a stream reader plans on the driver, without a Spark session."""
 
+import pickle
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from metaq.client.session import AsyncClient
@@ -13,9 +15,10 @@ from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
+from metaq.spark.offsets import offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
-from metaq.spark.stream import Progress
+from metaq.spark.stream import OldStreamReader, Progress, StreamReader
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.offsets import GroupOffsets
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
@@ -24,6 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 SIZE = 35
 P0, P1 = tp(0), tp(1)
+VALUE = pa.binary()
 
 
 @pytest.fixture
@@ -45,12 +49,16 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
 
 
 def progress(broker: EmbeddedBroker, **more: Any) -> Progress:
+    return Progress(source_options(broker, **more))
+
+
+def source_options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
     options = {"subscribe": TOPIC, "startingOffsets": "earliest", **more}
     given = options_of(broker, **options)
     if "zookeeper" in more:
         del given["brokers"]
     texts = {name: str(value) for name, value in given.items() if value is not None}
-    return Progress(SourceOptions.from_map(texts, is_stream=True))
+    return SourceOptions.from_map(texts, is_stream=True)
 
 
 def offsets(first: int, second: int) -> dict[TopicPartition, Offset]:
@@ -210,3 +218,34 @@ def test_a_client_that_nobody_asks_is_closed_and_comes_back(
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     assert query.start() == start
+
+
+def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> None:
+    """Before 4.2 a reader has to know by itself where the query stands."""
+    publish(broker, numbered(100), partition=P0)
+    options = source_options(broker, maxOffsetsPerTrigger=40)
+    old, new = OldStreamReader(options, VALUE), StreamReader(options, VALUE)
+    start = old.initialOffset()
+    assert start == new.initialOffset() == offsets_to_json(offsets(0, 0))
+    end = old.latestOffset()
+    assert end == new.latestOffset(start, None) == offsets_to_json(offsets(40, 0))
+    tasks = [task.value for task in old.partitions(start, end)]
+    assert tasks == [task.value for task in new.partitions(start, end)]
+    assert [(task.range.start, task.range.end) for task in tasks] == [(0, 40 * SIZE)]
+    assert old.latestOffset() == offsets_to_json(offsets(80, 0))
+    # After a restart nobody has told it yet.
+    again = OldStreamReader(options, VALUE).latestOffset()
+    assert again == offsets_to_json(offsets(100, 0))
+
+
+def test_a_reader_travels_without_its_client(broker: EmbeddedBroker) -> None:
+    """Tasks get it in pickled form, from a driver that has asked already."""
+    publish(broker, numbered(10), partition=P0)
+    reader = StreamReader(source_options(broker), VALUE)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, None)
+    (task,) = reader.partitions(start, end)
+    assert reader.reportLatestOffset() == end
+    copy = pickle.loads(pickle.dumps(reader))
+    batches = list(copy.read(pickle.loads(pickle.dumps(task))))
+    assert [v for b in batches for v in b.column("value").to_pylist()] == numbered(10)

@@ -74,58 +74,46 @@ def test_wrong_writes_are_refused_with_one_sentence(
     assert data_of(stored(broker)) == []
 
 
-def test_a_task_that_dies_after_writing_is_run_again_and_doubles_nothing(
-    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """Its batches have the same names, and the broker knows them."""
-    marker = tmp_path / "died"
-
-    def die_once(batches):  # type: ignore[no-untyped-def]  # Spark's iterator
-        from pyspark import TaskContext
-
-        yield from batches
-        task = TaskContext.get()
-        if task.partitionId() == 0 and not marker.exists():
-            marker.write_text("")
-            raise RuntimeError("this task is to die")
-
-    source = spark.range(0, 30_000, numPartitions=2).select(
-        sf.format_string("message %07d", "id").cast("binary").alias("value")
+def copy(spark: SparkSession, broker: EmbeddedBroker, checkpoint: Path) -> None:
+    """Copy what is there of one topic to the other one, partition by partition."""
+    rows = (
+        spark.readStream.format("metaq")
+        .options(**options_of(broker, subscribe=TOPIC, startingOffsets="earliest"))
+        .load()
     )
-    frame = source.mapInArrow(die_once, source.schema)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
-    try:
-        frame.write.format("metaq").mode("append").options(
-            **options_of(broker, topic=TOPIC, batchBytes=20_000)
-        ).save()
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert marker.exists()
-    assert data_of(stored(broker)) == numbered(30_000)
+    query = (
+        rows.select("value", "attribute", "broker_id", "partition")
+        .writeStream.format("metaq")
+        .options(**options_of(broker, topic="copy", batchBytes=5000))
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE_S)
+    assert query.exception() is None
 
 
-def test_a_stream_is_copied_from_topic_to_topic(
+def test_a_stream_is_copied_and_goes_on_where_it_was(
     spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """Order within a partition is kept where the rows name it; restarts go on."""
+    """Order within a partition is kept where the rows name it."""
     publish(broker, numbered(500))
     publish(broker, numbered(500, 500), partition=tp(1))
-    for _ in range(2):
-        rows = (
-            spark.readStream.format("metaq")
-            .options(**options_of(broker, subscribe=TOPIC, startingOffsets="earliest"))
-            .load()
-        )
-        query = (
-            rows.select("value", "attribute", "broker_id", "partition")
-            .writeStream.format("metaq")
-            .options(**options_of(broker, topic="copy"))
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(DEADLINE_S)
-        assert query.exception() is None
+    copy(spark, broker, tmp_path)
+    publish(broker, numbered(10, 1000))
+    copy(spark, broker, tmp_path)
     found = stored(broker, "copy")
-    assert [m.data for m in found["0-0"]] == numbered(500)
+    assert [m.data for m in found["0-0"]] == numbered(500) + numbered(10, 1000)
     assert [m.data for m in found["0-1"]] == numbered(500, 500)
+
+
+def test_a_driver_that_dies_before_the_commit_doubles_nothing(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """The micro-batch is run again under its number, and the broker knows it."""
+    publish(broker, numbered(1000))
+    copy(spark, broker, tmp_path)
+    for path in (tmp_path / "commits").iterdir():
+        path.unlink()  # as if the driver had died right before it wrote them
+    copy(spark, broker, tmp_path)
+    assert [m.data for m in stored(broker, "copy")["0-0"]] == numbered(1000)

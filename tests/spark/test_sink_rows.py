@@ -1,4 +1,4 @@
-"""Columns that are written, and where each row goes. Pure."""
+"""Columns that are written, and where each row goes."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +11,7 @@ from metaq.model import TopicPartition
 from metaq.record.flags import encode_payload
 from metaq.spark.errors import RowError, SchemaError
 from metaq.spark.sink_rows import Router, check_columns
+from metaq.spark.stream_sink import ROWS_MAX, batches_of
 from tests.spark.brokers import TOPIC, tp
 
 PARTITIONS = tuple(tp(number, broker=broker) for broker in (0, 1) for number in (0, 1))
@@ -142,3 +143,14 @@ def test_topics_of_rows_are_asked_for_once() -> None:
         TOPIC: [b"v"],
         "new": [b"w"],
     }
+
+
+def test_rows_of_old_spark_are_put_together() -> None:
+    """Before 4.1 a stream writer gets rows; nothing of them is lost on the way."""
+    schema = pa.schema([("value", BYTES), ("attribute", TEXT)])
+    rows = [(b"%d" % number, None) for number in range(ROWS_MAX + 1)]
+    batches = list(batches_of(iter(rows), schema))
+    assert [found.num_rows for found in batches] == [ROWS_MAX, 1]
+    assert all(found.schema.equals(schema) for found in batches)
+    assert batches[1].to_pylist() == [{"value": rows[-1][0], "attribute": None}]
+    assert list(batches_of(iter([]), schema)) == []
