@@ -94,6 +94,7 @@ def test_windows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_without_java_one_sentence_says_so() -> None:
     """With what was said by the program that should have started it."""
     done = metaq("verify", "/nowhere", JAVA_HOME="/nonexistent")

@@ -116,6 +116,9 @@ class ArchiveStore:
 
         Returns:
             The files, counted by reading them back.
+
+        Raises:
+            ArchiveError: The file system refused, or does not show what was written.
         """
         self._files.delete(STAGING)
         staged = self._files.url_of(STAGING)
@@ -132,8 +135,12 @@ class ArchiveStore:
             # What a killed job left under this name was never part of the archive.
             self._files.delete(target)
             self._files.move(file.path, target)
-            count = counts.get(file.path, 0)
+            count = counts.pop(file.path, 0)
             written.append(ArchivedFile(target, file.size_bytes, count))
+        if counts:
+            raise ArchiveError(
+                f"{self.root}: files were read, but are not there: {counts}"
+            )
         self._files.delete(STAGING)
         return tuple(written)
 

@@ -8,7 +8,8 @@ agree; order is judged by messages that occur once on either side.
 """
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,7 +120,7 @@ def audit_copy(
     *,
     message_id: str | None = None,
 ) -> AuditSummary:
-    """Compare a topic with a copy of it.
+    """Compare a topic with a copy of it, while nobody writes either.
 
     Args:
         spark: The session.
@@ -146,28 +147,33 @@ def compare_by_offset(source: DataFrame, target: DataFrame) -> AuditSummary:
     body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
     ones = _counted(source, "source", [sf.col(name) for name in PLACE], body)
     others = _counted(target, "target", [sf.col(name) for name in PLACE], body)
-    first = sf.min("offset").alias("source_first")
-    source_ends = source.groupBy(*_LOG).agg(first)
-    last = sf.max("offset").alias("target_last")
-    target_ends = target.groupBy(*_LOG).agg(last)
-    both = (
-        ones.join(others, list(PLACE), "full")
-        .join(source_ends, list(_LOG), "left")
-        .join(target_ends, list(_LOG), "left")
-        .na.fill(0, ["source_count", "target_count"])
-    )
-    offset = sf.col("offset")
-    is_behind = sf.col("target_last").isNull() | (offset > sf.col("target_last"))
-    is_expired = sf.col("source_first").isNull() | (offset < sf.col("source_first"))
-    kind = (
-        sf.when((sf.col("target_count") == 0) & is_behind, "behind")
-        .when(sf.col("target_count") == 0, "lost")
-        .when((sf.col("source_count") == 0) & is_expired, "expired")
-        .when(sf.col("source_count") == 0, "extra")
-        .when(_differs(), "corrupted")
-        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
-    )
-    return _summary(source, target, _findings(both, kind))
+    with _kept(ones, others) as totals:
+        both = _with_ends(ones, others).na.fill(0, ["source_count", "target_count"])
+        offset = sf.col("offset")
+        last, first = sf.col("target_last"), sf.col("source_first")
+        kind = (
+            sf.when(
+                (sf.col("target_count") == 0) & (last.isNull() | (offset > last)),
+                "behind",
+            )
+            .when(sf.col("target_count") == 0, "lost")
+            .when(
+                (sf.col("source_count") == 0) & (first.isNull() | (offset < first)),
+                "expired",
+            )
+            .when(sf.col("source_count") == 0, "extra")
+            .when(_differs(), "corrupted")
+            .when(sf.col("target_count") > sf.col("source_count"), "doubled")
+        )
+        return _summary(totals, _findings(both, kind))
+
+
+def _with_ends(ones: DataFrame, others: DataFrame) -> DataFrame:
+    """Return what either side has, beside where its partition starts and ends."""
+    first = ones.groupBy(*_LOG).agg(sf.min("offset").alias("source_first"))
+    last = others.groupBy(*_LOG).agg(sf.max("offset").alias("target_last"))
+    both = ones.join(others, list(PLACE), "full")
+    return both.join(first, list(_LOG), "left").join(last, list(_LOG), "left")
 
 
 def compare_by_content(
@@ -178,19 +184,37 @@ def compare_by_content(
     key = content if message_id is None else sf.expr(message_id).cast("string")
     ones = _counted(source, "source", [key.alias("key")], content)
     others = _counted(target, "target", [key.alias("key")], content)
-    same = sf.col("key").eqNullSafe(sf.col("other_key"))
-    both = ones.join(others.withColumnRenamed("key", "other_key"), same, "full")
-    both = both.na.fill(0, ["source_count", "target_count"])
-    place = sf.coalesce("source_place", "target_place")
-    both = both.select("*", *(place[name].alias(name) for name in PLACE))
-    kind = (
-        sf.when(sf.col("source_count") == 0, "extra")
-        .when(sf.col("target_count") < sf.col("source_count"), "lost")
-        .when(_differs(), "corrupted")
-        .when(sf.col("target_count") > sf.col("source_count"), "doubled")
-    )
-    found = _findings(both, kind).unionByName(_reordered(both))
-    return _summary(source, target, found)
+    with _kept(ones, others) as totals:
+        same = sf.col("key").eqNullSafe(sf.col("other_key"))
+        both = ones.join(others.withColumnRenamed("key", "other_key"), same, "full")
+        both = both.na.fill(0, ["source_count", "target_count"])
+        place = sf.coalesce("source_place", "target_place")
+        both = both.select("*", *(place[name].alias(name) for name in PLACE))
+        kind = (
+            sf.when(sf.col("source_count") == 0, "extra")
+            .when(sf.col("target_count") < sf.col("source_count"), "lost")
+            .when(_differs(), "corrupted")
+            .when(sf.col("target_count") > sf.col("source_count"), "doubled")
+        )
+        found = _findings(both, kind).unionByName(_reordered(both))
+        return _summary(totals, found)
+
+
+@contextmanager
+def _kept(ones: DataFrame, others: DataFrame) -> Iterator[tuple[int, int]]:
+    """Read each side once, also where its log grows meanwhile; return the numbers."""
+    ones.persist()
+    others.persist()
+    try:
+        yield _total(ones, "source_count"), _total(others, "target_count")
+    finally:
+        ones.unpersist()
+        others.unpersist()
+
+
+def _total(rows: DataFrame, column: str) -> int:
+    (total,) = rows.agg(sf.sum(column).alias("total")).collect()
+    return total["total"] or 0
 
 
 def _body() -> list[Column]:
@@ -255,7 +279,7 @@ def _reordered(both: DataFrame) -> DataFrame:
     )
 
 
-def _summary(source: DataFrame, target: DataFrame, found: DataFrame) -> AuditSummary:
+def _summary(totals: tuple[int, int], found: DataFrame) -> AuditSummary:
     found = found.persist()
     try:
         counted = found.groupBy("kind").agg(sf.sum("count").alias("count")).collect()
@@ -270,8 +294,7 @@ def _summary(source: DataFrame, target: DataFrame, found: DataFrame) -> AuditSum
         key=lambda each: (_KINDS.index(each.kind), each.partition, each.offset),
     )
     return AuditSummary(
-        source.count(),
-        target.count(),
+        *totals,
         {kind: numbers.get(kind.value, 0) for kind in FindingKind},
         tuple(findings),
     )

@@ -19,7 +19,7 @@ from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.files import ArchiveFiles
 from tests.spark.jobs.archives import Feed, Row, log_rows, places, places_of, row
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
 
 
@@ -111,6 +111,18 @@ def test_the_next_run_goes_on(spark: SparkSession, feed: Feed, path: str) -> Non
     feed.add(three)
     assert archive_stream(feed.stream(), path).message_count == len(two + three)
     check(spark, path, one + two + three)
+
+
+def test_any_name_of_a_topic_comes_back(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Directories hold what their names cannot; a number stays a text."""
+    rows = [row(topic, 0, 0) for topic in ("a:b", "50%", "007", "x y", "k=v")]
+    feed.add(rows)
+    archive_stream(feed.stream(), path)
+    assert places(read_archive(spark, path).collect()) == places_of(rows)
+    store = ArchiveStore(spark, path)
+    assert [file.message_count for file in store.manifest.files] == [1] * 5
 
 
 def test_it_goes_on_until_the_query_is_stopped(
@@ -291,7 +303,6 @@ archive_stream(Feed(spark, Path({feed!r})).stream(), {path!r})
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(300)
 def test_a_killed_driver_loses_and_doubles_nothing(
     spark: SparkSession, feed: Feed, path: str, tmp_path: Path
 ) -> None:
