@@ -37,9 +37,10 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Protocol
 
 from metaq.errors import DiskError, LogDirLockedError, NoSpaceError, StorageError
@@ -242,7 +243,7 @@ class AppendFile:
         the bytes may be in the file; the caller truncates to the last size it knows.
         """
         self._refuse_after_failed_sync("write")
-        with _translated("write", self.path):
+        with _Translated("write", self.path):
             _write_fully(self._calls, self._fd, buffers)
 
     def sync(self) -> None:
@@ -254,7 +255,7 @@ class AppendFile:
         """
         self._refuse_after_failed_sync("sync")
         try:
-            with _translated("sync", self.path):
+            with _Translated("sync", self.path):
                 self._calls.fdatasync(self._fd)
         except DiskError as error:
             self._failed_sync = error.errno_name
@@ -263,19 +264,19 @@ class AppendFile:
     def truncate(self, size: SizeBytes) -> None:
         """Cut the file to `size` bytes, at most its size; durable after `sync`."""
         self._refuse_after_failed_sync("truncate")
-        with _translated("truncate", self.path):
+        with _Translated("truncate", self.path):
             self._calls.ftruncate(self._fd, size)
 
     def size(self) -> SizeBytes:
         """Return the size in bytes, unsynced bytes included."""
-        with _translated("stat", self.path):
+        with _Translated("stat", self.path):
             return SizeBytes(self._calls.fstat(self._fd).st_size)
 
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _translated("close", self.path):
+            with _Translated("close", self.path):
                 self._calls.close(fd)
 
     def _refuse_after_failed_sync(self, operation: str) -> None:
@@ -300,7 +301,7 @@ class UpdateFile:
     def write_at(self, position: Position, data: bytes) -> None:
         """Write all bytes at `position`, at most the file's size."""
         done = 0
-        with _translated("write", self.path):
+        with _Translated("write", self.path):
             while done < len(data):
                 taken = self._calls.pwrite(self._fd, data[done:], position + done)
                 if taken <= 0:
@@ -309,14 +310,14 @@ class UpdateFile:
 
     def sync(self) -> None:
         """Wait until every byte written so far, and the size, are on disk."""
-        with _translated("sync", self.path):
+        with _Translated("sync", self.path):
             self._calls.fdatasync(self._fd)
 
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _translated("close", self.path):
+            with _Translated("close", self.path):
                 self._calls.close(fd)
 
 
@@ -331,7 +332,7 @@ class ReadFile:
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where the file ends."""
-        with _translated("read", self.path):
+        with _Translated("read", self.path):
             data = self._calls.pread(self._fd, size, position)
             if len(data) == size or not data:
                 return data
@@ -349,7 +350,7 @@ class ReadFile:
         """Fill `target` from `position`; return the count, short only at the end."""
         view = memoryview(target)
         got = 0
-        with _translated("read", self.path):
+        with _Translated("read", self.path):
             while got < len(view):
                 count = self._calls.preadv(self._fd, (view[got:],), position + got)
                 if not count:
@@ -359,12 +360,12 @@ class ReadFile:
 
     def size(self) -> SizeBytes:
         """Return the size in bytes at this moment."""
-        with _translated("stat", self.path):
+        with _Translated("stat", self.path):
             return SizeBytes(self._calls.fstat(self._fd).st_size)
 
     def mtime_ms(self) -> Millis:
         """Return the time of the last change, in milliseconds since 1970."""
-        with _translated("stat", self.path):
+        with _Translated("stat", self.path):
             return Millis(self._calls.fstat(self._fd).st_mtime_ns // 1_000_000)
 
     def fileno(self) -> int:
@@ -375,7 +376,7 @@ class ReadFile:
         """Close the file; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _translated("close", self.path):
+            with _Translated("close", self.path):
                 self._calls.close(fd)
 
 
@@ -396,7 +397,7 @@ class DirLock:
         """Give it up; a second call does nothing."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            with _translated("unlock", self._path):
+            with _Translated("unlock", self._path):
                 self._calls.close(fd)
 
 
@@ -422,7 +423,7 @@ class FileSystem:
                 a missing file is an error. An existing file keeps its bytes.
         """
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
-        with _translated("open", path):
+        with _Translated("open", path):
             try:
                 fd = self._calls.open(path, flags, FILE_MODE)
             except FileNotFoundError:
@@ -442,13 +443,13 @@ class FileSystem:
 
     def open_update(self, path: Path) -> UpdateFile:
         """Open an existing file for writing at any position."""
-        with _translated("open", path):
+        with _Translated("open", path):
             fd = self._calls.open(path, os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
         """Open an existing file for reading."""
-        with _translated("open", path):
+        with _Translated("open", path):
             fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC, FILE_MODE)
         return ReadFile(self._calls, path, fd)
 
@@ -478,7 +479,7 @@ class FileSystem:
         """
         temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        with _translated("open", temporary):
+        with _Translated("open", temporary):
             fd = self._calls.open(temporary, flags, FILE_MODE)
         file = AppendFile(self._calls, temporary, fd)
         try:
@@ -500,7 +501,7 @@ class FileSystem:
         Content is not synced: a file that must arrive whole is synced first. After an
         error the file has one of the two names, or both after a crash.
         """
-        with _translated("rename", source):
+        with _Translated("rename", source):
             self._calls.rename(source, target)
         self.sync_directory(target.parent)
         if source.parent != target.parent:
@@ -508,13 +509,13 @@ class FileSystem:
 
     def unlink(self, path: Path) -> None:
         """Remove a file's name, durable on return; open readers go on."""
-        with _translated("unlink", path):
+        with _Translated("unlink", path):
             self._calls.unlink(path)
         self.sync_directory(path.parent)
 
     def make_directory(self, path: Path) -> None:
         """Create one directory level, durable on return; an existing one is kept."""
-        with _translated("mkdir", path):
+        with _Translated("mkdir", path):
             try:
                 self._calls.mkdir(path, DIRECTORY_MODE)
             except FileExistsError:
@@ -526,9 +527,9 @@ class FileSystem:
     def sync_directory(self, path: Path) -> None:
         """Wait until the names in a directory are on disk; errors are final."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        with _translated("open", path):
+        with _Translated("open", path):
             fd = self._calls.open(path, flags, 0)
-        with _translated("sync", path):
+        with _Translated("sync", path):
             try:
                 self._calls.fsync(fd)
             finally:
@@ -536,7 +537,7 @@ class FileSystem:
 
     def list_directory(self, path: Path) -> tuple[str, ...]:
         """Return the names in a directory, sorted; empty for an empty one."""
-        with _translated("list", path):
+        with _Translated("list", path):
             return tuple(sorted(self._calls.listdir(path)))
 
     def exists(self, path: Path) -> bool:
@@ -550,12 +551,12 @@ class FileSystem:
 
     def size_of(self, path: Path) -> SizeBytes:
         """Return the size of a file in bytes, unsynced bytes included."""
-        with _translated("stat", path):
+        with _Translated("stat", path):
             return SizeBytes(self._calls.stat(path).st_size)
 
     def free_bytes(self, path: Path) -> SizeBytes:
         """Return the room an unprivileged writer has on the disk of this path."""
-        with _translated("statvfs", path):
+        with _Translated("statvfs", path):
             disk = self._calls.statvfs(path)
         return SizeBytes(disk.f_bavail * disk.f_frsize)
 
@@ -580,7 +581,7 @@ class FileSystem:
 
     def _lock(self, file: Path, refusal: str) -> DirLock:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        with _translated("lock", file):
+        with _Translated("lock", file):
             fd = self._calls.open(file, flags, FILE_MODE)
             try:
                 self._calls.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -598,7 +599,7 @@ class FileSystem:
         return DirLock(self._calls, file, fd)
 
     def _status(self, path: Path) -> FileStatus | None:
-        with _translated("stat", path):
+        with _Translated("stat", path):
             try:
                 return self._calls.stat(path)
             except (FileNotFoundError, NotADirectoryError):
@@ -615,19 +616,36 @@ class SystemFileSystem(FileSystem):
 # -- helpers --------------------------------------------------------------------------
 
 
-@contextmanager
-def _translated(operation: str, path: Path) -> Iterator[None]:
-    """Turn the kernel's refusal inside the block into an error of our tree."""
-    try:
-        yield
-    except OSError as error:
-        number = error.errno or 0
+class _Translated:
+    """Turn the kernel's refusal inside the block into an error of our tree.
+
+    A class: a generator would cost more than some of the calls in it.
+    """
+
+    __slots__ = ("_operation", "_path")
+
+    def __init__(self, operation: str, path: Path) -> None:
+        self._operation = operation
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
+        operation, number = self._operation, error.errno or 0
         name = errno.errorcode.get(number, str(number))
         if number in _NO_SPACE and operation != "sync":
             raise NoSpaceError(
-                f"{operation} found no room: path={path} error={name}"
+                f"{operation} found no room: path={self._path} error={name}"
             ) from error
-        raise DiskError(operation, str(path), name) from error
+        raise DiskError(operation, str(self._path), name) from error
 
 
 def _write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:

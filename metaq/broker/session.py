@@ -218,7 +218,8 @@ class Session:
         """Send replies to `count` commands that held `size_bytes` in flight."""
         self._owed -= count
         self._in_flight_bytes -= size_bytes
-        if self._owed:
+        # Gets that wait do not join: each is sent when its wait ends.
+        if self._owed > len(self._waiters):
             self._channel.send(replies)
         else:
             self._channel.send_now(replies)

@@ -21,7 +21,7 @@ Source: client spec 11.1 and 11.2, 14.5.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from metaq.client.connection import BrokerConnection
@@ -134,7 +134,11 @@ class PartitionFetcher:
         self._pause_s = 0.0
         self._ticket = 0
         """Grows with every get; the answer to an older one is nobody's."""
-        self._statistics = FetchStatistics()
+        self._get_count = 0
+        self._empty_count = 0
+        self._error_count = 0
+        self._skipped_count = 0
+        self._received_bytes = 0
         self.last_error: MetaqError | None = None
         """Why the last get brought nothing; None after one that was answered."""
 
@@ -145,7 +149,13 @@ class PartitionFetcher:
 
     def statistics(self) -> FetchStatistics:
         """Return a snapshot of the counters."""
-        return self._statistics
+        return FetchStatistics(
+            get_count=self._get_count,
+            empty_count=self._empty_count,
+            error_count=self._error_count,
+            skipped_count=self._skipped_count,
+            received_bytes=self._received_bytes,
+        )
 
     def stop(self) -> None:
         """Ask no more; an answer that still comes is dropped."""
@@ -211,7 +221,7 @@ class PartitionFetcher:
         self._ticket += 1
         ticket = self._ticket
         self._sent_s = self._clock.monotonic_s()
-        self._count(get_count=1)
+        self._get_count += 1
         try:
             connection.submit(
                 encode(command),
@@ -243,11 +253,11 @@ class PartitionFetcher:
         self._is_busy = False
         if messages:
             size_bytes = messages[-1].next_offset - messages[0].offset
-            self._count(received_bytes=size_bytes)
+            self._received_bytes += size_bytes
             self._pause_s = 0.0
             self._owner.on_messages(self.partition, messages, size_bytes)
         elif isinstance(outcome, NothingThere):
-            self._count(empty_count=1)
+            self._empty_count += 1
             if self._clock.monotonic_s() - self._sent_s < self._wait_s / 2:
                 # The broker did not wait as it was asked to.
                 self._is_busy = True
@@ -265,7 +275,7 @@ class PartitionFetcher:
     # -- what goes wrong --------------------------------------------------------------
 
     def _on_error(self, error: MetaqError) -> None:
-        self._count(error_count=1)
+        self._error_count += 1
         # One line when the trouble begins: it may go on for hours.
         level = logging.DEBUG if self.last_error is not None else logging.WARNING
         log.log(level, "get failed partition=%s error=%s", self.partition, error)
@@ -288,7 +298,7 @@ class PartitionFetcher:
         if follower is None:
             follower = Offset(at + self.cursor.size_bytes)
         log.error("damaged record skipped next_offset=%d: %s", follower, error)
-        self._count(skipped_count=1)
+        self._skipped_count += 1
         self.cursor.seek(follower)
         self._owner.on_skip(self.partition, at, follower)
         self._is_busy = False
@@ -312,8 +322,3 @@ class PartitionFetcher:
         self._timer = None
         self._is_busy = False
         self.step()
-
-    def _count(self, **more: int) -> None:
-        old = self._statistics
-        changed = {name: getattr(old, name) + value for name, value in more.items()}
-        self._statistics = replace(old, **changed)

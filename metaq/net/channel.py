@@ -5,8 +5,8 @@ unit that crosses this module is a group of commands and a group of replies:
 
 * a readable socket gives up to RECEIVE_BYTES in one call, as one `bytes` object, and
   the owner gets it as it is;
-* replies are queued by `send` and `send_range` and leave at the end of the loop's
-  turn, joined: one system call for a whole group; what nothing joins leaves at once;
+* replies are queued by `send` and leave at the end of the loop's turn, joined: one
+  system call for a whole group; what nothing joins leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range that is not in the page cache is warmed on a
   reader thread first (see `cold.py`); everything queued behind it waits, which keeps
@@ -212,7 +212,10 @@ class Channel:
         substitute: bytes,
         is_fresh: bool = False,
     ) -> None:
-        """Queue a file range behind its header.
+        """Send a file range behind its header.
+
+        It leaves within this call if nothing is queued before it and it is in the page
+        cache: nothing could join it. As with `send_now` nothing is called back.
 
         Args:
             head: bytes before the range.
@@ -220,8 +223,7 @@ class Channel:
             substitute: sent in place of both if the disk cannot read the range and
                 nothing of it has left yet.
             is_fresh: written a moment ago, so nobody looks whether it is in the page
-                cache; it leaves within this call as far as that is possible, like
-                what `send_now` sends.
+                cache.
         """
         if self._state is not ChannelState.OPEN:
             file.release()
@@ -230,9 +232,10 @@ class Channel:
         item.is_warm = is_fresh
         self._queue.append(item)
         self._grow(len(head) + file.size_bytes)
-        if is_fresh and len(self._queue) == 1:
+        if len(self._queue) == 1:
             with contextlib.suppress(OSError):  # the flush meets it again
-                self._send_range(item)
+                if self._prepare(item):
+                    self._send_range(item)
         if self._queue:
             self._flush_soon()
 

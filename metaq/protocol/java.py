@@ -16,6 +16,10 @@ I32_MAX: Final = 2**31 - 1
 I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1
 
+# So many plain digits are in range, and are what nearly every token is.
+_I32_PLAIN_MAX: Final = 9
+_I64_PLAIN_MAX: Final = 18
+
 DIGITS_MAX: Final = 4096
 """Longest number that is looked at: Python's own limit for int() lies just above, and
 a longer one is either out of range or all zeros that nobody sends."""
@@ -27,6 +31,8 @@ def parse_i32(token: bytes, what: str) -> int:
     Raises:
         RemoteProtocolError: not a number, or out of range.
     """
+    if len(token) <= _I32_PLAIN_MAX and token.isdigit():
+        return int(token)
     return _parse(token, what, I32_MIN, I32_MAX)
 
 
@@ -36,6 +42,8 @@ def parse_i64(token: bytes, what: str) -> int:
     Raises:
         RemoteProtocolError: not a number, or out of range.
     """
+    if len(token) <= _I64_PLAIN_MAX and token.isdigit():
+        return int(token)
     return _parse(token, what, I64_MIN, I64_MAX)
 
 

@@ -5,8 +5,8 @@ write 0). Every record's own checksum is verified before the batch may reach the
 a wrong one would later look like rot, and a Java broker would cut the log there.
 
 Producers that care for speed send records of equal size, so that case has a way of
-its own: one unpacking iterator, and ids written by eight strided assignments, one per
-byte of the id field. Both ways accept and refuse the same batches.
+its own where they are many: one unpacking iterator, and ids written by eight strided
+assignments, one per byte of the id field. Both ways accept and refuse the same batches.
 """
 
 from collections.abc import Iterator
@@ -23,6 +23,9 @@ from metaq.record.layout import HEADER_BYTES
 _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
 _ID_AT: Final = _LENGTH_CHECKSUM.size
+
+UNIFORM_COUNT_MIN: Final = 12
+"""Fewer records are looked at one by one: the way of equal ones has a set-up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ def check_and_stamp(
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
     stride, rest = divmod(len(buffer), count)
-    if not rest and stride > HEADER_BYTES:
+    if count >= UNIFORM_COUNT_MIN and not rest and stride > HEADER_BYTES:
         payload_bytes = stride - HEADER_BYTES
         records = Struct(f">ii12x{payload_bytes}s").iter_unpack(buffer)
         if _is_uniform_and_whole(records, payload_bytes):

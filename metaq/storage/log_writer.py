@@ -205,8 +205,11 @@ class LogWriter:
         """
         active = self._ready_segment()
         if batches:
-            with _few_descriptors_are_no_space():
+            try:
                 self._producers.note(batches)
+            except DiskError as error:
+                _raise_if_passing(error)
+                raise
         size_before = active.size_bytes
         steps = memoryview(data)
         try:
@@ -375,9 +378,13 @@ def _few_descriptors_are_no_space() -> Iterator[None]:
     try:
         yield
     except DiskError as error:
-        if error.operation == "open" and error.errno_name in _FEW_DESCRIPTORS:
-            raise NoSpaceError(f"no descriptor for a segment: {error}") from error
+        _raise_if_passing(error)
         raise
+
+
+def _raise_if_passing(error: DiskError) -> None:
+    if error.operation == "open" and error.errno_name in _FEW_DESCRIPTORS:
+        raise NoSpaceError(f"no descriptor for a segment: {error}") from error
 
 
 @contextmanager

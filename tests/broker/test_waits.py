@@ -172,3 +172,30 @@ def test_waits_do_not_hold_up_other_commands(data_dir: Path) -> None:
             assert broker.context.waiters.count == 1
 
     run(data_dir, scenario)
+
+
+def test_what_ends_a_wait_leaves_in_the_call_that_tells_of_it(
+    data_dir: Path, monkeypatch
+) -> None:
+    """Neither the put nor the get waits for the end of a turn, or asks the cache.
+
+    Both are on one connection: a get that waits does not hold up the reply to a put.
+    """
+
+    def refuse(*_args, **_kwargs) -> None:
+        raise AssertionError("nothing here is queued, and nothing is looked up")
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(PUT)
+            await begin(broker, peer, b"get test g 0 25 1024 9 wait=5000\r\n")
+            monkeypatch.setattr("metaq.net.channel.is_cached", refuse)
+            monkeypatch.setattr("metaq.net.channel.Channel._flush_soon", refuse)
+            peer.writer.write(PUT)
+            got = b""
+            while not got.endswith(b"hello"):
+                got += await peer.read_some()
+            assert got.startswith(b"result 200 ")
+            assert b"value 25 9\r\n" in got
+
+    run(data_dir, scenario)

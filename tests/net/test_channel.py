@@ -205,6 +205,19 @@ def test_a_fresh_range_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     run(scenario)
 
 
+def test_a_cached_range_leaves_at_once() -> None:
+    """Nothing could join it, so it does not wait for the end of the turn."""
+
+    async def scenario(rig: Rig) -> None:
+        cached = Range(b"0123456789", 2, 5)
+        rig.channel.send_range(b"head:", cached, substitute=b"!")
+        assert cached.release_count == 1
+        assert rig.channel.queued_bytes == 0
+        assert rig.peer.recv(100) == b"head:23456"
+
+    run(scenario)
+
+
 def test_a_fresh_range_does_not_overtake() -> None:
     """What is queued before it leaves before it, and what does not fit stays."""
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId
-from metaq.record.batch import BatchError, check_and_stamp
+from metaq.record.batch import UNIFORM_COUNT_MIN, BatchError, check_and_stamp
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.scan import CleanEnd, read_record, scan_records
@@ -26,13 +26,14 @@ def batch_of(payloads: list[bytes]) -> bytearray:
     "payloads",
     [
         [b"abc"],
+        [b"abc"] * UNIFORM_COUNT_MIN,
         [b"abc"] * 5000,
         [b"abc", b"de"] * 5000,
         [b""] * 3,
         [b"", b"abc", b""],
         [b"abcd", b"", b"ab"],
     ],
-    ids=["one", "uniform", "mixed", "empty", "some-empty", "mean-equals-none"],
+    ids=["one", "few", "uniform", "mixed", "empty", "some-empty", "mean-equals-none"],
 )
 def test_every_record_gets_its_id_and_nothing_else_changes(
     payloads: list[bytes],
@@ -47,7 +48,11 @@ def test_every_record_gets_its_id_and_nothing_else_changes(
     assert isinstance(scan_records(buffer), CleanEnd)
 
 
-@given(st.lists(st.binary(max_size=3), min_size=1, max_size=8))
+uniform = st.integers(1, 2 * UNIFORM_COUNT_MIN).map(lambda count: [b"abc"] * count)
+mixed = st.lists(st.binary(max_size=3), min_size=1, max_size=2 * UNIFORM_COUNT_MIN)
+
+
+@given(uniform | mixed)
 def test_any_batch_reads_back(payloads: list[bytes]) -> None:
     """Uniform or not, what was stamped is a valid log."""
     buffer = batch_of(payloads)
@@ -88,28 +93,33 @@ def test_broken_framing_is_refused(
     assert text in error.detail
 
 
-@pytest.mark.parametrize("payloads", [[b"abc"] * 4, [b"abc", b"de", b"abc", b"d"]])
+@pytest.mark.parametrize(
+    "payloads",
+    [[b"abc"] * 4, [b"abc"] * UNIFORM_COUNT_MIN, [b"abc", b"de", b"abc", b"d"]],
+    ids=["few", "uniform", "mixed"],
+)
 def test_a_wrong_inner_checksum_is_refused(payloads: list[bytes]) -> None:
     """On disk it would look like rot; uniform or not, the record is named."""
     buffer = batch_of(payloads)
     start = sum(20 + len(payload) for payload in payloads[:2])
     (stored,) = struct.unpack_from(">i", buffer, start + 4)
     struct.pack_into(">i", buffer, start + 4, stored ^ 1)
-    error = check_and_stamp(buffer, 4, FIRST)
+    error = check_and_stamp(buffer, len(payloads), FIRST)
     assert error is not None
     assert error.position == start
     assert error.detail == f"record 2: expected checksum {stored ^ 1}, got {stored}"
 
 
-def test_every_flipped_bit_but_those_of_id_and_flag_is_refused() -> None:
+@pytest.mark.parametrize("count", [2, UNIFORM_COUNT_MIN])
+def test_every_flipped_bit_but_those_of_id_and_flag_is_refused(count: int) -> None:
     """Ids are overwritten and flags are free; all else is covered."""
-    raw = bytes(batch_of([b"ab", b"cd"]))
+    raw = bytes(batch_of([b"ab"] * count))
     for bit in range(len(raw) * 8):
         if 8 <= bit // 8 % 22 < 20:
             continue
         damaged = bytearray(raw)
         damaged[bit // 8] ^= 1 << bit % 8
-        assert check_and_stamp(damaged, 2, FIRST) is not None, bit
+        assert check_and_stamp(damaged, count, FIRST) is not None, bit
 
 
 def test_the_buffer_stays_free() -> None:

@@ -37,7 +37,7 @@ class GetAnswerer(Answerer, Protocol):
     def send_range(
         self, head: bytes, file: FileRange, *, substitute: bytes, is_fresh: bool
     ) -> None:
-        """Send a header and a range of a file; at once if it is fresh."""
+        """Send a header and a range of a file; nobody looks where a fresh one is."""
         ...
 
     def finish_wait(self, waiter: Waiter) -> None:
