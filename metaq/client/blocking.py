@@ -84,10 +84,17 @@ class Client:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Close producers and consumers, then the client; see `AsyncClient.close`."""
+        """Close producers and consumers, then the client; see `AsyncClient.close`.
+
+        Calls of other threads that wait then end with `ClosedError`.
+
+        Raises:
+            ClosedError: called on the client's own thread; nothing is closed.
+        """
         thread = self._thread
         if thread is None or not thread.is_usable:
             return
+        thread.require_caller()
         for consumer in tuple(self._consumers):
             consumer.let_go()
         try:
@@ -285,7 +292,7 @@ class Consumer:
 
     @property
     def _is_free(self) -> bool:
-        return self._twin.hand.is_free_for(threading.get_ident())
+        return self._twin.hand.is_free_for(threading.current_thread())
 
     @property
     def is_closed(self) -> bool:
@@ -309,7 +316,7 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         hand, feed = self._twin.hand, self._twin.feed
         self._require_started()
-        with hand.loop_of(threading.get_ident()):
+        with hand.loop_of(threading.current_thread()):
             while True:
                 yield from hand.messages()
                 self._thread.require_own()

@@ -17,7 +17,7 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
-from metaq.client.hand import Hand, check_count
+from metaq.client.hand import Hand, check_count, current_task
 from metaq.client.handling import AsyncHandler, Handling
 from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
@@ -203,7 +203,7 @@ class AsyncConsumer:
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
-        if self.hand.is_free_for(asyncio.current_task()):
+        if self.hand.is_free_for(current_task()):
             self.hand.drop()
         for task in self._tasks:
             task.cancel()
@@ -223,7 +223,7 @@ class AsyncConsumer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if kind is None and self.hand.is_free_for(asyncio.current_task()):
+        if kind is None and self.hand.is_free_for(current_task()):
             self.hand.count()
         await self.close()
 
@@ -234,7 +234,7 @@ class AsyncConsumer:
 
     async def _iterate(self) -> AsyncIterator[Message]:
         self.require_started()
-        with self.hand.loop_of(asyncio.current_task()):
+        with self.hand.loop_of(current_task()):
             while True:
                 for message in self.hand.messages():
                     yield message

@@ -7,13 +7,19 @@ counts it, `commit` counts it, a clean end of the `with` block counts it, and an
 exception does not.
 """
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any, TypeAlias
 
 from metaq.client.feed import Batch, Feed
 from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import Message
+
+Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
+"""Whoever runs a loop over a consumer."""
 
 
 class Hand:
@@ -28,22 +34,26 @@ class Hand:
         self._feed = feed
         self.batch: Batch | None = None
         """The batch in hand."""
-        self._loops: list[object] = []
+        self._loopers: list[Looper] = []
 
     # -- whose hand it is -------------------------------------------------------------
 
     @contextmanager
-    def loop_of(self, who: object) -> Iterator[None]:
-        """Say inside the block that a loop runs: `who` is its task, or its thread."""
-        self._loops.append(who)
+    def loop_of(self, who: Looper) -> Iterator[None]:
+        """Say inside the block that a loop runs, and whose it is."""
+        self._loopers.append(who)
         try:
             yield
         finally:
-            self._loops.remove(who)
+            self._loopers.remove(who)
 
-    def is_free_for(self, who: object) -> bool:
-        """Return whether no loop of anybody else runs, who may be at work."""
-        return all(one == who for one in self._loops)
+    def is_free_for(self, who: Looper) -> bool:
+        """Return whether no loop of anybody else runs, who may be at work.
+
+        A loop that was left open by who has ended is nobody's: a task that breaks out
+        of `async for` ends before its iterator does.
+        """
+        return all(one is who or _has_ended(one) for one in self._loopers)
 
     # -- messages ---------------------------------------------------------------------
 
@@ -116,6 +126,19 @@ class Hand:
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self._feed.done(batch)
+
+
+def current_task() -> asyncio.Task[Any]:
+    """Return the running task."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+def _has_ended(looper: Looper) -> bool:
+    if isinstance(looper, asyncio.Task):
+        return looper.done()
+    return not looper.is_alive()
 
 
 def check_count(count_max: int) -> None:

@@ -40,13 +40,16 @@ class LoopThread:
         self.is_usable = True
         """False after `stop`, and in the child of a fork."""
         self._is_forked = False
+        # Whoever is inside has the loop run its coroutine: `stop` comes behind.
+        self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         _alive.add(self)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        # The runner's end cancels what still runs: whoever waits for it hears of it.
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.get_loop().run_forever()
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
         """Run a coroutine on the loop and wait for its end.
@@ -57,18 +60,23 @@ class LoopThread:
                 coroutine is cancelled.
 
         Raises:
-            ClosedError: the loop is gone, or belongs to another process, or this is
-                its own thread, which would wait for itself.
+            ClosedError: the loop is gone, or went meanwhile, or belongs to another
+                process, or this is its own thread, which would wait for itself.
             RequestTimeoutError: the time is over.
         """
         try:
-            self._require_caller()
+            self.require_caller()
+            with self._entry:
+                self.require_usable()
+                future = asyncio.run_coroutine_threadsafe(work, self.loop)
         except ClosedError:
             work.close()
             raise
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
             return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            self.require_usable()
+            raise
         except concurrent.futures.TimeoutError:
             if future.done():
                 raise
@@ -78,7 +86,12 @@ class LoopThread:
             future.cancel()
             raise
 
-    def _require_caller(self) -> None:
+    def require_caller(self) -> None:
+        """Raise when the calling thread cannot wait for the loop.
+
+        Raises:
+            ClosedError: as `require_usable`, or this is the loop's own thread.
+        """
         self.require_usable()
         if threading.current_thread() is self._thread:
             raise ClosedError(
@@ -109,15 +122,17 @@ class LoopThread:
             )
 
     def stop(self) -> None:
-        """End the thread; harmless when it has ended, or is in another process."""
+        """Cancel what still runs, and end the thread; not from the thread itself.
+
+        Harmless when it has ended, or is in another process.
+        """
         if not self.is_usable:
             return
-        self.is_usable = False
+        with self._entry:
+            self.is_usable = False
         _alive.discard(self)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(STOP_TIMEOUT_S)
-        if not self._thread.is_alive():
-            self.loop.close()
 
     def forget(self) -> None:
         """Mark the loop as another process's; called in the child of a fork."""

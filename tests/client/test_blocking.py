@@ -327,6 +327,66 @@ def test_nothing_leaks_from_consumers_that_come_and_go(
     assert len(client._twin.context.metadata._listeners) <= 2  # type: ignore[attr-defined]  # by address
 
 
+def test_closing_the_client_ends_calls_that_wait_in_other_threads(
+    broker: JavaBroker,
+) -> None:
+    client = Client(brokers=[broker.address], **QUICK)
+    client.start()
+    waiting = threading.Event()
+    broker.put(b"0")
+
+    def browse() -> None:
+        for _message in client.browse("test", stop_at_end=False):
+            waiting.set()
+
+    calls = [Caller(browse), Caller(lambda: client.producer().send("none", b"m"))]
+    assert waiting.wait(20)
+    client.close()
+    for call in calls:
+        with pytest.raises(MetaqError):
+            call.join()
+
+
+def test_a_thread_that_ended_in_its_loop_is_not_waited_for(
+    broker: JavaBroker, client: Client
+) -> None:
+    """What it raised keeps its loop alive; its message is not handled."""
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+    options: dict[str, Any] = {"offsets": store, **IDLE}
+    consumer = client.consumer("g", ["test"], revoke_timeout_s=3600, **options)
+    consumer.start()
+
+    def loop() -> None:
+        for _message in consumer:
+            raise ValueError("kept")
+
+    reader = Caller(loop)
+    with pytest.raises(ValueError, match="kept"):
+        reader.join()
+    Caller(consumer.close).join()
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert take(consumer, 1)[0].data == b"0"
+
+
+def test_closing_on_the_client_s_own_thread_is_refused_and_closes_nothing(
+    broker: JavaBroker, client: Client
+) -> None:
+    errors: list[BaseException] = []
+
+    def close(_future: object) -> None:
+        try:
+            client.close()
+        except ClosedError as error:
+            errors.append(error)
+
+    with client.producer() as producer:
+        producer.send_nowait("test", b"0").add_done_callback(close)
+        until(lambda: errors)
+        producer.send("test", b"1")
+    assert "would wait for itself" in str(errors[0])
+
+
 # -- forks and signals ----------------------------------------------------------------
 
 

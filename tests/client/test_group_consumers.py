@@ -169,6 +169,7 @@ def test_a_message_in_hand_is_waited_for_and_committed(
             path = PATHS.owner("g", part(PARTITIONS - 1))
             assert broker.zookeeper.nodes[path].data == b"g_c1"
             assert two.texts == []
+            await until(lambda: part(PARTITIONS - 1) not in one.assignment())
             more = asyncio.create_task(one.receive(0.01))
             await until(lambda: part(PARTITIONS - 1) in two.consumer.assignment())
             await more

@@ -247,3 +247,29 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
             feed.done(batch)
 
     run(broker, scenario)
+
+
+def test_a_task_that_broke_out_of_its_loop_is_not_waited_for(
+    broker: JavaBroker,
+) -> None:
+    """Its iterator ends only after it: it is as if it had ended with it."""
+    broker.put(b"0", b"1")
+    store = MemoryOffsets()
+
+    async def scenario(client: AsyncClient) -> None:
+        options: dict[str, Any] = {"offsets": store, **IDLE}
+        consumer = client.consumer("g", ["test"], revoke_timeout_s=3600, **options)
+        await consumer.start()
+
+        async def read() -> None:
+            async for _message in consumer:
+                break
+
+        await asyncio.create_task(read())
+        await consumer.close()
+        async with client.consumer("g", ["test"], **options) as consumer:
+            message = await consumer.receive(5)
+            assert message is not None
+            assert message.data == b"0"
+
+    run(broker, scenario)
