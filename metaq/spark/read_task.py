@@ -1,16 +1,18 @@
 """Read one range of one partition in a task: gets in, Arrow batches out.
 
 A task is told where its broker is and needs neither ZooKeeper nor other brokers. It
-holds two pieces of the log and the batch that is made of one.
+holds a piece of the log, the gets that are on their way behind it, and the batch that
+is made of the piece.
 """
 
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
-from metaq.client.log_reader import LogReader
+from metaq.client.log_reader import GET_BYTES, LogReader
 from metaq.client.session import parse_address
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.spark.loss import settle
@@ -18,6 +20,9 @@ from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, ReadRange
 from metaq.spark.rows import RowDecoder, decode_pieces
 from metaq.spark.segment_bounds import EVERYTHING, Bounds
+
+PIECE_BYTES: Final = 2 * GET_BYTES
+"""Decoded at a time: of short messages as many as Spark takes in one batch."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +77,8 @@ def _read(
             partition, span.start, span.end, on_corrupt=options.on_corrupt
         )
         try:
-            yield from decode_pieces(decoder, reader.pieces(span.start, span.end))
+            pieces = _joined(reader.pieces(span.start, span.end))
+            yield from decode_pieces(decoder, pieces)
         except OffsetOutOfRangeError:
             log = reader.span()
             settled = settle(
@@ -90,3 +96,14 @@ def _read(
             span = LogSpan(span.end, span.end)
         for damage in decoder.damage:
             _log.warning("damaged bytes are left out: %s", damage)
+
+
+def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the same bytes in pieces of PIECE_BYTES or a little more."""
+    waiting: list[bytes] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= PIECE_BYTES:
+            yield b"".join(waiting)
+            waiting.clear()
+    yield from waiting
