@@ -130,7 +130,7 @@ class EmbeddedBroker:
         """
         thread = LoopThread("embedded-broker")
         try:
-            broker = thread.run(self._start(), TIMEOUT_S)
+            broker = thread.run(self._start(), timeout_s=TIMEOUT_S)
         except BaseException:
             thread.close()
             raise
@@ -148,7 +148,7 @@ class EmbeddedBroker:
         broker, self._broker = self._broker, None
         thread, self._thread = self._thread, None
         try:
-            thread.run(broker.stop(), TIMEOUT_S)
+            thread.run(broker.stop(), timeout_s=TIMEOUT_S)
         finally:
             thread.close()
         if broker.failure is not None:

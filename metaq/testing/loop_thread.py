@@ -1,13 +1,13 @@
 """An event loop on a thread of its own, for what must run beside a test."""
 
 import asyncio
-import concurrent.futures
-import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
+from metaq.client.loop_thread import LoopThread as ClientLoopThread
+
 TIMEOUT_S: Final = 20.0
-"""How long `run`, `call` and `close` wait: no test hangs because of this thread."""
+"""How long `run` and `call` wait: no test hangs because of this thread."""
 
 _ACCEPT_TURNS: Final = 3
 """Turns of the loop from accepting a connection to its protocol, and one more."""
@@ -15,22 +15,8 @@ _ACCEPT_TURNS: Final = 3
 T = TypeVar("T")
 
 
-class LoopThread:
-    """Runs work on its own loop, for callers on any other thread.
-
-    Lifecycle: runs from the constructor on; `close` cancels what is left and ends the
-    thread. Owner: whoever made it. The thread is a daemon, so that a forgotten one
-    does not keep a process.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._is_over: asyncio.Event
-        self._is_ready = threading.Event()
-        self.loop: asyncio.AbstractEventLoop
-        """The loop; runs until `close`."""
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
-        self._is_ready.wait(TIMEOUT_S)
+class LoopThread(ClientLoopThread):
+    """A client's loop thread for `with`, where nothing waits for ever."""
 
     def __enter__(self) -> Self:
         return self
@@ -38,23 +24,16 @@ class LoopThread:
     def __exit__(self, *_error: object) -> None:
         self.close()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = TIMEOUT_S) -> T:
+    def run(
+        self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = TIMEOUT_S
+    ) -> T:
         """Run a coroutine on the loop; wait for its result.
 
-        Args:
-            work: not started yet.
-            timeout_s: seconds; the work is cancelled then.
-
         Raises:
-            TimeoutError: it took longer.
+            RequestTimeoutError: it took longer; it is cancelled.
             Exception: whatever the work raised.
         """
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
+        return super().run(work, timeout_s=timeout_s)
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a function on the loop; wait for its result, raise what it raises."""
@@ -66,17 +45,7 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs, close the loop, end the thread. May be repeated."""
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self._is_over.set)
-            self._thread.join(TIMEOUT_S)
-
-    def _work(self) -> None:
-        asyncio.run(self._main())
-
-    async def _main(self) -> None:
-        self.loop, self._is_over = asyncio.get_running_loop(), asyncio.Event()
-        self._is_ready.set()
-        await self._is_over.wait()
+        self.stop()
 
 
 async def stop_listening(server: asyncio.Server) -> None:

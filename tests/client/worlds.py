@@ -96,7 +96,7 @@ class AsyncWorld:
             self._thread.close()
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self._thread.run(work, 60)
+        return self._thread.run(work, timeout_s=60)
 
     def _call(self, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         async def call() -> Any:

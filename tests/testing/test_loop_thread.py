@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from metaq.errors import RequestTimeoutError
 from metaq.testing.loop_thread import LoopThread
 
 
@@ -34,7 +35,7 @@ def test_work_that_takes_too_long_is_cancelled() -> None:
                 cancelled.set()
                 raise
 
-        with pytest.raises(TimeoutError):
+        with pytest.raises(RequestTimeoutError):
             thread.run(wait_for_ever(), timeout_s=0.01)
         assert cancelled.wait(10)
 
