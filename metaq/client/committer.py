@@ -48,6 +48,8 @@ class Committer:
         self._fence = fence
         self._committed: dict[TopicPartition, GroupOffset] = {}
         self._lock = asyncio.Lock()
+        self.written: set[TopicPartition] = set()
+        """Partitions of which this consumer has committed something."""
         self.commit_count = 0
         """Commits that wrote something."""
         self.failure_count = 0
@@ -117,6 +119,7 @@ class Committer:
             error = failed.get(partition)
             if error is None:
                 self._committed[partition] = offset
+                self.written.add(partition)
             else:
                 log.log(
                     level,

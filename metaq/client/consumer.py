@@ -114,6 +114,8 @@ class AsyncConsumer:
             fence=lambda: source.fence,
         )
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
+        self._origins: dict[TopicPartition, GroupOffset] = {}
+        """Where each partition was begun that was ever read."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unlisten = context.metadata.add_listener(lambda _: self._hurry())
         self._state = ConsumerState.NEW
@@ -456,38 +458,46 @@ class AsyncConsumer:
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now; for the partition source."""
         deadline_s = self._context.deadline_s()
-        ignores = self.options.ignore_committed
         begins = await asyncio.gather(
-            *(
-                self._find_begin(partition, deadline_s, ignores_committed=ignores)
-                for partition in partitions
-            )
+            *(self._find_begin(partition, deadline_s) for partition in partitions)
         )
         for partition, begin in zip(partitions, begins, strict=True):
             self._begin(partition, begin)
 
     async def _find_begin(
-        self,
-        partition: TopicPartition,
-        deadline_s: float,
-        *,
-        ignores_committed: bool = False,
+        self, partition: TopicPartition, deadline_s: float
     ) -> GroupOffset:
         committed = await load_offset(
             self._context, self._store, self.group, partition, deadline_s=deadline_s
         )
+        known = self._known_begin(partition, committed)
         begin, is_reset = await first_offset(
             self._context,
             partition,
-            None if ignores_committed else committed,
+            known,
             self.options.start,
             deadline_s=deadline_s,
         )
         self._reset_count += is_reset
-        if is_reset:
+        if is_reset or (known is None and self.options.ignore_committed):
             self._intake.unmark(partition)
+        if is_reset or known is None:
+            self._origins[partition] = begin
         self._committer.begin(partition, committed)
         return begin
+
+    def _known_begin(
+        self, partition: TopicPartition, committed: GroupOffset | None
+    ) -> GroupOffset | None:
+        """Return where to go on; None: at the `start` of the options.
+
+        Who comes back to a partition without a commit goes on where it began: at the
+        latest offset of *now* it would pass over what it was never handed.
+        """
+        origin = self._origins.get(partition)
+        if self.options.ignore_committed and partition not in self._committer.written:
+            return origin
+        return origin if committed is None else committed
 
     def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
         options = self.options

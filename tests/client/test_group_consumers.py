@@ -149,6 +149,35 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: EmbeddedBroker) -> Non
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("ignore_committed", [False, True])
+def test_a_session_lost_before_the_first_commit_passes_over_nothing(
+    broker: EmbeddedBroker, ignore_committed: bool
+) -> None:
+    """What comes meanwhile lies before the latest offset of afterwards."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            await put_each(client, "a")
+            reader = await joined(
+                client,
+                start="latest",
+                commit_interval_s=None,
+                ignore_committed=ignore_committed,
+            )
+            coordinator = client.context.coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.stop()
+            broker.zookeeper.expire(coordinator)
+            await until(lambda: not reader.consumer.assignment())
+            await put_each(client, "b")
+            broker.zookeeper.start()
+            await until(lambda: len(reader.texts) == PARTITIONS)
+            assert sorted(reader.texts) == [f"b 0-{n}" for n in range(PARTITIONS)]
+            await reader.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_message_in_hand_is_waited_for_and_committed(
     broker: EmbeddedBroker,
 ) -> None:

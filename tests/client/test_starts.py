@@ -12,9 +12,18 @@ from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import Start
+from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset
 from metaq.zk.znodes import GroupOffset
-from tests.client.worlds import IDLE, QUICK, broker_of, partition, payloads, take
+from tests.client.worlds import (
+    IDLE,
+    QUICK,
+    broker_of,
+    partition,
+    payloads,
+    take,
+    until,
+)
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
 
@@ -191,3 +200,50 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
     with caplog.at_level(logging.ERROR):
         assert first(client, "test", store) == b"0"
     assert "the log was replaced, or cut by a broker that lost data" in caplog.text
+
+
+def test_a_rollback_before_the_first_commit_goes_back_to_where_reading_began(
+    broker: Any, client: Client
+) -> None:
+    """Not to where the user's choice leads by now: that would pass over messages."""
+    broker.put(b"0")
+    options: dict[str, Any] = {"start": "latest", "commit_interval_s": None, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        until(consumer.assignment)
+        broker.put(b"1", b"2")
+        assert payloads(take(consumer, 2)) == [b"1", b"2"]
+        consumer.rollback()
+        assert payloads(take(consumer, 2)) == [b"1", b"2"]
+
+
+def test_a_rollback_ignores_what_was_committed_before_if_reading_did(
+    broker: Any, client: Client
+) -> None:
+    offsets = broker.put(*(b"%d" % n for n in range(5)))
+    store = MemoryOffsets()
+    first(client, "test", store)
+    options: dict[str, Any] = {"ignore_committed": True, "commit_interval_s": None}
+    with client.consumer(
+        "g", ["test"], offsets=store, start=offsets[3], **options, **IDLE
+    ) as consumer:
+        assert payloads(take(consumer, 2)) == [b"3", b"4"]
+        consumer.rollback()
+        assert payloads(take(consumer, 1)) == [b"3"]
+        consumer.commit()
+        consumer.rollback()
+        assert payloads(take(consumer, 1)) == [b"4"]
+
+
+def test_who_ignores_what_is_committed_is_handed_what_was_handled_before(
+    broker: Any, client: Client
+) -> None:
+    """Also what this process has handled and could not commit."""
+    broker.put(b"0", b"1")
+
+    class Broken(MemoryOffsets):
+        async def commit(self, *_args: Any, **_named: Any) -> Any:
+            raise MetaqError("the disk is gone")
+
+    with client.consumer("g", ["test"], offsets=Broken(), **IDLE) as consumer:
+        take(consumer, 2)
+    assert first(client, "test", ignore_committed=True) == b"0"
