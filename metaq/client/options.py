@@ -34,8 +34,8 @@ class ClientOptions:
     root: str = DEFAULT_ROOT
     """Root of MetaQ's tree in ZooKeeper."""
     session_timeout_s: float = 30.0
-    """ZooKeeper session time-out: how long a member may be silent before its
-    partitions go to others."""
+    """ZooKeeper session time-out to ask for, which the server may change: how long a
+    member may be silent before its partitions go to others."""
     connect_timeout_s: float = 10.0
     """Bound on one attempt to connect to a broker, its `version` reply included."""
     request_timeout_s: float = 10.0

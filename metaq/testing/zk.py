@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from metaq.clock import Clock
 from metaq.errors import SessionLostError, SessionSuspendedError
@@ -50,6 +50,9 @@ from metaq.zk.session import (
     StatusCallback,
 )
 from metaq.zk.znodes import Node
+
+SESSION_TIMEOUT_S: Final = 20.0
+"""What sessions are told; a test says `expire` when it is over."""
 
 
 def _parent(path: str) -> str:
@@ -357,7 +360,7 @@ class MemoryCoordinator:
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _change(self, event: SessionEvent, session_id: int = 0) -> None:
-        status = self._tracker.apply(event, session_id)
+        status = self._tracker.apply(event, session_id, SESSION_TIMEOUT_S)
         if status is None:
             return
         for callback in tuple(self._listeners):

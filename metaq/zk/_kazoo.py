@@ -15,8 +15,10 @@ that was answered, whatever kazoo thinks of its connection; then the client is r
 The server counts from when a request arrives, which is later: whoever loses a session
 knows it before anybody else can see its nodes go. kazoo by itself needs up to a whole
 time-out to see that a network went silent, and longer while requests are sent into it.
-A beat is a question of ours every BEAT of the time-out; one at a time, because requests
-hold kazoo's own pings up, and those find a dead connection.
+The time-out is the one that the server chose (`_watch_greetings`), whatever was asked
+for: a server that allows less would give a member's partitions away while it still
+believed in its session. A beat is a question of ours every BEAT of the time-out; one at
+a time, because requests hold kazoo's own pings up, and those find a dead connection.
 
 That also ends what a client cannot find out: a server that came back without its data
 refuses clients that have seen a later transaction than it has, for ever, without a word
@@ -39,6 +41,7 @@ from typing import Any, Final, TypeVar
 
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
@@ -177,7 +180,7 @@ class KazooCoordinator:
 
     def _new_client(self) -> Any:
         try:
-            return KazooClient(
+            client = KazooClient(
                 hosts=_repeated(self._hosts),
                 timeout=self._session_timeout_s,
                 connection_retry=KazooRetry(
@@ -193,6 +196,8 @@ class KazooCoordinator:
                 f"zk.zkConnect={self._hosts!r}: expected host:port,host:port/root,"
                 f" got {error}"
             ) from error
+        _watch_greetings(client)
+        return client
 
     # -- session ----------------------------------------------------------------------
 
@@ -233,18 +238,27 @@ class KazooCoordinator:
         """Hand a change of kazoo's state to the loop; called on kazoo's threads."""
         if state == KazooState.CONNECTED:
             identity = client.client_id
-            number = identity[0] if identity else 0
-            self._post(self._on_report, generation, SessionEvent.ESTABLISHED, number)
+            self._post(
+                self._on_report,
+                generation,
+                SessionEvent.ESTABLISHED,
+                identity[0] if identity else 0,
+                client.greeted_timeout_ms / 1000,
+            )
         elif state == KazooState.SUSPENDED:
             self._post(self._on_report, generation, SessionEvent.DISCONNECTED)
         else:
             self._post(self._on_report, generation, SessionEvent.EXPIRED)
 
     def _on_report(
-        self, generation: int, event: SessionEvent, session_id: int = 0
+        self,
+        generation: int,
+        event: SessionEvent,
+        session_id: int = 0,
+        timeout_s: float = 0.0,
     ) -> None:
         if generation == self._generation and not self._is_stopped:
-            self._apply(event, session_id)
+            self._apply(event, session_id, timeout_s)
 
     def _schedule_check(self, delay_s: float) -> None:
         assert self._loop is not None
@@ -256,11 +270,13 @@ class KazooCoordinator:
 
     def _life_left_s(self) -> float:
         """Return for how long the session is certainly alive."""
-        return self._remaining_s(self._beat_at_s + LIFE * self._session_timeout_s)
+        return self._remaining_s(self._beat_at_s + LIFE * self.status.timeout_s)
 
-    def _apply(self, event: SessionEvent, session_id: int = 0) -> None:
+    def _apply(
+        self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
+    ) -> None:
         epoch = self.status.epoch
-        status = self._tracker.apply(event, session_id)
+        status = self._tracker.apply(event, session_id, timeout_s)
         if status is None:
             return
         assert self._loop is not None
@@ -284,7 +300,7 @@ class KazooCoordinator:
             self._replace("its session may have expired")
         elif state is SessionState.CONNECTED:
             self._beat()
-            self._schedule_check(BEAT * self._session_timeout_s)
+            self._schedule_check(BEAT * self.status.timeout_s)
         elif is_dead:
             self._replace("it died")
         else:
@@ -495,6 +511,24 @@ class KazooCoordinator:
         self._watches.add(watch)
         watch.refresh()
         return cancel
+
+
+def _watch_greetings(client: Any) -> None:
+    """Have `client.greeted_timeout_ms` tell the time-out that the server chose.
+
+    kazoo goes by it and keeps it to itself, so it is read off the greeting on its way.
+    """
+    connection = client._connection  # noqa: SLF001  # kazoo has no door here
+    invoke = connection._invoke  # noqa: SLF001  # nor here
+    client.greeted_timeout_ms = 0
+
+    def invoke_and_look(timeout: float, request: Any, xid: int | None = None) -> Any:
+        answer = invoke(timeout, request, xid)
+        if isinstance(request, Connect) and answer[0].time_out > 0:
+            client.greeted_timeout_ms = answer[0].time_out
+        return answer
+
+    connection._invoke = invoke_and_look  # noqa: SLF001  # nor here
 
 
 def _close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:

@@ -82,6 +82,9 @@ class SessionStatus:
     """Number of the current or last session; 0 before the first one."""
     session_id: int
     """ZooKeeper's number for that session, owner of our ephemeral nodes; 0 if none."""
+    timeout_s: float = 0.0
+    """How long that session lives without a word from us, in seconds; the server's
+    choice, which may be less or more than was asked for. 0 before the first one."""
 
     def require_connected(self) -> None:
         """Raise when nothing can be asked of ZooKeeper now.
@@ -109,12 +112,15 @@ class SessionTracker:
         """The present snapshot."""
         return self._status
 
-    def apply(self, event: SessionEvent, session_id: int = 0) -> SessionStatus | None:
+    def apply(
+        self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
+    ) -> SessionStatus | None:
         """Take in what the client library reported.
 
         Args:
             event: what happened.
             session_id: for ESTABLISHED, the session that is connected now.
+            timeout_s: for ESTABLISHED, its time-out.
 
         Returns:
             The new snapshot, or None when nothing changed.
@@ -125,7 +131,9 @@ class SessionTracker:
         if event is SessionEvent.ESTABLISHED:
             is_new = old.state is SessionState.LOST or session_id != number
             epoch, number = epoch + is_new, session_id
-        self._status = SessionStatus(state, epoch, number)
+        else:
+            timeout_s = old.timeout_s
+        self._status = SessionStatus(state, epoch, number, timeout_s)
         return self._status if self._status != old else None
 
 

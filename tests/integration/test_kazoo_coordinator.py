@@ -94,6 +94,29 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
 
 @pytest.mark.zookeeper
 @pytest.mark.slow
+@pytest.mark.parametrize("asked_s", [0.1, 2.0, 10_000.0])
+def test_a_session_is_believed_in_for_the_time_that_the_server_chose(
+    zookeeper: str, asked_s: float
+) -> None:
+    """What was asked for may be below or above what it allows."""
+
+    async def scenario() -> float:
+        coordinator = coordinator_on(zookeeper, session_timeout_ms=int(asked_s * 1000))
+        coordinator.start()
+        await until(lambda: coordinator.status.epoch == 1)
+        life_left_s = coordinator._life_left_s()
+        timeout_s = coordinator.status.timeout_s
+        await coordinator.stop(deadline_s=in_s())
+        assert life_left_s <= _kazoo.LIFE * timeout_s
+        return timeout_s
+
+    timeout_s = asyncio.run(scenario())
+    assert 0.1 < timeout_s < 10_000
+    assert (timeout_s == asked_s) == (asked_s == 2.0)
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
 def test_a_session_cut_off_counts_as_lost(zookeeper_alone: ZooKeeperServer) -> None:
     """Without the server's word, the clock decides; the next session is a new one."""
 

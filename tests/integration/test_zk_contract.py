@@ -200,6 +200,7 @@ def test_a_session_begins_lost_and_becomes_connected(world: World) -> None:
         assert heard[0].state is SessionState.CONNECTED
         assert heard[0].epoch == 1
         assert heard[0].session_id != 0
+        assert heard[0].timeout_s > 0
         await coordinator.stop(deadline_s=in_s())
         assert coordinator.status.state is SessionState.LOST
         await asyncio.sleep(0)

@@ -47,6 +47,22 @@ def test_a_new_session_starts_a_new_epoch_and_a_resumed_one_does_not() -> None:
     ]
 
 
+def test_the_time_out_of_a_session_is_remembered_until_the_next_greeting() -> None:
+    """A server that comes back may have changed its mind."""
+    tracker = SessionTracker()
+    assert tracker.status.timeout_s == 0
+    found = []
+    for event, timeout_s in [
+        (E.ESTABLISHED, 4.0),
+        (E.DISCONNECTED, 0.0),
+        (E.ESTABLISHED, 6.0),
+        (E.EXPIRED, 0.0),
+    ]:
+        tracker.apply(event, 5, timeout_s)
+        found.append(tracker.status.timeout_s)
+    assert found == [4.0, 4.0, 6.0, 6.0]
+
+
 def test_another_session_without_a_report_of_loss_is_a_new_epoch() -> None:
     """An expiry that was never reported is noticed by the session's number."""
     tracker = SessionTracker()
