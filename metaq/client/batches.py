@@ -13,11 +13,12 @@ from the first of the part (`record.ids.id_after`, and the lengths before it).
 
 import asyncio
 import contextlib
+import os
 import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
 from operator import and_
 from typing import Any, Final, NamedTuple, overload
@@ -25,7 +26,7 @@ from zlib import crc32
 
 from metaq.client.errors import PartlySentError
 from metaq.client.options import ProducerOptions
-from metaq.errors import MetaqError, RequestTimeoutError
+from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, checksum_columns
 from metaq.record.ids import id_after
@@ -67,10 +68,25 @@ class Home:
     """Calls back."""
     thread_id: int
     """The loop's thread."""
+    pid: int = field(default_factory=os.getpid)
+    """The loop's process."""
 
     def is_here(self) -> bool:
         """Tell whether the caller runs on the loop's thread."""
         return threading.get_ident() == self.thread_id
+
+    def require_own(self) -> None:
+        """Raise in the child of a fork, where nothing is ever resolved.
+
+        Raises:
+            ClosedError: the loop belongs to another process.
+        """
+        pid = os.getpid()
+        if pid != self.pid:
+            raise ClosedError(
+                f"this message was sent by process {self.pid}, and this is process"
+                f" {pid}: its outcome is known there"
+            )
 
 
 class Batch:
@@ -164,9 +180,11 @@ class Batch:
 
         Raises:
             RuntimeError: called on the loop's thread, which would wait for itself.
+            ClosedError: called in the child of a fork.
         """
         if self._outcomes is not None:
             return True
+        self._home.require_own()
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
         # A third of what an event costs, and half of that is on the way of an answer.
@@ -178,10 +196,14 @@ class Batch:
     async def wait_async(self) -> None:
         """Wait until it is done, on any event loop.
 
+        Raises:
+            ClosedError: called in the child of a fork.
+
         Cancellation: ends the wait; the messages are still on their way.
         """
         if self._outcomes is not None:
             return
+        self._home.require_own()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         if loop is self._home.loop:

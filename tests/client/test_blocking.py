@@ -396,8 +396,10 @@ def test_in_the_child_of_a_fork_every_call_says_so(
     broker: JavaBroker, client: Client
 ) -> None:
     broker.put(b"0", b"1")
+    broker.inner.delay_s = 0.5
     with client.consumer("g", ["test"], **IDLE) as consumer, client.producer() as out:
         take(consumer, 1)
+        future = out.send_nowait("test", b"2")
         calls: dict[str, Callable[[], Any]] = {
             "iterate": lambda: next(iter(consumer)),
             "receive": lambda: consumer.receive(1),
@@ -407,10 +409,14 @@ def test_in_the_child_of_a_fork_every_call_says_so(
             "producer": client.producer,
             "browse": lambda: next(client.browse("test")),
             "send": lambda: out.send("test", b"x"),
+            "result": future.result,
+            "exception": future.exception,
             "topics": client.topics,
         }
         wrong = _in_child(calls)
         assert wrong == []
+        broker.inner.delay_s = 0.0
+        assert future.result(20).offset > 0
         assert take(consumer, 1)[0].data == b"1"  # the parent goes on
 
 
