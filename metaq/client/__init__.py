@@ -6,41 +6,130 @@ from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
-from metaq.client.errors import HandlerFailedError
+from metaq.client.errors import (
+    BufferFullError,
+    CannotAnswerError,
+    ConnectionLostError,
+    GivenUpError,
+    GroupInUseError,
+    HandlerFailedError,
+    MessageTooLargeError,
+    NoDataError,
+    NoProgressError,
+    NotSentError,
+    NotSettledError,
+    OffsetStoreError,
+    OutcomeUnknownError,
+    PartlySentError,
+    StuckError,
+    UnexpectedReplyError,
+)
 from metaq.client.file_offsets import FileOffsets
-from metaq.client.offset_store import MemoryOffsets
-from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
-from metaq.client.ordered import AsyncOrderedProducer, Spooled
-from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned, RoundRobin
-from metaq.client.producer import AsyncProducer
+from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions, Start
+from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
+from metaq.client.partitioner import (
+    KeyHash,
+    OutgoingMessage,
+    Pinned,
+    RoundRobin,
+    Selector,
+)
+from metaq.client.producer import AsyncProducer, ProducerStatistics
+from metaq.client.progress import ConsumerState, ConsumerStatistics, Health, Lag
 from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
+from metaq.errors import (
+    ClientError,
+    ClosedError,
+    ConfigError,
+    CoordinationError,
+    CorruptRecordError,
+    ForbiddenError,
+    LocalProtocolError,
+    LogDirLockedError,
+    MetaqError,
+    NoBrokerError,
+    NoSpaceError,
+    OwnershipLostError,
+    RequestTimeoutError,
+    ServerError,
+    StorageError,
+    UnavailableError,
+)
+from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.zk.errors import MemberTakenError
 
 __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncOrderedProducer",
     "AsyncProducer",
+    "BufferFullError",
+    "CannotAnswerError",
     "Client",
+    "ClientError",
     "ClientOptions",
+    "ClosedError",
+    "ConfigError",
+    "ConnectionLostError",
     "Consumer",
     "ConsumerOptions",
+    "ConsumerState",
+    "ConsumerStatistics",
+    "CoordinationError",
+    "CorruptRecordError",
     "FileOffsets",
+    "ForbiddenError",
     "GetResult",
+    "GivenUpError",
+    "GroupInUseError",
     "HandlerFailedError",
+    "Health",
     "KeyHash",
+    "Lag",
+    "LocalProtocolError",
+    "LogDirLockedError",
+    "MemberTakenError",
     "MemoryOffsets",
+    "Message",
+    "MessageId",
+    "MessageTooLargeError",
+    "MetaqError",
+    "NoBrokerError",
+    "NoDataError",
+    "NoProgressError",
+    "NoSpaceError",
+    "NotSentError",
+    "NotSettledError",
+    "Offset",
+    "OffsetStore",
+    "OffsetStoreError",
     "OrderedProducer",
+    "OrderedStatistics",
     "Origin",
+    "OutcomeUnknownError",
     "OutgoingMessage",
+    "OwnershipLostError",
+    "PartlySentError",
     "Pinned",
     "Producer",
     "ProducerOptions",
+    "ProducerStatistics",
     "Reject",
+    "RequestTimeoutError",
     "RetryPolicy",
     "RoundRobin",
+    "Selector",
     "SendFuture",
     "SendResult",
+    "ServerError",
     "Spooled",
+    "Start",
+    "StorageError",
+    "StuckError",
+    "TopicPartition",
+    "UnavailableError",
+    "UnexpectedReplyError",
     "read_origin",
 ]

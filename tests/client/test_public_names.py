@@ -1,0 +1,163 @@
+"""What users import: everything they need lies in `metaq.client`, and is typed."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import metaq.client
+import metaq.client.errors
+import metaq.errors
+from metaq.errors import MetaqError
+
+ROOT = Path(__file__).parents[2]
+
+PROGRAM = """
+import asyncio
+
+from metaq.client import (
+    AsyncClient,
+    BufferFullError,
+    Client,
+    Health,
+    HandlerFailedError,
+    Lag,
+    Message,
+    MetaqError,
+    OutcomeUnknownError,
+    OwnershipLostError,
+    RetryPolicy,
+    SendResult,
+    StuckError,
+    TopicPartition,
+)
+
+
+def publish(client: Client) -> SendResult | None:
+    with client.producer(linger_s=0.01, when_full="raise") as producer:
+        try:
+            future = producer.send_nowait("test", b"more", key="k")
+            producer.send_many("test", [b"a", b"b"], timeout=5)[0].offset
+            return future.result(5)
+        except (BufferFullError, OutcomeUnknownError) as error:
+            print(error)
+    return None
+
+
+def consume(client: Client) -> dict[TopicPartition, Lag]:
+    with client.consumer("group-1", ["test"], start="latest") as consumer:
+        try:
+            for message in consumer:
+                text: str = message.data.decode()
+                print(text, message.attribute, message.offset)
+                break
+            consumer.commit()
+        except (OwnershipLostError, StuckError) as error:
+            print(error)
+        health: Health = consumer.health()
+        print(health.is_ok)
+        return consumer.lag(timeout=5)
+
+
+async def main() -> None:
+    async with AsyncClient(brokers=["127.0.0.1:8123"]) as client:
+        async with client.producer() as producer:
+            result: SendResult = await producer.send("test", b"hello")
+            print(result.message_id)
+        async with client.consumer("group-1", ["test"]) as consumer:
+
+            async def handle(message: Message) -> None:
+                await asyncio.sleep(0)
+
+            try:
+                await consumer.run(handle, concurrency=2, retry=RetryPolicy())
+            except HandlerFailedError as error:
+                print(error.message.id, error.attempts)
+            except MetaqError as error:
+                print(error.retriable)
+"""
+
+WRONG = """
+from metaq.client import Client
+
+with Client("127.0.0.1:2181", request_timeout_s="5") as client:
+    with client.producer(linger=1) as producer:
+        size: int = producer.send("test", "text")
+"""
+
+
+def check_types(program: str, path: Path) -> str:
+    """Return what `mypy --strict` says of a program of a user."""
+    script = path / "program.py"
+    script.write_text(program)
+    # Of what is installed a user hears types, not what is wrong inside.
+    arguments = ["--strict", "--config-file=", "--follow-imports=silent"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *arguments, f"--cache-dir={path}", str(script)],
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_typed_program_of_a_user_passes_the_type_checker(tmp_path: Path) -> None:
+    assert "Success" in check_types(PROGRAM, tmp_path)
+
+
+@pytest.mark.slow
+def test_mistakes_of_a_user_are_found_by_the_type_checker(tmp_path: Path) -> None:
+    """The names are not just any names: their types are known."""
+    found = check_types(WRONG, tmp_path)
+    assert re.findall(r"\[([a-z-]+)\]$", found, re.MULTILINE) == [
+        "arg-type",
+        "call-arg",
+        "assignment",
+        "arg-type",
+    ], found
+
+
+def test_all_names_are_there_once_and_in_order() -> None:
+    names = metaq.client.__all__
+    assert names == sorted(set(names))
+    assert all(hasattr(metaq.client, name) for name in names)
+
+
+def test_every_error_of_the_client_can_be_imported_with_it() -> None:
+    defined = {
+        name
+        for name, value in vars(metaq.client.errors).items()
+        if inspect.isclass(value) and issubclass(value, MetaqError)
+    }
+    assert defined - set(metaq.client.__all__) == set()
+
+
+def test_every_error_that_a_docstring_promises_can_be_imported_too() -> None:
+    promised = {
+        word
+        for text in public_texts()
+        for word in re.findall(r"\w+Error\b", text)
+        if not hasattr(__builtins__, word)
+    }
+    known = {name for name in promised if hasattr(metaq.errors, name)}
+    assert {"OutcomeUnknownError", "ClosedError"} <= promised
+    assert known - set(metaq.client.__all__) == set()
+
+
+def public_texts() -> Iterator[str]:
+    """Yield the docstrings of everything that users call."""
+    for name in metaq.client.__all__:
+        value = getattr(metaq.client, name)
+        if not inspect.isclass(value):
+            continue
+        for member_name, member in inspect.getmembers(value):
+            if not member_name.startswith("_"):
+                yield inspect.getdoc(member) or ""
