@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from metaq.client.assignments import PartitionSource
 from metaq.client.committer import Committer
@@ -38,9 +38,6 @@ from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
-
-FETCH_BYTES_MIN: Final = 64 * 1024
-"""With very many partitions each get still asks for so much."""
 
 
 class AsyncConsumer:
@@ -501,12 +498,8 @@ class AsyncConsumer:
 
     def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
         options = self.options
-        share = options.buffer_bytes_max // (len(self._fetchers) + 1)
         cursor = PartitionCursor(
-            partition,
-            begin.offset,
-            fetch_bytes=max(FETCH_BYTES_MIN, min(options.fetch_bytes, share)),
-            fetch_bytes_max=options.fetch_bytes_max,
+            partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
         )
         fetcher = PartitionFetcher(
             cursor,

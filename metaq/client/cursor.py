@@ -76,6 +76,12 @@ class PartitionCursor:
         """Whether everything up to the end has been read."""
         return self._end is not None and self.offset >= self._end
 
+    def set_fetch_bytes(self, size_bytes: int) -> None:
+        """Change what a get asks for when nothing else is known."""
+        if self.size_bytes == self._fetch_bytes:
+            self.size_bytes = SizeBytes(size_bytes)
+        self._fetch_bytes = SizeBytes(size_bytes)
+
     def seek(self, offset: Offset) -> None:
         """Go on at another offset, a record boundary or behind damage."""
         self._start_over()

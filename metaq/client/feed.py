@@ -417,6 +417,11 @@ class Feed:
         return self._error
 
     @property
+    def lane_count(self) -> int:
+        """Partitions that have a lane."""
+        return len(self._lanes)
+
+    @property
     def has_waiters(self) -> bool:
         """Whether somebody waits for a batch."""
         return self._waiting_count > 0

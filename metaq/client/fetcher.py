@@ -68,6 +68,10 @@ class FetchOwner(Protocol):
         """Return whether more may be fetched; else `step` is called later."""
         ...
 
+    def fetch_bytes(self) -> int:
+        """Return how much a get asks for, when nothing else is known."""
+        ...
+
     def on_messages(
         self, partition: TopicPartition, messages: list[Message], size_bytes: int
     ) -> None:
@@ -208,6 +212,7 @@ class PartitionFetcher:
     def _ask(self, connection: BrokerConnection) -> None:
         announced_s = connection.capabilities.wait_ms_max / 1000
         self._wait_s = min(self._options.wait_s, announced_s)
+        self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
         opaque = connection.next_opaque()
         command = Get(
             self.partition.topic,

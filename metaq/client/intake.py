@@ -6,6 +6,7 @@ consumer, which stops all fetchers: nothing that lies behind a failure is handed
 
 import logging
 from collections.abc import Callable
+from typing import Final
 
 from metaq.client.context import ClientContext
 from metaq.client.feed import Batch, Feed
@@ -15,6 +16,9 @@ from metaq.model import BrokerId, Message, Offset, TopicPartition
 from metaq.zk.znodes import BrokerAddress, GroupOffset
 
 log = logging.getLogger(__name__)
+
+FETCH_BYTES_MIN: Final = 64 * 1024
+"""With very many partitions each get still asks for so much."""
 
 Marks = dict[tuple[str, TopicPartition], Offset]
 """How far this process has handled what it may be handed again; see `skip_repeats`."""
@@ -75,6 +79,12 @@ class Intake:
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether more may be fetched."""
         return self._feed.has_room(partition)
+
+    def fetch_bytes(self) -> int:
+        """Return how much a get asks for: all that may be in flight share the bound."""
+        options = self._options
+        share = options.buffer_bytes_max // max(1, self._feed.lane_count)
+        return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
 
     def on_messages(
         self, partition: TopicPartition, messages: list[Message], size_bytes: int

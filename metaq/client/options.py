@@ -122,7 +122,8 @@ class ConsumerOptions:
     """Largest record that is fetched."""
     buffer_bytes_max: int = 16 * MIB
     """No further get is sent at or above so many fetched bytes that were not handed
-    out, over all partitions; what is in flight then, at most as much again, comes."""
+    out, over all partitions; what is in flight then comes: at most as much again, or
+    64 KiB for each partition."""
     buffer_count_max: int = 200_000
     """Bound on fetched messages that were not handed out."""
     wait_s: float = 10.0

@@ -296,6 +296,24 @@ def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> 
         assert feed._buffered_bytes == feed._buffered_count == 0
 
 
+def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> None:
+    """Those that were begun first too: what is in flight is bounded as a whole."""
+    count = 16
+    broker.create_topic("many", count)
+    for number in range(count):
+        broker.put(b"m", topic="many", partition=number)
+    options = {"buffer_bytes_max": count * 65536, **IDLE}
+    with client.consumer("g", ["many"], **options) as consumer:
+        assert len(take(consumer, count)) == count
+        fetchers = getattr(consumer, "_twin", None) or consumer.twin
+        until(lambda: _asked_bytes(fetchers) <= count * 65536)
+        assert _asked_bytes(fetchers) == count * 65536
+
+
+def _asked_bytes(consumer: Any) -> int:
+    return sum(fetcher.cursor.size_bytes for fetcher in consumer._fetchers.values())
+
+
 def _feed(consumer: Any) -> Any:
     return (getattr(consumer, "_twin", None) and consumer._twin.feed) or consumer.feed
 
