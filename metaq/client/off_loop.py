@@ -38,6 +38,8 @@ class OffLoop:
     async def run(self, work: Callable[[], T], *, deadline_s: float) -> T:
         """Return what `work` returns, or raise what it raises.
 
+        While the interpreter is ending it runs on the loop's own thread, unbounded.
+
         Raises:
             RequestTimeoutError: it did not end before the deadline, and may still do
                 what it does; or its turn did not come, and it does nothing.
@@ -52,7 +54,13 @@ class OffLoop:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(1, self._name)
                 loop = asyncio.get_running_loop()
-                future = loop.run_in_executor(self._executor, work)
+                try:
+                    future = loop.run_in_executor(self._executor, work)
+                except RuntimeError:
+                    # The interpreter is ending, and lets no thread begin anything: a
+                    # client that nobody closed still commits.
+                    turn.release()
+                    return work()
 
                 def end_turn(ended: asyncio.Future[Any]) -> None:
                     turn.release()

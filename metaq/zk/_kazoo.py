@@ -546,4 +546,8 @@ def _close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
             log.warning("zookeeper client did not close cleanly", exc_info=True)
         post_closed()
 
-    threading.Thread(target=close, name="zk-close", daemon=True).start()
+    try:
+        threading.Thread(target=close, name="zk-close", daemon=True).start()
+    except RuntimeError:
+        # The interpreter is ending, and lets no thread begin; nobody else is kept.
+        close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client
+from metaq.client import Client, FileOffsets
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import Message
@@ -481,22 +481,30 @@ def test_an_interrupt_ends_a_program_that_waits_for_messages(
 
 FORGETFUL = """
 import sys
-from metaq.client import Client
+from metaq.client import Client, FileOffsets
 client = Client(brokers=[sys.argv[1]], metadata_s=0.05)
 client.start()
-consumer = client.consumer("g", ["test"], idle_max_s=0.02, revoke_timeout_s=3600)
+consumer = client.consumer(
+    "g",
+    ["test"],
+    offsets=FileOffsets(sys.argv[2]),
+    idle_max_s=0.02,
+    revoke_timeout_s=3600,
+)
 consumer.start()
-for message in consumer:
-    print(message.data.decode(), flush=True)
-    break
+print(consumer.receive(20).data.decode(), flush=True)
+consumer.receive(20)
 """
 
 
 @pytest.mark.slow
-def test_a_program_that_forgets_to_close_ends_by_itself(broker: JavaBroker) -> None:
-    broker.put(b"first")
+def test_a_program_that_forgets_to_close_ends_by_itself_and_commits(
+    broker: JavaBroker, client: Client, tmp_path: Path
+) -> None:
+    broker.put(b"first", b"second")
+    path = tmp_path / "offsets.json"
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORGETFUL, broker.address],
+        [sys.executable, "-W", "error", "-c", FORGETFUL, broker.address, str(path)],
         capture_output=True,
         text=True,
         timeout=30,
@@ -504,3 +512,6 @@ def test_a_program_that_forgets_to_close_ends_by_itself(broker: JavaBroker) -> N
         cwd=Path(__file__).parents[2],
     )
     assert (done.stdout, done.stderr) == ("first\n", "")
+    store = FileOffsets(path)
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"second"]
