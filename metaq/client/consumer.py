@@ -125,7 +125,7 @@ class AsyncConsumer:
         """Join the group and begin to fetch; `async with` calls it.
 
         Raises:
-            ClosedError: it was started before.
+            ClosedError: it was started before, or closed meanwhile.
             MetaqError: it could not join, or not read its offsets; it is closed then.
         """
         if self._state is not ConsumerState.NEW:
@@ -133,6 +133,9 @@ class AsyncConsumer:
         self._state = ConsumerState.JOINING
         try:
             await self._source.start(self)
+            if self.is_closed:
+                await self._source.stop()
+                raise ClosedError(f"consumer of group '{self.group}' is closed")
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED

@@ -273,3 +273,31 @@ def test_a_task_that_broke_out_of_its_loop_is_not_waited_for(
             assert message.data == b"0"
 
     run(broker, scenario)
+
+
+def test_closing_a_consumer_that_is_starting_ends_the_start(
+    broker: JavaBroker,
+) -> None:
+    """Nothing of it goes on: `run` looks for tasks that are left."""
+    loading, go_on = asyncio.Event(), asyncio.Event()
+
+    class Slow(MemoryOffsets):
+        async def load(self, *args: Any, **named: Any) -> Any:
+            loading.set()
+            await go_on.wait()
+            return await super().load(*args, **named)
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer(
+            "g", ["test"], partitions=["0-0"], offsets=Slow(), **IDLE
+        )
+        starting = asyncio.create_task(consumer.start())
+        await loading.wait()
+        await consumer.close()
+        go_on.set()
+        with pytest.raises(ClosedError):
+            await starting
+        assert consumer.is_closed
+        assert not consumer.assignment()
+
+    run(broker, scenario)
