@@ -132,10 +132,7 @@ class AsyncConsumer:
             raise ClosedError("a consumer is started once; make another one")
         self._state = ConsumerState.JOINING
         try:
-            await self._source.start(self)
-            if self.is_closed:
-                await self._source.stop()
-                raise ClosedError(f"consumer of group '{self.group}' is closed")
+            await self._start_source()
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
@@ -157,6 +154,12 @@ class AsyncConsumer:
                 on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
+
+    async def _start_source(self) -> None:
+        await self._source.start(self)
+        if self.is_closed:
+            await self._source.stop()
+            raise ClosedError(f"consumer of group '{self.group}' is closed")
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")

@@ -9,7 +9,7 @@ and wait of the client is bounded by one of these fields. A value out of its ran
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -149,8 +149,16 @@ class ConsumerOptions:
     happens."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, zero=("start", "wait_s", "revoke_timeout_s"))
+        _check_numbers(self, zero=("wait_s", "revoke_timeout_s"))
+        _check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
+
+
+_NUMBERS: Final[dict[object, tuple[Any, str]]] = {
+    int: (int, "a whole number"),
+    float: (int | float, "a number"),
+    float | None: (int | float, "a number"),
+}
 
 
 def _check_numbers(
@@ -158,16 +166,35 @@ def _check_numbers(
     *,
     zero: Collection[str],
 ) -> None:
-    """Refuse numbers that are not above 0; those named in `zero` may be 0."""
+    """Refuse what is no number, or not above 0; those named in `zero` may be 0."""
     for field in fields(options):
-        value = getattr(options, field.name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        value, name = getattr(options, field.name), field.name
+        if field.type not in _NUMBERS or (value is None and field.type == float | None):
             continue
-        if field.name in zero:
-            if not value >= 0:
-                raise ConfigError(f"{field.name}: expected 0 or more, got {value}")
-        elif not value > 0:
-            raise ConfigError(f"{field.name}: expected more than 0, got {value}")
+        kind, what = _NUMBERS[field.type]
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ConfigError(f"{name}: expected {what}, got {value!r}")
+        _check_sign(name, value, may_be_zero=name in zero)
+
+
+def _check_sign(name: str, value: float, *, may_be_zero: bool) -> None:
+    if may_be_zero:
+        if not value >= 0:
+            raise ConfigError(f"{name}: expected 0 or more, got {value}")
+    elif not value > 0:
+        raise ConfigError(f"{name}: expected more than 0, got {value}")
+
+
+def _check_start(start: object) -> None:
+    if isinstance(start, str):
+        _check_choice("start", start, ("earliest", "latest"))
+    elif isinstance(start, int) and not isinstance(start, bool):
+        _check_sign("start", start, may_be_zero=True)
+    elif not isinstance(start, datetime | Mapping):
+        raise ConfigError(
+            "start: expected earliest, latest, a datetime, an offset or a mapping of"
+            f" them, got {start!r}"
+        )
 
 
 def _check_choice(name: str, value: object, choices: Collection[str]) -> None:
