@@ -32,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(SEED)
 
 
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of the collections that follow: one for each test."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header() -> str:
     """Print the seed where every report begins."""
     return f"seed: {SEED} (METAQ_SEED={SEED} repeats this run)"
