@@ -192,7 +192,10 @@ def test_order_holds_whatever_is_refused(
             await producer.send(text, key=str(sender % 2), timeout=0.05)
             await asyncio.sleep(rng.random() / 500)
 
-    async def trouble() -> None:
+    async def trouble(producer: AsyncOrderedProducer) -> None:
+        broker.close_partition("test", 0)
+        await until(lambda: producer.statistics().spooled_count)
+        broker.open_partition("test", 0)
         for _ in range(8):
             number = rng.randrange(2)
             broker.close_partition("test", number)
@@ -205,7 +208,7 @@ def test_order_holds_whatever_is_refused(
             producer = client.ordered_producer("test", "0:2", tmp_path, selector=by_key)
             async with producer:
                 await asyncio.gather(
-                    trouble(), *(send(producer, sender) for sender in range(4))
+                    trouble(producer), *(send(producer, sender) for sender in range(4))
                 )
                 await until(lambda: not waiting(producer))
                 found = producer.statistics()
