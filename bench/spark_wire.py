@@ -14,9 +14,7 @@ from bench.figures import TOPIC, Figure
 from bench.floor.spark_rows import FloorSource
 from bench.floor.spark_stream import FloorStream
 from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
-from metaq.client.session import parse_address
-from metaq.client.wire import WireConnection
-from metaq.clock import SystemClock
+from metaq.client import Client
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.testing.process import BrokerProcess
@@ -219,11 +217,6 @@ def idle(directory: Path, rounds: int) -> Figure:
 
 def request_count(broker: BrokerProcess) -> int:
     """Return how many gets, puts and offset queries a broker has had."""
-    address = parse_address(f"127.0.0.1:{broker.port}")
-    with WireConnection.open(address, timeout_s=10.0, clock=SystemClock()) as wire:
-        told = dict(
-            line.split(" ", 1)
-            for line in wire.stats(timeout_s=10.0).splitlines()
-            if " " in line
-        )
+    with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
+        (told,) = client.stats().values()
     return sum(int(told[name]) for name in ("cmd_get", "cmd_put", "cmd_offset"))

@@ -4,7 +4,8 @@ Theory of operation: the log is taken in pieces that follow one another byte by 
 wherever its records begin, so the next get is on its way before anybody has looked at
 the bytes of the last one. A reply that is shorter than asked (a segment ends there)
 makes what was asked behind it useless; it is dropped, and until a whole reply comes
-nothing is asked ahead.
+nothing is asked ahead. Replies come in on a loop thread of the reader's own while the
+caller is busy with the last piece.
 
 A connection that breaks, or an answer that does not come, is followed by another try
 at the same offset, until `retry_timeout_s` without a byte of progress.
@@ -12,20 +13,26 @@ at the same offset, until `retry_timeout_s` without a byte of progress.
 Not thread-safe; one thread owns a reader. Source: client spec 2.4.
 """
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from metaq.client.browse import BROWSER_GROUP
+from metaq.client.connection import BrokerConnection
 from metaq.client.errors import NoDataError
-from metaq.client.replies import Fetched, GetOutcome, parse_get
-from metaq.client.wire import BROWSER_GROUP, WireConnection, pump
+from metaq.client.loop_thread import LoopThread
+from metaq.client.options import ClientOptions
+from metaq.client.replies import Fetched, parse_get, parse_offset, require_ok
 from metaq.clock import Clock, SystemClock
-from metaq.errors import MetaqError, OffsetOutOfRangeError, RequestTimeoutError
+from metaq.errors import MetaqError, OffsetOutOfRangeError
 from metaq.model import MAX_OFFSET, Offset, TopicPartition
-from metaq.protocol.commands import Get, Reply
+from metaq.protocol.commands import Get, OffsetQuery, Reply, Result
+from metaq.protocol.encode import encode
+from metaq.protocol.status import Status
 from metaq.retry import Backoff
 from metaq.zk.znodes import BrokerAddress
 
@@ -44,8 +51,7 @@ class _Asked:
 
     offset: Offset
     size_bytes: int
-    deadline_s: float
-    replies: deque[Reply] = field(default_factory=deque)
+    reply: asyncio.Future[Reply]
 
 
 class LogReader:
@@ -74,7 +80,8 @@ class LogReader:
         self._timeout_s = timeout_s
         self._retry_timeout_s = retry_timeout_s
         self._clock = clock or SystemClock()
-        self._connection: WireConnection | None = None
+        self._thread: LoopThread | None = None
+        self._connection: BrokerConnection | None = None
         self._asked: deque[_Asked] = deque()
         self._ahead = AHEAD_MAX
 
@@ -91,10 +98,11 @@ class LogReader:
 
     def close(self) -> None:
         """Close the connection; harmless twice."""
-        self._asked.clear()
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._thread is not None and self._thread.is_usable:
+            try:
+                self._thread.run(self._disconnect())
+            finally:
+                self._thread.stop()
 
     def span(self) -> tuple[Offset, Offset] | None:
         """Return (log start, log end) now; None where the broker has no such log.
@@ -103,7 +111,7 @@ class LogReader:
             NoBrokerError, RequestTimeoutError: as `pieces`.
             WireError: the broker refused.
         """
-        return self._retry(self._ask_span)
+        return self._run(self._ask_span)
 
     def pieces(self, start: Offset, end: Offset) -> Iterator[bytes]:
         """Yield the log from `start` to `end`, each piece right behind the last one.
@@ -122,99 +130,143 @@ class LogReader:
         """
         position = start
         while position < end:
-            data = self._retry(partial(self._take, position, end))
+            data = self._run(partial(self._take, position, end))
             position = Offset(position + len(data))
             yield data
 
-    # -- inside -----------------------------------------------------------------------
+    def _run(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        if self._thread is None:
+            self._thread = LoopThread("metaq-log-reader")
+        return self._thread.run(self._retry(attempt))
 
-    def _retry(self, attempt: Callable[[], T]) -> T:
+    # -- on the loop ------------------------------------------------------------------
+
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
         give_up_s = self._clock.monotonic_s() + self._retry_timeout_s
         failures = 0
         while True:
             try:
-                return attempt()
+                return await attempt()
             except MetaqError as error:
-                self.close()
+                await self._disconnect()
                 failures += 1
-                wake_s = self._clock.monotonic_s() + BACKOFF.delay_s(failures)
+                delay_s = BACKOFF.delay_s(failures)
+                wake_s = self._clock.monotonic_s() + delay_s
                 if not error.retriable or wake_s >= give_up_s:
                     raise
-            # Nothing to move: it only waits.
-            pump([], deadline_s=wake_s, clock=self._clock)
+            await asyncio.sleep(delay_s)
 
-    def _connected(self) -> WireConnection:
-        if self._connection is None:
-            self._connection = WireConnection.open(
-                self._address, timeout_s=self._timeout_s, clock=self._clock
+    async def _disconnect(self) -> None:
+        self._drop_asked()
+        if self._connection is not None:
+            self._connection.close("the reader was closed")
+            self._connection = None
+
+    def _drop_asked(self) -> None:
+        for asked in self._asked:
+            if not asked.reply.cancel():
+                # Several gets fail with one connection; one error was raised.
+                asked.reply.exception()
+        self._asked.clear()
+
+    def _deadline_s(self) -> float:
+        return self._clock.monotonic_s() + self._timeout_s
+
+    async def _connected(self) -> BrokerConnection:
+        if self._connection is None or not self._connection.is_open:
+            self._drop_asked()
+            self._connection = await BrokerConnection.open(
+                self._address,
+                clock=self._clock,
+                deadline_s=self._deadline_s(),
+                options=ClientOptions(),
             )
         return self._connection
 
-    def _ask_span(self) -> tuple[Offset, Offset] | None:
-        connection = self._connected()
-        topic, number = self._partition.topic, self._partition.partition
-        start, end = (
-            connection.offset(topic, number, offset, timeout_s=self._timeout_s)
-            for offset in (0, MAX_OFFSET)
-        )
+    async def _ask_span(self) -> tuple[Offset, Offset] | None:
+        start = await self._ask_offset(Offset(0))
+        end = await self._ask_offset(MAX_OFFSET)
         return None if start is None or end is None else (start, end)
 
-    def _take(self, position: Offset, end: Offset) -> bytes:
+    async def _ask_offset(self, offset: Offset) -> Offset | None:
+        """Return the start of the segment with an offset, or the log's nearest end."""
+        connection = await self._connected()
+        query = OffsetQuery(
+            self._partition.topic,
+            BROWSER_GROUP,
+            self._partition.partition,
+            offset,
+            connection.next_opaque(),
+        )
+        reply = await connection.call(query, deadline_s=self._deadline_s())
+        if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+            return None
+        return parse_offset(require_ok(reply))
+
+    async def _take(self, position: Offset, end: Offset) -> bytes:
         """Return the next bytes, and leave the gets behind them in flight."""
+        connection = await self._connected()
         if self._asked and self._asked[0].offset != position:
-            self._asked.clear()
-        self._ask_ahead(position, end)
+            self._drop_asked()
+        self._ask_ahead(connection, position, end)
         asked = self._asked[0]
-        outcome = self._wait(asked)
+        outcome = parse_get(await asked.reply)
         if not isinstance(outcome, Fetched):
-            raise self._explain(position, end)
+            raise await self._explain(position, end)
         self._asked.popleft()
         data = outcome.data
         if len(data) < asked.size_bytes:
-            self._asked.clear()
+            self._drop_asked()
             self._ahead = 1
         else:
             self._ahead = AHEAD_MAX
-        self._ask_ahead(Offset(position + len(data)), end)
+        if connection.is_open:
+            self._ask_ahead(connection, Offset(position + len(data)), end)
         return data
 
-    def _ask_ahead(self, position: Offset, end: Offset) -> None:
+    def _ask_ahead(
+        self, connection: BrokerConnection, position: Offset, end: Offset
+    ) -> None:
         if self._asked:
             last = self._asked[-1]
             position = Offset(last.offset + last.size_bytes)
-        connection = self._connected()
         while len(self._asked) < self._ahead and position < end:
-            opaque = connection.next_opaque()
             size_bytes = min(GET_BYTES, end - position)
-            asked = _Asked(
-                position, size_bytes, self._clock.monotonic_s() + self._timeout_s
-            )
-            command = Get(
-                self._partition.topic,
-                BROWSER_GROUP,
-                self._partition.partition,
-                position,
-                size_bytes,
-                opaque,
-            )
-            connection.submit(command, opaque, asked.replies.append)
-            self._asked.append(asked)
+            self._asked.append(self._ask(connection, position, size_bytes))
             position = Offset(position + size_bytes)
 
-    def _wait(self, asked: _Asked) -> GetOutcome:
-        while not asked.replies:
-            one = [self._connected()]
-            if not pump(one, deadline_s=asked.deadline_s, clock=self._clock):
-                raise RequestTimeoutError(
-                    f"get of {self._partition} at {asked.offset} from {self._address}:"
-                    f" no answer within {self._timeout_s:g} s"
-                )
-        return parse_get(asked.replies.popleft())
+    def _ask(
+        self, connection: BrokerConnection, position: Offset, size_bytes: int
+    ) -> _Asked:
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
-    def _explain(self, position: Offset, end: Offset) -> MetaqError:
+        def on_reply(outcome: Reply | MetaqError) -> None:
+            if answer.done():
+                return
+            if isinstance(outcome, MetaqError):
+                answer.set_exception(outcome)
+            else:
+                answer.set_result(outcome)
+
+        opaque = connection.next_opaque()
+        command = Get(
+            self._partition.topic,
+            BROWSER_GROUP,
+            self._partition.partition,
+            position,
+            size_bytes,
+            opaque,
+        )
+        deadline_s = self._deadline_s()
+        connection.submit(
+            encode(command), opaque, on_reply, deadline_s=deadline_s, is_alone=True
+        )
+        return _Asked(position, size_bytes, answer)
+
+    async def _explain(self, position: Offset, end: Offset) -> MetaqError:
         """Return the error for an offset at which there is no data."""
-        self._asked.clear()
-        start, log_end = self._ask_span() or (Offset(0), Offset(0))
+        self._drop_asked()
+        start, log_end = await self._ask_span() or (Offset(0), Offset(0))
         if start <= position and end <= log_end:
             return NoDataError(
                 f"{self._partition}: no data at {position}, although the log of"

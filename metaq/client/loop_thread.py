@@ -1,8 +1,9 @@
 """An event loop on a thread of its own, under the objects of the sync world.
 
-One thread per client. Callers in any other thread hand it coroutines and wait; the
-thread is a daemon, so a program that forgets to close its client still ends, and a
-client that is open then is closed by an exit hook, which commits what was handled.
+One thread per client, log reader or sender of named batches. Callers in any other
+thread hand it coroutines and wait; the thread is a daemon, so a program that forgets to
+close its client still ends, and a client that is open then is closed by an exit hook,
+which commits what was handled.
 
 A fork copies neither the thread nor what its locks protect. In the child every call
 says so at once in place of waiting for a thread that is not there.

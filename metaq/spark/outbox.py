@@ -29,11 +29,10 @@ from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from metaq.client.discovery import Cluster as Brokers
-from metaq.client.publish import BATCH_RECORDS_MAX, BATCHES_IN_FLIGHT_MAX, Publisher
-from metaq.client.session import parse_address
+from metaq.client.named_batches import BATCH_RECORDS_MAX, NamedSender
+from metaq.client.options import IN_FLIGHT_BATCHES_MAX
 from metaq.errors import NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.sink_rows import Payloads, Router
 
@@ -123,11 +122,9 @@ class Outbox:
         self._find_outlets = find_outlets
         self._batch_bytes = batch_bytes
         self._router = Router({}, first_turn=name.turn)
-        self._addresses = {}  # type: ignore[var-annotated]  # of brokers, as parsed
+        self._addresses: dict[BrokerId, str] = {}
         self._sent: dict[TopicPartition, _Sent] = {}
-        self._publisher = Publisher(
-            Brokers(self._addresses), producer=name.producer, timeout_s=timeout_s
-        )
+        self._sender = NamedSender(self._addresses, timeout_s=timeout_s)
         for known, there in outlets.items():
             self._add_topic(known, there)
 
@@ -140,7 +137,7 @@ class Outbox:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._publisher.close()
+        self._sender.close()
 
     def put(self, batch: pa.RecordBatch) -> None:
         """Send rows; waits only while too much is in flight.
@@ -150,7 +147,7 @@ class Outbox:
 
         Raises:
             RowError: a row cannot be written; rows before it may have been.
-            MetaqError: as `Publisher.send`; outcomes are unknown.
+            MetaqError: as `NamedSender.send`; outcomes are unknown.
         """
         if self._topic is None:
             missing = self._router.missing(batch)
@@ -165,8 +162,8 @@ class Outbox:
         Raises:
             MetaqError: as `put`.
         """
-        self._publisher.flush()
-        done = self._publisher.statistics()
+        self._sender.flush()
+        done = self._sender.statistics()
         return Written(
             done.message_count,
             done.size_bytes,
@@ -178,7 +175,7 @@ class Outbox:
             raise NoBrokerError(f"no broker takes puts to topic '{topic}' now")
         self._router.add_topic(topic, there)
         for partition, address in there.items():
-            self._addresses[partition.broker_id] = parse_address(address)
+            self._addresses[partition.broker_id] = address
 
     def _send(self, partition: TopicPartition, new: Payloads) -> None:
         sent = self._sent.setdefault(partition, _Sent())
@@ -188,11 +185,11 @@ class Outbox:
             sent_bytes = ends[first - 1] if first else 0
             behind = bisect_right(ends, sent_bytes + self._batch_bytes)
             behind = min(max(behind, first + 1), first + BATCH_RECORDS_MAX)
-            chunk, place = divmod(sent.batch_count, BATCHES_IN_FLIGHT_MAX)
+            chunk, place = divmod(sent.batch_count, IN_FLIGHT_BATCHES_MAX)
             if not place:
                 sent.sequence = 0
             producer = self._name.producer
-            self._publisher.send_records(
+            self._sender.send(
                 partition,
                 payloads[first:behind],
                 flags[first:behind],

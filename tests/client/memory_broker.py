@@ -71,9 +71,7 @@ class MemoryBroker:
 
     def __exit__(self, *_args: object) -> None:
         self.stop_listening()
-        for sock in self._open:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+        self.drop_connections()
         for thread in self._threads:
             thread.join(5)
         for sock in self._open:
@@ -83,6 +81,11 @@ class MemoryBroker:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def drop_connections(self) -> None:
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def append(self, topic: str, partition: int, data: bytes) -> None:
         self.segments[topic, partition][-1] += data

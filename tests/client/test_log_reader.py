@@ -5,9 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from metaq.client.discovery import Cluster
+from metaq.client import Client, OutgoingMessage
 from metaq.client.log_reader import GET_BYTES, LogReader
-from metaq.client.publish import Publisher
 from metaq.client.session import parse_address
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
@@ -32,12 +31,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 def fill(broker: EmbeddedBroker) -> None:
-    cluster = Cluster({BrokerId(0): parse_address(broker.address)})
-    publisher = Publisher(cluster, producer="p", timeout_s=30.0)
-    for first in range(0, len(PAYLOADS), 50):
-        publisher.send(PARTITION, PAYLOADS[first : first + 50])
-    publisher.flush()
-    publisher.close()
+    messages = [OutgoingMessage(data, partition="0-0") for data in PAYLOADS]
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        producer.send_many(PARTITION.topic, messages)
 
 
 def payloads_in(data: bytes) -> list[bytes]:

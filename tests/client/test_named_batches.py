@@ -1,21 +1,38 @@
-"""`Publisher.send_records`: batches that are recognised in another run."""
+"""Named batches: recognised in another run, retried, counted; refusals that stop."""
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metaq.client import Client
-from metaq.client.discovery import Cluster
-from metaq.client.publish import Publisher, PublishStatistics
-from metaq.client.session import parse_address
+from metaq.client.errors import ConnectionLostError, GivenUpError
+from metaq.client.named_batches import (
+    TRIES_MAX,
+    NamedSender,
+    SentStatistics,
+    pieces_of,
+)
+from metaq.client.options import IN_FLIGHT_BATCHES_MAX
+from metaq.errors import ForbiddenError, NoBrokerError, RequestTimeoutError
 from metaq.model import BrokerId, TopicPartition
+from metaq.protocol.commands import Mput, Put, Result, Version
+from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
+from metaq.record.layout import HEADER_BYTES
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.paths import partition_name
-
-pytestmark = pytest.mark.slow
+from tests.client.memory_broker import JAVA, OURS, MemoryBroker
 
 PARTITION = TopicPartition("test", BrokerId(0), 0)
+ID = BrokerId(7)
+P0, P1 = TopicPartition("t", ID, 0), TopicPartition("t", ID, 1)
+
+
+# -- real brokers ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -25,29 +42,28 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield found
 
 
-def cluster_of(broker: EmbeddedBroker) -> Cluster:
-    return Cluster({BrokerId(0): parse_address(broker.address)})
+def sender_of(broker: EmbeddedBroker) -> NamedSender:
+    return NamedSender({BrokerId(0): broker.address}, timeout_s=20.0)
 
 
 def run(
     broker: EmbeddedBroker, batches: list[list[bytes]], spare: str
-) -> PublishStatistics:
+) -> SentStatistics:
     """Send batches as one run of a task does."""
-    publisher = Publisher(cluster_of(broker), producer="run", timeout_s=20.0)
     sequence = 0
-    for number, payloads in enumerate(batches):
-        publisher.send_records(
-            PARTITION,
-            payloads,
-            [0] * len(payloads),
-            producer="task",
-            sequence=sequence,
-            spare=f"{spare}-{number}",
-        )
-        sequence += len(payloads)
-    publisher.flush()
-    publisher.close()
-    return publisher.statistics()
+    with sender_of(broker) as sender:
+        for number, payloads in enumerate(batches):
+            sender.send(
+                PARTITION,
+                payloads,
+                [0] * len(payloads),
+                producer="task",
+                sequence=sequence,
+                spare=f"{spare}-{number}",
+            )
+            sequence += len(payloads)
+        sender.flush()
+        return sender.statistics()
 
 
 def stored(broker: EmbeddedBroker) -> list[bytes]:
@@ -57,6 +73,7 @@ def stored(broker: EmbeddedBroker) -> list[bytes]:
         return [message.data for message in messages]
 
 
+@pytest.mark.slow
 def test_another_run_stores_nothing_twice(broker: EmbeddedBroker) -> None:
     """Batches of one message are named too; what is new is stored."""
     batches = [[b"a", b"b"], [b"c"], [b"d", b"e"]]
@@ -66,6 +83,7 @@ def test_another_run_stores_nothing_twice(broker: EmbeddedBroker) -> None:
     assert (done.message_count, done.renamed_count) == (5, 0)
 
 
+@pytest.mark.slow
 def test_other_messages_under_the_same_numbers_are_never_lost(
     broker: EmbeddedBroker,
 ) -> None:
@@ -76,13 +94,278 @@ def test_other_messages_under_the_same_numbers_are_never_lost(
     assert (done.message_count, done.renamed_count) == (7, 2)
 
 
+@pytest.mark.slow
 def test_each_message_keeps_its_own_flag(broker: EmbeddedBroker) -> None:
     """Messages with and without attribute travel in one batch."""
     with_one, flag = encode_payload(b"data", "attribute")
-    publisher = Publisher(cluster_of(broker), producer="run", timeout_s=20.0)
-    publisher.send_records(
-        PARTITION, [with_one, b"bare"], [flag, 0], producer="p", sequence=0, spare="s"
-    )
-    publisher.flush()
-    publisher.close()
+    with sender_of(broker) as sender:
+        sender.send(
+            PARTITION,
+            [with_one, b"bare"],
+            [flag, 0],
+            producer="p",
+            sequence=0,
+            spare="s",
+        )
+        sender.flush()
     assert stored(broker) == [b"data", b"bare"]
+
+
+# -- brokers that misbehave -----------------------------------------------------------
+
+
+def sender_to(broker: MemoryBroker, timeout_s: float = 5) -> NamedSender:
+    return NamedSender({ID: str(broker.address)}, timeout_s=timeout_s)
+
+
+def send(
+    sender: NamedSender,
+    payloads: Sequence[bytes],
+    *,
+    to: TopicPartition = P0,
+    sequence: int = 0,
+) -> None:
+    flags = [0] * len(payloads)
+    sender.send(to, payloads, flags, producer="p", sequence=sequence, spare="s")
+
+
+def send_all(sender: NamedSender, count: int) -> None:
+    send(sender, [b"a"] * count)
+    sender.flush()
+
+
+@given(
+    sizes=st.lists(st.integers(min_value=0, max_value=200), min_size=1, max_size=60),
+    bytes_max=st.integers(min_value=20, max_value=400),
+    count_max=st.integers(min_value=1, max_value=10),
+    has_mput=st.booleans(),
+)
+def test_pieces_keep_order_and_limits(
+    sizes: list[int], bytes_max: int, count_max: int, has_mput: bool
+) -> None:
+    """Joined, they are the payloads; each is within both limits or single."""
+    payloads = [bytes(size) for size in sizes]
+    capabilities = Capabilities(
+        "v", has_mput=has_mput, batch_bytes_max=bytes_max, batch_records_max=count_max
+    )
+    pieces = [payloads[a:b] for a, b in pieces_of(payloads, capabilities)]
+    assert [p for piece in pieces for p in piece] == payloads
+    for piece in pieces:
+        size = sum(HEADER_BYTES + len(p) for p in piece)
+        is_within = has_mput and size <= bytes_max and len(piece) <= count_max
+        assert len(piece) == 1 or is_within
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "command"), [(OURS, Mput), (JAVA, Put)], ids=["ours", "java"]
+)
+def test_messages_arrive_once_in_order(
+    capabilities: Capabilities, command: type
+) -> None:
+    """Batches where they are announced, puts elsewhere: the log is the same."""
+    with MemoryBroker(capabilities) as broker, sender_to(broker) as sender:
+        wanted = [b"line %d" % n for n in range(2500)]
+        send(sender, wanted[:1200])
+        send(sender, [b"", b"other"], to=P1)
+        send(sender, wanted[1200:], sequence=1200)
+        sender.flush()
+        assert broker.payloads("t", 0) == wanted
+        assert broker.payloads("t", 1) == [b"", b"other"]
+        done = sender.statistics()
+        assert done == SentStatistics(2502, sum(map(len, wanted)) + 5, 0, 0)
+        kinds = {type(c) for c in broker.commands if not isinstance(c, Version)}
+        assert kinds == {command}
+
+
+def test_a_batch_that_is_too_large_is_numbered_on() -> None:
+    """Each piece carries the number of its first message."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        send(sender, [b"a"] * 150, sequence=7)
+        sender.flush()
+        batches = [c for c in broker.commands if isinstance(c, Mput)]
+        assert [(b.producer, b.sequence) for b in batches] == [("p", 7), ("p", 107)]
+
+
+def hang_up_at(number: int, seen: list[Mput]) -> Callable[[object], bool]:
+    """Return a `hang_up` for one batch in the order they come; all go to `seen`."""
+
+    def hang_up(command: object) -> bool:
+        if not isinstance(command, Mput):
+            return False
+        seen.append(command)
+        return len(seen) == number
+
+    return hang_up
+
+
+def test_a_broken_connection_is_mended_and_what_may_be_doubled_is_counted() -> None:
+    """Everything in flight is sent again, in order, under the same sequence."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        batches: list[Mput] = []
+        broker.hang_up = hang_up_at(2, batches)
+        wanted = [b"%d" % n for n in range(300)]
+        send(sender, wanted)
+        sender.flush()
+        stored = broker.payloads("t", 0)
+        assert stored[-200:] == wanted[-200:]
+        assert list(dict.fromkeys(stored)) == wanted
+        assert broker.connection_count == 2
+        done = sender.statistics()
+        assert done.message_count == 300
+        assert len(stored) - 300 <= done.doubtful_count <= 300
+        assert done.doubtful_count >= 100
+        assert batches[1].sequence in [b.sequence for b in batches[2:]]
+
+
+def test_a_batch_that_the_broker_recognises_is_not_doubtful() -> None:
+    """It was sent twice and is stored once."""
+    with (
+        MemoryBroker(replace(OURS, dedup=True)) as broker,
+        sender_to(broker) as sender,
+    ):
+        seen: list[Mput] = []
+        broker.hang_up = hang_up_at(1, seen)
+        send_all(sender, 50)
+        assert [(each.producer, each.sequence) for each in seen] == [("p", 0)] * 2
+        assert sender.statistics().doubtful_count == 0
+
+
+def test_a_connection_that_is_lost_between_batches_is_made_again() -> None:
+    """Nothing was in flight that could have told; nothing is doubtful."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        send_all(sender, 10)
+        is_lost = threading.Event()
+        sender._lanes[ID].connection.on_closed(lambda _reason: is_lost.set())
+        broker.drop_connections()
+        assert is_lost.wait(5)
+        send(sender, [b"b"] * 10, sequence=10)
+        sender.flush()
+        assert broker.payloads("t", 0) == [b"a"] * 10 + [b"b"] * 10
+        assert sender.statistics().message_count == 20
+
+
+def test_no_more_batches_are_in_flight_than_a_broker_remembers() -> None:
+    """Per partition; the sixth waits for an answer to the first."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        ahead: list[int] = []
+        sent = 0
+
+        def note(command: object) -> bool:
+            if isinstance(command, Mput):
+                ahead.append(sent - len(ahead))
+            return False
+
+        broker.hang_up = note
+        for number in range(20):
+            send(sender, [b"%d" % number] * 10, sequence=10 * number)
+            sent += 1
+        sender.flush()
+        assert len(broker.payloads("t", 0)) == 200
+        assert max(ahead) <= IN_FLIGHT_BATCHES_MAX
+
+
+@pytest.mark.slow
+def test_a_silent_broker_is_asked_again_and_then_given_up() -> None:
+    """The rounds are bounded, and the error says that the outcome is unknown."""
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+        broker.stay_silent = lambda command: isinstance(command, Mput)
+        with pytest.raises(RequestTimeoutError, match="outcome unknown"):
+            send_all(sender, 2)
+        puts = [c for c in broker.commands if isinstance(c, Mput)]
+        assert len(puts) == 1 + TRIES_MAX
+        assert sender.statistics().message_count == 0
+
+
+@pytest.mark.slow
+def test_a_broker_that_stays_away_is_given_up() -> None:
+    """The first cause and the last are both in the error."""
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+
+        def vanish(command: object) -> bool:
+            if isinstance(command, Mput):
+                broker.stop_listening()
+                return True
+            return False
+
+        broker.hang_up = vanish
+        with pytest.raises(GivenUpError, match=r"is lost.*; then "):
+            send_all(sender, 2)
+
+
+@pytest.mark.slow
+def test_a_broker_that_always_hangs_up_is_given_up() -> None:
+    """Reconnecting without any acknowledgement in between comes to an end."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        broker.hang_up = lambda command: isinstance(command, Mput)
+        with pytest.raises(ConnectionLostError):
+            send_all(sender, 2)
+
+
+def test_a_refusal_stops_at_once_and_is_not_repeated() -> None:
+    """A closed partition is an error with the broker's text; nothing is retried."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        broker.refuse = lambda command: (
+            Result(403, b"partition[7-0] has been closed", command.opaque)
+            if isinstance(command, Mput)
+            else None
+        )
+        for _ in range(2):
+            with pytest.raises(ForbiddenError, match="has been closed"):
+                send_all(sender, 2)
+        assert len([c for c in broker.commands if isinstance(c, Mput)]) == 1
+        assert broker.connection_count == 1
+        assert sender.statistics().message_count == 0
+
+
+def refuse_sequence(wanted: int) -> Callable[[object], Result | None]:
+    """Return a `refuse` that says 403 to the batch with this sequence."""
+    return lambda command: (
+        Result(403, b"low on space", command.opaque)
+        if isinstance(command, Mput) and command.sequence == wanted
+        else None
+    )
+
+
+def test_what_is_in_flight_at_a_refusal_is_heard_out() -> None:
+    """Batches around the refused one are counted as what they came to."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        broker.refuse = refuse_sequence(100)
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(sender, 450)
+        stored = len(broker.payloads("t", 0))
+        assert (sender.statistics().message_count, stored) == (350, 350)
+
+
+@pytest.mark.slow
+def test_after_a_refusal_a_silent_broker_leaves_an_unknown_outcome() -> None:
+    """Hearing out ends with the time of the last request."""
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.5) as sender:
+        broker.refuse = refuse_sequence(0)
+        broker.stay_silent = lambda command: (
+            isinstance(command, Mput) and command.sequence == 200
+        )
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(sender, 400)
+        assert sender.statistics().message_count == 200
+        assert broker.connection_count == 1
+
+
+def test_after_a_refusal_a_broken_connection_is_left_alone() -> None:
+    """Nothing is sent again: outcomes that the break hid are unknown."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        broker.refuse = refuse_sequence(0)
+        broker.hang_up = lambda command: (
+            isinstance(command, Mput) and command.sequence == 200
+        )
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_all(sender, 400)
+        assert sender.statistics().message_count == 100
+        assert broker.connection_count == 1
+
+
+def test_a_partition_of_an_unknown_broker_cannot_be_sent_to() -> None:
+    """The broker is named."""
+    with NamedSender({}, timeout_s=5) as sender:
+        with pytest.raises(NoBrokerError, match="broker 7"):
+            send(sender, [b"x"])
+        assert sender.statistics().message_count == 0

@@ -1,15 +1,11 @@
 """Real brokers for Spark tests, and messages in them."""
 
-import uuid
 from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from metaq.client import Client
-from metaq.client.discovery import Cluster
-from metaq.client.publish import Publisher
-from metaq.client.session import parse_address
+from metaq.client import Client, OutgoingMessage
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk.paths import partition_name
@@ -34,14 +30,10 @@ def publish(
 ) -> None:
     """Store messages in one partition, in order."""
     to = partition or tp(0)
-    cluster = Cluster({to.broker_id: parse_address(broker.address)})
-    publisher = Publisher(cluster, producer=uuid.uuid4().hex, timeout_s=30.0)
-    try:
-        for first in range(0, len(payloads), 4000):
-            publisher.send(to, payloads[first : first + 4000])
-        publisher.flush()
-    finally:
-        publisher.close()
+    name = partition_name(to)
+    messages = [OutgoingMessage(data, partition=name) for data in payloads]
+    with Client(brokers=[broker.address]) as client, client.producer() as producer:
+        producer.send_many(to.topic, messages)
 
 
 def options_of(*brokers: EmbeddedBroker, **more: Any) -> dict[str, Any]:

@@ -81,14 +81,14 @@ def test_a_topic_without_partitions_is_refused() -> None:
 
 
 class Recorder:
-    """In the place of the publisher: what was sent."""
+    """In the place of the sender: what was sent."""
 
     sent: list[tuple[str, int, tuple[bytes, ...]]]
 
     def __init__(self, *_args: object, **_more: object) -> None:
         self.sent = []
 
-    def send_records(
+    def send(
         self,
         _partition: object,
         payloads: Sequence[bytes],
@@ -116,13 +116,13 @@ def test_a_run_that_breaks_off_has_sent_the_beginning_of_a_whole_one(
     edges = [0, *(cut for cut in sorted(cuts) if cut < len(values)), len(values)]
     parts = [values[start:end] for start, end in pairwise(edges)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outboxes, "Publisher", Recorder)
+        patch.setattr(outboxes, "NamedSender", Recorder)
         runs = []
         for some in (parts, parts[:kept]):
             outbox = box({TOPIC: {tp(0): "h:1"}}, batch_bytes=1000)
             for part in some:
                 outbox.put(rows(part))
-            runs.append(outbox._publisher.sent)  # type: ignore[attr-defined]  # ours
+            runs.append(outbox._sender.sent)  # type: ignore[attr-defined]  # ours
     whole, broken = runs
     assert broken == whole[: len(broken)]
     assert [value for _p, _s, batch in whole for value in batch] == values
