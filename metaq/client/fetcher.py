@@ -280,6 +280,10 @@ class PartitionFetcher:
     # -- what goes wrong --------------------------------------------------------------
 
     def _on_error(self, error: MetaqError) -> None:
+        if self._pool.is_closed:
+            # The client goes, and the consumer with it: no trouble to tell of.
+            self.stop()
+            return
         self._error_count += 1
         # One line when the trouble begins: it may go on for hours.
         level = logging.DEBUG if self.last_error is not None else logging.WARNING

@@ -149,6 +149,11 @@ class ConnectionPool:
             ) from error
         return connection
 
+    @property
+    def is_closed(self) -> bool:
+        """Tell whether `close` was called."""
+        return self._is_closed
+
     async def close(self, *, deadline_s: float) -> None:
         """Close every connection; what is in flight on them hears of it.
 
