@@ -296,6 +296,7 @@ def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> 
         assert feed._buffered_bytes == feed._buffered_count == 0
 
 
+@pytest.mark.slow
 def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> None:
     """Those that were begun first too: what is in flight is bounded as a whole."""
     count = 16

@@ -158,6 +158,7 @@ def test_a_directory_that_another_one_uses_is_an_error(
     asyncio.run(scenario())
 
 
+@pytest.mark.slow
 def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
     """The handler gets it no more; it is parked when there is room."""
     fs, seen = FaultyFileSystem(), []

@@ -36,6 +36,7 @@ def test_round_robin_begins_with_the_second_partition() -> None:
     assert choose("u", parts("5-0"), MESSAGE) == parts("5-0")[0]
 
 
+@pytest.mark.slow
 @given(
     names=st.sets(
         st.tuples(st.integers(0, 20), st.integers(0, 9)), min_size=2, max_size=12
