@@ -1,6 +1,7 @@
 """One Spark session for all tests of this package: it takes seconds to start."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ def spark() -> Iterator[SparkSession]:
         before = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), before])))
         patch.setenv("PYSPARK_PYTHON", sys.executable)
+        interrupt = signal.getsignal(signal.SIGINT)
         session = (
             SparkSession.builder.master("local[2]")
             .appName("metaq tests")
@@ -29,5 +31,7 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.sql.session.timeZone", "UTC")
             .getOrCreate()
         )
+        # Spark takes Ctrl-C for itself; other tests of this process send it too.
+        signal.signal(signal.SIGINT, interrupt)
         yield session
         session.stop()
