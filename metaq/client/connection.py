@@ -332,16 +332,8 @@ class BrokerConnection:
         assert not isinstance(command, Quit), "a quit is not answered"
         answer: asyncio.Future[Reply] = self._loop.create_future()
 
-        def on_reply(outcome: Reply | MetaqError) -> None:
-            if answer.done():
-                return
-            if isinstance(outcome, MetaqError):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
-
         frame = encode(command)
-        self.submit(frame, command.opaque, on_reply, deadline_s=deadline_s)
+        self.submit(frame, command.opaque, settling(answer), deadline_s=deadline_s)
         return await answer
 
     # -- the end ----------------------------------------------------------------------
@@ -500,6 +492,20 @@ class BrokerConnection:
         # Large frames are on their way, in front of it or in front of its reply.
         deadline_s = now_s + timeout_s - quiet_s
         self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
+
+
+def settling(answer: asyncio.Future[Reply]) -> OnReply:
+    """Return what hands a reply, or its error, to somebody who awaits `answer`."""
+
+    def on_reply(outcome: Reply | MetaqError) -> None:
+        if answer.done():
+            return
+        if isinstance(outcome, MetaqError):
+            answer.set_exception(outcome)
+        else:
+            answer.set_result(outcome)
+
+    return on_reply
 
 
 def ignore(_value: object) -> None:

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from metaq.client.browse import BROWSER_GROUP
-from metaq.client.connection import BrokerConnection
+from metaq.client.connection import BrokerConnection, settling
 from metaq.client.errors import NoDataError
 from metaq.client.loop_thread import LoopThread
 from metaq.client.options import ClientOptions
@@ -240,14 +240,6 @@ class LogReader:
     ) -> _Asked:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
-        def on_reply(outcome: Reply | MetaqError) -> None:
-            if answer.done():
-                return
-            if isinstance(outcome, MetaqError):
-                answer.set_exception(outcome)
-            else:
-                answer.set_result(outcome)
-
         opaque = connection.next_opaque()
         command = Get(
             self._partition.topic,
@@ -259,7 +251,11 @@ class LogReader:
         )
         deadline_s = self._deadline_s()
         connection.submit(
-            encode(command), opaque, on_reply, deadline_s=deadline_s, is_alone=True
+            encode(command),
+            opaque,
+            settling(answer),
+            deadline_s=deadline_s,
+            is_alone=True,
         )
         return _Asked(position, size_bytes, answer)
 

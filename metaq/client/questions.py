@@ -117,9 +117,7 @@ async def nearest_offset(
         )
 
     reply = await ask(context, partition, make, deadline_s=deadline_s)
-    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
-        return None
-    return parse_offset(require_ok(reply))
+    return _offset_in(reply)
 
 
 async def offset_at(
@@ -146,9 +144,7 @@ async def offset_at(
     """
     question = TimeQuestion(max(0, moment))
     reply = await _ask_spans(context, partition, Offset(0), question, deadline_s)
-    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
-        return None
-    return parse_offset(require_ok(reply))
+    return _offset_in(reply)
 
 
 async def count_between(
@@ -238,3 +234,10 @@ async def _ask_spans(
         return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
 
     return await ask(context, partition, make, deadline_s=deadline_s)
+
+
+def _offset_in(reply: Reply) -> Offset | None:
+    """Return the offset that a question was answered with; None without a log."""
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        return None
+    return parse_offset(require_ok(reply))

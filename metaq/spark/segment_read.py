@@ -20,7 +20,7 @@ from metaq.spark.segment_files import FileKind
 from metaq.spark.segment_plan import BoundedSplit
 from metaq.spark.segment_source import open_source
 from metaq.spark.segment_splits import Split
-from metaq.storage.damage import apart, check_tail
+from metaq.storage.damage import Tail, apart, check_tail
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.walk import WINDOW_BYTES
@@ -122,13 +122,20 @@ def _decode(
 
 def _readable_end(fs: FileSystem, split: Split) -> Offset:
     """Return where the last whole record ends, as a broker would find it at a start."""
-    if not split.may_be_torn:
-        return split.end
+    return tail_of(fs, split).end if split.may_be_torn else split.end
+
+
+def tail_of(fs: FileSystem, split: Split) -> Tail:
+    """Judge bytes of an active segment that its index does not cover, as storage does.
+
+    Raises:
+        StorageError: the disk refused.
+    """
     base = split.file.base_offset
     segment = Segment(split.file.path, base, SizeBytes(split.end - base))
     file = fs.open_read(segment.path)
     try:
-        tail = check_tail(
+        return check_tail(
             file,
             segment,
             split.start,
@@ -138,4 +145,3 @@ def _readable_end(fs: FileSystem, split: Split) -> Offset:
         )
     finally:
         file.close()
-    return tail.end

@@ -414,7 +414,6 @@ class PartitionLog:
             open_file,
             segment.position_of(offset),
             SizeBytes(end - offset),
-            is_active=is_active,
         )
 
     def nearest_offset(self, offset: Offset) -> Offset:

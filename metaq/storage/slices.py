@@ -93,15 +93,10 @@ class OpenFiles:
 class Slice:
     """A readable range of one segment; the holder calls `release` exactly once."""
 
-    __slots__ = ("_open_file", "is_active", "position", "size_bytes")
+    __slots__ = ("_open_file", "position", "size_bytes")
 
     def __init__(
-        self,
-        open_file: OpenFile,
-        position: Position,
-        size_bytes: SizeBytes,
-        *,
-        is_active: bool,
+        self, open_file: OpenFile, position: Position, size_bytes: SizeBytes
     ) -> None:
         """Take over one use of `open_file`."""
         self._open_file = open_file
@@ -109,8 +104,6 @@ class Slice:
         """Where in the file it starts."""
         self.size_bytes = size_bytes
         """Its length, 1 or more; these bytes do not change any more."""
-        self.is_active = is_active
-        """Whether it was cut from the active segment, whose tail is in page cache."""
 
     def fileno(self) -> int:
         """Return the descriptor for sendfile; valid until `release`."""

@@ -22,7 +22,7 @@ def fs() -> FaultyFileSystem:
 
 def cut(files: OpenFiles, name: str) -> Slice:
     open_file = files.acquire(Path("/") / name)
-    return Slice(open_file, Position(2), SizeBytes(3), is_active=False)
+    return Slice(open_file, Position(2), SizeBytes(3))
 
 
 def test_a_file_is_opened_once_and_kept(fs: FaultyFileSystem) -> None:

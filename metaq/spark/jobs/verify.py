@@ -20,10 +20,9 @@ from metaq.spark.segment_files import FileKind, SegmentFile, find_segments
 from metaq.spark.segment_filters import PushedFilters
 from metaq.spark.segment_options import BYTES_PER_PARTITION, SegmentOptions
 from metaq.spark.segment_plan import plan_query
-from metaq.spark.segment_read import read_split
+from metaq.spark.segment_read import read_split, tail_of
 from metaq.spark.segment_splits import Split
-from metaq.storage.damage import apart, check_part, check_tail
-from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.damage import apart, check_part
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import SpanIndex, read_index
 from metaq.storage.walk import WINDOW_BYTES
@@ -198,20 +197,7 @@ def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
 
 def _check_torn(fs: FileSystem, split: Split) -> CheckedSplit:
     """Check bytes of an active segment that its index does not cover."""
-    base = split.file.base_offset
-    segment = Segment(split.file.path, base, SizeBytes(split.end - base))
-    plain = fs.open_read(segment.path)
-    try:
-        tail = check_tail(
-            plain,
-            segment,
-            split.start,
-            unsynced_bytes_max=GROUP_BYTES_MAX,
-            span_bytes_min=WINDOW_BYTES,
-            time_ms=plain.mtime_ms(),
-        )
-    finally:
-        plain.close()
+    tail = tail_of(fs, split)
     count = sum(span.record_count for span in tail.spans)
     torn = SizeBytes(split.end - tail.end)
     return CheckedSplit(count, split.size_bytes, torn, tail.damage)
