@@ -66,8 +66,7 @@ def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figur
     ):
         load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
         for _ in range(rounds):
-            counter = load.fixed_size_counter(PUT_REPLY_BYTES)
-            seconds = load.pipeline(floor_port, work, in_flight, counter)
+            seconds = load.pipeline(floor_port, work, in_flight, load.ok_counter())
             figure.floor.append(count / seconds)
             seconds = load.pipeline(broker.port, work, in_flight, load.ok_counter())
             figure.broker.append(count / seconds)
@@ -99,8 +98,7 @@ def mput(directory: Path, rounds: int) -> Figure:
     ):
         load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
         for _ in range(rounds):
-            counter = load.fixed_size_counter(PUT_REPLY_BYTES)
-            seconds = load.pipeline(floor_port, work, in_flight, counter)
+            seconds = load.pipeline(floor_port, work, in_flight, load.ok_counter())
             figure.floor.append(count / seconds)
             seconds = load.pipeline(broker.port, work, in_flight, load.ok_counter())
             figure.broker.append(count / seconds)

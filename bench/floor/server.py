@@ -2,8 +2,9 @@
 
     python -m bench.floor.server FRAME_BYTES REPLY_BYTES DATA_DIR
 
-Every FRAME_BYTES received count as one request. Like the broker it receives on one
-thread and writes and syncs on another while the next group fills; unlike the broker
+Every FRAME_BYTES received count as one request; its reply begins like a broker's, so
+that whoever counts replies has the same work with both. Like the broker it receives on
+one thread and writes and syncs on another while the next group fills; unlike the broker
 it knows nothing of what it writes. Prints its port.
 """
 
@@ -76,4 +77,5 @@ def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> N
 
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
-    serve(int(sys.argv[1]), b"r" * int(sys.argv[2]), Path(sys.argv[3]) / "floor.log")
+    reply = b"result 200 ".ljust(int(sys.argv[2]), b"r")
+    serve(int(sys.argv[1]), reply, Path(sys.argv[3]) / "floor.log")

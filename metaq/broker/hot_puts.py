@@ -15,6 +15,10 @@ The loop is flat on purpose: a call, an object or an attribute chain per message
 what the whole rest of a message does. One message adds two pieces to the list of
 chunks and three values to the list of replies; one run is one append and one ticket.
 
+A head that many messages in a row had is expected again: what follows is tried as a
+*row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
+leaves all of it to the loop, and no row is expected until there was one again.
+
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
     Invariant: heads resolved under an older `topics.epoch` are never used.
@@ -22,11 +26,13 @@ chunks and three values to the list of replies; one run is one append and one ti
 Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
 
+from itertools import repeat
 from typing import Final, Protocol
 from zlib import crc32
 
-from metaq.broker.acks import Answerer, append_run, count_puts
+from metaq.broker.acks import REPLY_FIELDS, Answerer, append_run, count_puts
 from metaq.broker.context import BrokerContext
+from metaq.broker.put_row import ROW_MIN, ROW_PAYLOAD_BYTES_MAX, PutRow, PutRowReader
 from metaq.errors import RemoteProtocolError, WireError
 from metaq.model import LogId, MessageId
 from metaq.protocol.java import parse_i32
@@ -63,12 +69,13 @@ class _Run:
 class _Head:
     """A resolved head: how long the payload is, and where it goes."""
 
-    __slots__ = ("flag", "length", "run")
+    __slots__ = ("flag", "length", "reader", "run")
 
     def __init__(self, run: _Run, length: int, flag: int) -> None:
         self.run = run
         self.length = length
         self.flag = flag
+        self.reader: PutRowReader | None = None
 
 
 class HotPuts:
@@ -79,6 +86,7 @@ class HotPuts:
         self._context = context
         self._heads: dict[bytes, _Head] = {}
         self._runs: dict[LogId, _Run] = {}
+        self._expected: _Head | None = None
         self._epoch = 0
         self._length_max = context.config.limits.payload_bytes_max
 
@@ -94,12 +102,32 @@ class HotPuts:
         if self._epoch != self._context.topics.epoch:
             self._heads.clear()
             self._runs.clear()
+            self._expected = None
             self._epoch = self._context.topics.epoch
+        return self._take_row(buffer) + self._take_each(buffer)
+
+    def _take_row(self, buffer: UnparsedBytes) -> int:
+        """Take a row of puts that all have the head of those before them."""
+        head = self._expected
+        if head is None or head.reader is None:
+            return 0
+        row = head.reader.read(buffer.data, buffer.position)
+        first_id = int(self._context.ids.peek())
+        if row is None or (first_id & SEQUENCE_MASK) + len(row.opaques) > SEQUENCE_MASK:
+            self._expected = None
+            return 0
+        buffer.position = row.end
+        ids = range(first_id, first_id + len(row.opaques))
+        self._context.ids.advance_to(MessageId(ids.stop))
+        return self._append(_fill(head, row, ids))
+
+    def _take_each(self, buffer: UnparsedBytes) -> int:
+        """Take ordinary puts one by one, whatever their heads are."""
         data, position = buffer.data, buffer.position
         size, find, pack = len(data), data.find, HEADER.pack
         active: list[_Run] = []
         first_id = self._context.ids.peek()
-        next_id = int(first_id)
+        next_id = since_id = int(first_id)
         # What the head of the message before this one stood for: most follow suit.
         last_name, length, flag, offset = b"", 0, 0, 0
         run: _Run | None = None
@@ -117,6 +145,7 @@ class HotPuts:
                 if run is not None:
                     run.offset = offset
                 last_name, run, length, flag = name, head.run, head.length, head.flag
+                since_id = next_id
                 chunks, flat = run.chunks, run.flat
                 if not chunks:
                     run.offset = run.log.next_offset
@@ -146,8 +175,16 @@ class HotPuts:
         run.offset = offset
         buffer.position = position
         self._context.ids.advance_to(MessageId(next_id))
+        if next_id - since_id >= ROW_MIN and length <= ROW_PAYLOAD_BYTES_MAX:
+            self._expect(last_name)
         # The last one may have met its head only, and no put that it could take.
         return sum([self._append(run) for run in active if run.chunks])
+
+    def _expect(self, name: bytes) -> None:
+        """Expect a row of puts with this head: there was one just now."""
+        self._expected = head = self._heads[name]
+        if head.reader is None:
+            head.reader = PutRowReader(name, head.length)
 
     def _append(self, run: _Run) -> int:
         """Hand what a run gathered to its log; return the number of puts."""
@@ -196,6 +233,23 @@ class HotPuts:
             self._heads.clear()
         head = self._heads[name] = _Head(run, length, flag)
         return head
+
+
+def _fill(head: _Head, row: PutRow, ids: range) -> _Run:
+    """Make a row, with these ids, the run of its head; column by column."""
+    run, count, size = head.run, len(ids), HEADER_BYTES + head.length
+    offset = run.log.next_offset
+    run.offset = offset + count * size
+    run.flat = [0] * (REPLY_FIELDS * count)
+    run.flat[0::REPLY_FIELDS] = row.opaques
+    run.flat[1::REPLY_FIELDS] = ids
+    run.flat[2::REPLY_FIELDS] = range(offset, run.offset, size)
+    run.chunks = [b""] * (2 * count)
+    run.chunks[0::2] = map(
+        HEADER.pack, repeat(head.length), row.checksums, ids, repeat(head.flag)
+    )
+    run.chunks[1::2] = row.payloads
+    return run
 
 
 def read_opaque(token: bytes) -> int | None:

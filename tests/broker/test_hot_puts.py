@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.broker.hot_puts import HEADS_MAX, HotPuts, read_opaque
+from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
 from metaq.testing.broker import Peer, running_broker
 from metaq.testing.clock import ManualClock
@@ -74,9 +75,16 @@ OTHERS = st.sampled_from(
         b"offset test g 0 0 5\r\n",
     ]
 )
+ROWS = st.builds(
+    lambda opaques, payload: b"".join(put(payload=payload, opaque=o) for o in opaques),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROW_MIN, max_size=2 * ROW_MIN),
+    st.sampled_from([b"", b"hello", b"\r\nput test 0 5 0 907060870 7\r\nhello"]),
+)
+"""Many puts with one head."""
+
 FRAMES = st.builds(
     lambda frames, last: [*frames, *last],
-    st.lists(ORDINARY | ORDINARY | ODD_PUTS | OTHERS, max_size=30),
+    st.lists(ORDINARY | ORDINARY | ODD_PUTS | OTHERS | ROWS, max_size=30),
     st.lists(BROKEN, max_size=1),
 )
 
@@ -169,6 +177,65 @@ def test_each_oddity_alone_is_treated_the_same(frame: bytes, tmp_path: Path) -> 
     general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
     assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
     assert hot[1:] == general[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        put(opaque="2147483648"),
+        put(opaque="-2147483649"),
+        put(opaque=-(2**31)),
+        put(opaque="-0"),
+        put(opaque="007"),
+        put(opaque="+7"),
+        put(opaque="1" * 11),
+        put(opaque="٣"),
+        put(checksum=1),
+        put(checksum=-1),
+        put(checksum="0907060870"),
+        put(checksum="907060870 "),
+        put(payload=b"hell\n"),
+        put(payload=b"longer"),
+        put(payload=b"short", length=4),
+        put(partition=1),
+        put(flag=1),
+        put(topic="meta-test"),
+        b"version 3\r\n",
+        b"quit\r\n",
+        b"put test 0 5 0 907060870 7\nhello",
+    ],
+)
+def test_an_oddity_in_a_row_is_treated_the_same(frame: bytes, tmp_path: Path) -> None:
+    """Row, row with one odd frame in its middle, and a frame that is cut in two."""
+    row = b"".join(put(opaque=o) for o in range(ROW_MIN))
+    pieces = [put(), put(partition=1), put(topic="meta-test"), row, row + frame + row]
+    pieces += [row + put()[:-2], put()[-2:] + row]
+    hot = asyncio.run(run(tmp_path / "hot", pieces, is_hot=True))
+    general = asyncio.run(run(tmp_path / "general", pieces, is_hot=False))
+    assert sorted(_frames(hot[0])) == sorted(_frames(general[0]))
+    assert hot[1:] == general[1:]
+
+
+def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
+    """What one row taught is used for the next one, and forgotten with the heads."""
+    row = b"".join(put(opaque=o) for o in range(ROW_MIN))
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            await peer.ask(put())
+            hot, taken = peer.session._hot, []
+            original = hot._take_row
+            hot._take_row = lambda buffer: taken.append(original(buffer)) or taken[-1]
+            for _ in range(3):
+                assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
+            assert sum(taken) == 2 * ROW_MIN
+            broker.context.topics.close_partitions("test", start=0, end=0)
+            assert (await peer.ask(row)).count(b"result 403") == ROW_MIN
+            assert sum(taken) == 2 * ROW_MIN
+
+    asyncio.run(scenario())
 
 
 def _frames(raw: object) -> list[bytes]:
