@@ -18,11 +18,13 @@ from metaq.testing.process import BrokerProcess
 COUNT = 1_000_000
 GROUP = "bench-readers"
 BATCH = 4000
+BACKLOG_BYTES = 10 * 1024 * MIB
+BACKLOG_PAYLOAD = bytes(1024)
 
 
-def fill(broker: BrokerProcess, count: int) -> None:
-    """Put `count` messages of 128 B."""
-    frame = load.mput_frame(TOPIC, PAYLOAD, BATCH, 1)
+def fill(broker: BrokerProcess, count: int, payload: bytes = PAYLOAD) -> None:
+    """Put `count` messages, a multiple of BATCH."""
+    frame = load.mput_frame(TOPIC, payload, BATCH, 1)
     work = load.Blocks([frame] * (count // BATCH), 1)
     load.pipeline(broker.port, work, 8, load.ok_counter())
 
@@ -158,23 +160,24 @@ def _p99(samples: list[float]) -> float:
 
 
 def consumer_memory(directory: Path, rounds: int) -> Figure:
-    """Growth of a consumer's memory from the first tenth of a 2 GiB backlog to its end.
+    """Growth of a consumer's memory over the last nine tenths of a 10 GiB backlog.
 
     The default bound on fetched bytes is 16 MiB.
     """
     figure = Figure(
-        "consumer on a backlog of 2 GiB: growth of resident memory",
+        "consumer on a backlog of 10 GiB: growth of resident memory",
         "MiB",
         [],
         at_least="flat",
     )
-    total = 2048 * MIB // RECORD_BYTES // BATCH * BATCH
+    record_bytes = len(BACKLOG_PAYLOAD) + load.HEADER.size
+    total = BACKLOG_BYTES // record_bytes // BATCH * BATCH
     script = (
         "import sys; from bench.consuming import grow; print(grow(*map(int,"
         " sys.argv[1:])))"
     )
     with BrokerProcess(directory / "backlog", topic=TOPIC) as broker:
-        fill(broker, total)
+        fill(broker, total, BACKLOG_PAYLOAD)
         for _ in range(rounds):
             done = subprocess.run(
                 [sys.executable, "-c", script, str(broker.port), str(total)],
