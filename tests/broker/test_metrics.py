@@ -9,7 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from metaq.broker.health import (
     Alarm,
 )
-from metaq.broker.metrics import LOG_SERIES_MAX, METRICS, render_metrics
+from metaq.broker.metric_table import LOG_SERIES_MAX, METRICS
+from metaq.broker.metrics import render_metrics
 from metaq.broker.status import (
     BrokerStatus,
     CommandStatus,
