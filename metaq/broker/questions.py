@@ -27,7 +27,8 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.encode import encode_result
 from metaq.protocol.status import Status
-from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 from metaq.storage.span_queries import (
     count_records,

@@ -23,6 +23,7 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import AppendTicket, Post
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
+from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
     RecoveredPartition,
@@ -31,7 +32,7 @@ from metaq.storage.opening import (
     recover_partitions,
     refuse_twins,
 )
-from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import Batch, ProducerTable
 from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention_run import (

@@ -13,24 +13,18 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
 * When an append finds no room, everything in flight fails with it, `next_offset` goes
   back to the log end, and the epoch grows (see `appender.py`).
 
-    OPEN ----damage----> STOPPED     puts are refused, gets outside damage go on
-    OPEN, STOPPED --disk error--> OFFLINE    nothing is believed until a restart
-    any --close--> CLOSING --closed--> CLOSED
-
 Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
 of them changes. Source: broker spec 2.4 to 2.8.
 """
 
-import enum
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from metaq.errors import (
     ClosedError,
-    CorruptRecordError,
     DiskError,
     LogOfflineError,
     NoSpaceError,
@@ -40,93 +34,14 @@ from metaq.errors import (
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.appender import AppendRequest, AppendTicket, Progress
 from metaq.storage.log_dir import LogDir
+from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import Batch, ProducerTable
+from metaq.storage.readable import find_readable
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.segments import Segments
 from metaq.storage.slices import OpenFiles, Slice
 from metaq.storage.waiters import Waiters, WaitHandle
-
-
-class LogState(enum.Enum):
-    """What a partition log may be asked."""
-
-    OPEN = "open"
-    """Everything."""
-    STOPPED = "stopped"
-    """Gets outside the damaged ranges."""
-    OFFLINE = "offline"
-    """Nothing: its data directory had a disk error."""
-    CLOSING = "closing"
-    """Gets; appends in flight are being finished."""
-    CLOSED = "closed"
-    """Nothing."""
-
-
-class LogEvent(enum.Enum):
-    """What happens to a partition log."""
-
-    DAMAGE = "damage"
-    DISK_ERROR = "disk error"
-    CLOSE = "close"
-    CLOSED = "closed"
-
-
-TRANSITIONS: Final[dict[tuple[LogState, LogEvent], LogState]] = {
-    (LogState.OPEN, LogEvent.DAMAGE): LogState.STOPPED,
-    (LogState.STOPPED, LogEvent.DAMAGE): LogState.STOPPED,
-    (LogState.CLOSING, LogEvent.DAMAGE): LogState.CLOSING,
-    (LogState.OPEN, LogEvent.DISK_ERROR): LogState.OFFLINE,
-    (LogState.STOPPED, LogEvent.DISK_ERROR): LogState.OFFLINE,
-    (LogState.OPEN, LogEvent.CLOSE): LogState.CLOSING,
-    (LogState.STOPPED, LogEvent.CLOSE): LogState.CLOSING,
-    (LogState.OFFLINE, LogEvent.CLOSE): LogState.CLOSING,
-    (LogState.CLOSING, LogEvent.CLOSED): LogState.CLOSED,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogStatistics:
-    """A snapshot of one partition log."""
-
-    log_id: LogId
-    """Which partition."""
-    state: LogState
-    """What it may be asked."""
-    is_group_commit: bool
-    """Whether an acknowledged record is on disk (else: soon, see the interval)."""
-    log_start: Offset
-    """First readable offset."""
-    high_watermark: Offset
-    """Offset behind the last readable byte."""
-    log_end: Offset
-    """Offset behind the last byte written."""
-    next_offset: Offset
-    """Where the next append will lie."""
-    size_bytes: SizeBytes
-    """Bytes on disk: log end - log start."""
-    segment_count: int
-    """Files, the active one included."""
-    record_count: int
-    """Records stored, as far as they are known to the span index."""
-    append_count: int
-    """Appends answered with success since the log was opened."""
-    refused_count: int
-    """Appends that were refused or failed since the log was opened."""
-    in_flight_count: int
-    """Appends queued and not yet answered."""
-    waiter_count: int
-    """Long polls."""
-    producer_count: int
-    """Producers whose batches are remembered."""
-    forgotten_count: int
-    """Producers that were forgotten because there are too many."""
-    sync_count: int
-    """Syncs since the log was opened."""
-    sync_s: float
-    """Time they took together, seconds."""
-    damage: tuple[str, ...]
-    """One line per damaged range."""
 
 
 class PartitionLog:
@@ -384,29 +299,14 @@ class PartitionLog:
             raise self._refusal()
         if not self._log_start <= offset < self._high_watermark:
             raise self._out_of_range(offset, self._log_start)
-        end = min(self._high_watermark, offset + max(1, max_bytes))
-        for damage in self._damage:
-            if damage.covers(offset):
-                raise CorruptRecordError(
-                    f"partition {self.log_id}: {damage}",
-                    next_good_offset=damage.next_good_offset,
-                )
-            if damage.offset > offset:
-                end = min(end, damage.offset)
-        segment = self._segments.find(offset)
-        if segment is None:
-            following = self._segments.following(offset)
-            raise CorruptRecordError(
-                f"partition {self.log_id}: no segment holds offset {offset}",
-                next_good_offset=following.base_offset if following else None,
-            )
-        is_active = segment is self._segments.active
-        if not is_active:
-            end = min(end, segment.end_offset)
+        limit = min(self._high_watermark, offset + max(1, max_bytes))
+        segment, end = find_readable(
+            self.log_id, self._segments, self._damage, offset, limit
+        )
         try:
             open_file = self._files.acquire(segment.path)
         except DiskError as error:
-            if error.errno_name == "ENOENT" and not is_active:
+            if error.errno_name == "ENOENT" and segment is not self._segments.active:
                 # Retention has removed the file and its report is on the way.
                 raise self._out_of_range(offset, segment.end_offset) from error
             raise

@@ -24,8 +24,8 @@ from metaq.storage.log_dir import (
     StorageThread,
 )
 from metaq.storage.log_manager import OfflineDirectory
+from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX
-from metaq.storage.partition_log import LogState
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, keep_none
 from metaq.testing.storage import StorageBench, Ticket

@@ -16,8 +16,8 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.log_manager import LogManager
+from metaq.storage.log_state import LogState
 from metaq.storage.opening import log_directory_name, parse_log_directory_name
-from metaq.storage.partition_log import LogState
 from metaq.storage.segment import Damage
 from metaq.testing.fs import FaultyFileSystem, keep_all
 from metaq.testing.storage import StorageBench, Ticket

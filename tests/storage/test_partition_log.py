@@ -22,8 +22,9 @@ from metaq.model import LogId, Offset, SizeBytes
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import log_writer
 from metaq.storage.appender import Progress
+from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX
-from metaq.storage.partition_log import TRANSITIONS, LogEvent, LogState, PartitionLog
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Damage
 from metaq.testing.fs import FaultyFileSystem, Operation, keep_none
 from metaq.testing.storage import StorageBench, Ticket

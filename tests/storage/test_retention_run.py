@@ -15,7 +15,8 @@ from metaq.config import (
 )
 from metaq.errors import OffsetOutOfRangeError
 from metaq.model import Millis, Offset
-from metaq.storage.partition_log import LogState, PartitionLog
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.segment import Damage
 from metaq.testing.clock import ManualClock

@@ -14,7 +14,7 @@ from metaq.broker.realtime import OPERATIONS
 from metaq.config import TopicConfig
 from metaq.protocol.commands import Stats
 from metaq.protocol.version import SERVER_VERSION
-from metaq.storage.partition_log import LogStatistics
+from metaq.storage.log_state import LogStatistics
 
 _HELP = (
     "*EMPTY* Returns broker info.",
