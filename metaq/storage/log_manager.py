@@ -10,7 +10,7 @@ by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,7 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import AppendTicket, Post
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
+from metaq.storage.log_pictures import picture_directory
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
@@ -35,13 +36,7 @@ from metaq.storage.opening import (
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import Batch, ProducerTable
 from metaq.storage.recovery import RecoveredLog
-from metaq.storage.retention_run import (
-    DirectoryPicture,
-    LogPicture,
-    Retention,
-    RetentionReport,
-)
-from metaq.storage.scrub import ScrubTarget
+from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.segments import Segments
 from metaq.storage.slices import OpenFiles
@@ -54,9 +49,6 @@ FREE_SPACE_LOW_S: Final = 1.0
 
 NO_MESSAGE_ID: Final = MessageId(-1)
 """What `last_message_id` says when no record with an id of ours is stored."""
-
-_FOR_EVER_MS: Final = 2**62
-"""An age that nothing has: such segments go by size only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,59 +334,19 @@ class LogManager:
         """
         return self._retention.begin(
             [
-                self._picture(directory, topics)
+                picture_directory(
+                    directory, self._logs_of(directory), self._config, topics
+                )
                 for directory in self._directories.values()
                 if directory.state is DirState.ONLINE
             ]
         )
-
-    def scrub_targets(self) -> tuple[ScrubTarget, ...]:
-        """Return every segment with durable bytes, for the scrub to choose from.
-
-        Stopped logs and offline directories are left out: nothing new can be learnt
-        about the ones, and nothing about the others is believed.
-        """
-        targets = []
-        for log in self._logs.values():
-            if log.state is not LogState.OPEN:
-                continue
-            targets += [ScrubTarget(log.log_id, s, True) for s in log.segments.sealed]
-            active = log.readable_active()
-            if active.size_bytes:
-                targets.append(ScrubTarget(log.log_id, active, False))
-        return tuple(targets)
 
     def on_damage(self, log_id: LogId, damage: Damage) -> None:
         """Stop a log in which the scrub found damage; harmless when it is gone."""
         log = self._logs.get(log_id)
         if log is not None and log.state in {LogState.OPEN, LogState.STOPPED}:
             log.on_damage(damage)
-
-    def _picture(self, directory: LogDir, topics: Collection[str]) -> DirectoryPicture:
-        limits = self._config.limits
-        logs = []
-        for log in self._logs_of(directory):
-            if log.state is not LogState.OPEN:
-                continue
-            policy = self._config.topic(log.log_id.topic).delete_policy
-            if log.log_id.topic not in topics:
-                policy = replace(policy, age_ms=_FOR_EVER_MS)
-            logs.append(
-                LogPicture(
-                    log.log_id,
-                    log,
-                    log.segments.sealed,
-                    log.readable_active(),
-                    policy,
-                )
-            )
-        return DirectoryPicture(
-            directory.path,
-            tuple(logs),
-            limits.log_bytes_max,
-            limits.data_dir_bytes_max,
-            directory.take_offline,
-        )
 
     # -- closing
 

@@ -1,0 +1,69 @@
+"""What retention and the scrub are shown of the logs: values of one moment, no logs.
+
+Stopped logs are left out of both: nothing new can be learnt about their bytes, and
+nothing of them may go while somebody has to look at the damage.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Final
+
+from metaq.config import BrokerConfig
+from metaq.storage.log_dir import LogDir
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.retention_run import DirectoryPicture, LogPicture
+from metaq.storage.scrub import ScrubTarget
+
+_FOR_EVER_MS: Final = 2**62
+"""An age that nothing has: such segments go by size only."""
+
+
+def picture_directory(
+    directory: LogDir,
+    logs: Iterable[PartitionLog],
+    config: BrokerConfig,
+    topics: Collection[str],
+) -> DirectoryPicture:
+    """Return a data directory as a run of retention sees it.
+
+    Args:
+        directory: which one; told when its disk cannot be believed.
+        logs: those that lie in it.
+        config: limits, and the policies of topics.
+        topics: topics whose segments may go by age; those of all topics may go by
+            size.
+    """
+    pictures = []
+    for log in logs:
+        if log.state is not LogState.OPEN:
+            continue
+        policy = config.topic(log.log_id.topic).delete_policy
+        if log.log_id.topic not in topics:
+            policy = replace(policy, age_ms=_FOR_EVER_MS)
+        sealed, active = log.segments.sealed, log.readable_active()
+        pictures.append(LogPicture(log.log_id, log, sealed, active, policy))
+    return DirectoryPicture(
+        directory.path,
+        tuple(pictures),
+        config.limits.log_bytes_max,
+        config.limits.data_dir_bytes_max,
+        directory.take_offline,
+    )
+
+
+def scrub_targets(logs: Iterable[PartitionLog]) -> tuple[ScrubTarget, ...]:
+    """Return every segment with durable bytes, for the scrub to choose from.
+
+    Logs of offline directories are left out like stopped ones: nothing about them is
+    believed.
+    """
+    targets = []
+    for log in logs:
+        if log.state is not LogState.OPEN:
+            continue
+        targets += [ScrubTarget(log.log_id, s, True) for s in log.segments.sealed]
+        active = log.readable_active()
+        if active.size_bytes:
+            targets.append(ScrubTarget(log.log_id, active, False))
+    return tuple(targets)
