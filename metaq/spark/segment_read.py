@@ -2,7 +2,7 @@
 
 A task holds one piece of a file, the batch made of it, and of a zip the piece behind
 it; a larger record is held whole. Files are read, not mapped, for the reason that
-`metaq/fs.py` gives.
+`metaq/fs/` gives.
 """
 
 import logging

@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "config": L2,
     "retry": L2,
     "lifecycle": L2,
-    "fs": L2,
+    "fs": L2 | {"fs"},
     "record": PURE | {"record"},
     "protocol": PURE | {"protocol"},
     "assignment": PURE,

@@ -10,13 +10,8 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import DiskError, LogDirLockedError, NoSpaceError, StorageError
-from metaq.fs import (
-    BUFFERS_PER_CALL_MAX,
-    LOCK_FILE,
-    FileSystem,
-    LinuxCalls,
-    SystemFileSystem,
-)
+from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
+from metaq.fs.calls import BUFFERS_PER_CALL_MAX, LinuxCalls
 from metaq.model import Position, SizeBytes
 
 DISK = SystemFileSystem()

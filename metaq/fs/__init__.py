@@ -1,0 +1,50 @@
+"""The only door to the disk: open, write, sync, rename, truncate, remove and lock.
+
+Theory of operation. Everything above this module promises durability with three
+facts, and this module is where they are made true:
+
+* A byte is on disk when `AppendFile.sync` has returned after it was written. A write
+  alone promises nothing, not even an order among writes.
+* A name is in its directory when the *directory* has been synced. Every function here
+  that creates, renames or removes a name syncs the directory before it returns, so no
+  caller has to remember it, and names removed one after the other also disappear in
+  that order (a crash between two of them leaves no gap in a list of segments).
+* A sync that failed is final. Linux marks the pages clean although they never reached
+  the disk, so the next sync would report success for bytes that are lost. A file whose
+  sync failed refuses every later write and sync; only recovery, which reads the disk
+  again, may believe the directory.
+
+`OSError` does not leave this module. No room (ENOSPC, EDQUOT) is `NoSpaceError`, which
+may pass by itself; everything else is `DiskError`. A failed *sync* is always a
+`DiskError`, whatever its number: room that comes back does not bring back the pages
+that a sync has dropped. EINTR and short writes are invisible to callers.
+
+`OSError` does not leave this package: it becomes `NoSpaceError` or `DiskError`
+(`calls.py`). EINTR and short writes are invisible to callers.
+
+The seam for tests is one step below: `SystemCalls`. The order of syncs, the loops over
+short writes and the translation of errors are the same lines of code on the real disk
+and on the faulty one in memory, so a power cut in a test judges what really runs.
+
+Files are not mapped into memory on purpose: a read error under a mapping, or a file
+that gets shorter, kills the whole process with SIGBUS instead of failing one read.
+Scans of large files reuse one buffer through `ReadFile.read_into`.
+
+All calls block and may take seconds on a bad disk; they belong on a storage thread.
+Objects are not thread-safe, except `ReadFile` until it is closed and `FileSystem`.
+"""
+
+from metaq.fs.calls import Buffer
+from metaq.fs.file_system import LOCK_FILE, FileSystem, SystemFileSystem
+from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
+
+__all__ = [
+    "LOCK_FILE",
+    "AppendFile",
+    "Buffer",
+    "DirLock",
+    "FileSystem",
+    "ReadFile",
+    "SystemFileSystem",
+    "UpdateFile",
+]

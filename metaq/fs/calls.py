@@ -1,0 +1,224 @@
+"""What we ask of the kernel, and its refusals as errors of our tree.
+
+No room (ENOSPC, EDQUOT) is `NoSpaceError`, which may pass by itself; everything else
+is `DiskError`. A failed *sync* is always a `DiskError`, whatever its number: room that
+comes back does not bring back the pages that a sync has dropped.
+
+Keep in step: `metaq/testing/faulty_calls.py` implements `SystemCalls` in memory.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol
+
+from metaq.errors import DiskError, NoSpaceError
+
+BUFFERS_PER_CALL_MAX: Final = 1024
+"""Buffers handed to one writev: IOV_MAX of Linux, which refuses more."""
+
+LOCK_OR_REFUSE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
+"""What flock is asked for: sole ownership, without waiting."""
+
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+Buffer = bytes | bytearray | memoryview
+"""Bytes to write; a memoryview has items of one byte each."""
+
+
+class FileStatus(Protocol):
+    """The part of `os.stat_result` that is used."""
+
+    @property
+    def st_mode(self) -> int:
+        """Return type and permissions."""
+        ...
+
+    @property
+    def st_size(self) -> int:
+        """Return the size in bytes."""
+        ...
+
+    @property
+    def st_mtime_ns(self) -> int:
+        """Return the time of the last change in nanoseconds since 1970."""
+        ...
+
+
+class DiskStatus(Protocol):
+    """The part of `os.statvfs_result` that is used."""
+
+    @property
+    def f_bavail(self) -> int:
+        """Return the free blocks an unprivileged writer may take."""
+        ...
+
+    @property
+    def f_frsize(self) -> int:
+        """Return the bytes per block."""
+        ...
+
+
+class SystemCalls(Protocol):
+    """The calls of the kernel, as `os` has them: they raise `OSError`."""
+
+    def open(self, path: Path, flags: int, mode: int, /) -> int:
+        """Open or create a file; the descriptor is not inherited."""
+        ...
+
+    def close(self, fd: int, /) -> None:
+        """Give a descriptor back, and the lock it holds."""
+        ...
+
+    def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
+        """Write some of the bytes, in order; return how many, short when cut."""
+        ...
+
+    def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
+        """Write some of the bytes at `position`; return how many, short when cut."""
+        ...
+
+    def pread(self, fd: int, size: int, position: int, /) -> bytes:
+        """Return up to `size` bytes from `position`; none at the end."""
+        ...
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
+        """Fill some of the buffers from `position`; return the count of bytes."""
+        ...
+
+    def fdatasync(self, fd: int, /) -> None:
+        """Wait until the bytes and the size of a file are on the device."""
+        ...
+
+    def fsync(self, fd: int, /) -> None:
+        """Wait until the names in a directory are on the device."""
+        ...
+
+    def ftruncate(self, fd: int, size: int, /) -> None:
+        """Set the size of a file; new bytes are zero."""
+        ...
+
+    def fstat(self, fd: int, /) -> FileStatus:
+        """Return the status of an open file."""
+        ...
+
+    def stat(self, path: Path, /) -> FileStatus:
+        """Return the status of what has this name."""
+        ...
+
+    def statvfs(self, path: Path, /) -> DiskStatus:
+        """Return the room on the disk of this path."""
+        ...
+
+    def listdir(self, path: Path, /) -> list[str]:
+        """Return the names in a directory, in no order."""
+        ...
+
+    def rename(self, source: Path, target: Path, /) -> None:
+        """Give a file another name, replacing what had it."""
+        ...
+
+    def unlink(self, path: Path, /) -> None:
+        """Remove a file's name."""
+        ...
+
+    def mkdir(self, path: Path, mode: int, /) -> None:
+        """Create a directory."""
+        ...
+
+    def flock(self, fd: int, operation: int, /) -> None:
+        """Lock an open file, or raise `BlockingIOError`."""
+        ...
+
+    def descriptor(self, fd: int, /) -> int:
+        """Return a descriptor that other calls of this process understand."""
+        ...
+
+
+class LinuxCalls:
+    """The kernel under this process."""
+
+    open = staticmethod(os.open)
+    close = staticmethod(os.close)
+    writev = staticmethod(os.writev)
+    pwrite = staticmethod(os.pwrite)
+    pread = staticmethod(os.pread)
+    preadv = staticmethod(os.preadv)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    ftruncate = staticmethod(os.ftruncate)
+    fstat = staticmethod(os.fstat)
+    stat = staticmethod(os.stat)
+    statvfs = staticmethod(os.statvfs)
+    rename = staticmethod(os.rename)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    flock = staticmethod(fcntl.flock)
+
+    @staticmethod
+    def listdir(path: Path) -> list[str]:
+        """Return the names in a directory, in no order."""
+        return os.listdir(path)
+
+    @staticmethod
+    def descriptor(fd: int) -> int:
+        """Return the descriptor itself: it is a real one."""
+        return fd
+
+
+class Translated:
+    """Turn the kernel's refusal inside the block into an error of our tree.
+
+    A class: a generator would cost more than some of the calls in it.
+    """
+
+    __slots__ = ("_operation", "_path")
+
+    def __init__(self, operation: str, path: Path) -> None:
+        self._operation = operation
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
+        operation, number = self._operation, error.errno or 0
+        name = errno.errorcode.get(number, str(number))
+        if number in _NO_SPACE and operation != "sync":
+            raise NoSpaceError(
+                f"{operation} found no room: path={self._path} error={name}"
+            ) from error
+        raise DiskError(operation, str(self._path), name) from error
+
+
+def write_fully(calls: SystemCalls, fd: int, buffers: Sequence[Buffer]) -> None:
+    """Write all bytes, however few the kernel takes at a time."""
+    for first in range(0, len(buffers), BUFFERS_PER_CALL_MAX):
+        group = buffers[first : first + BUFFERS_PER_CALL_MAX]
+        missing = sum(map(len, group))
+        while missing:
+            taken = calls.writev(fd, group)
+            if taken <= 0:
+                raise OSError(errno.EIO, "the device took no bytes")
+            missing -= taken
+            if missing:
+                group = _without_prefix(group, taken)
+
+
+def _without_prefix(buffers: Sequence[Buffer], count: int) -> list[Buffer]:
+    """Return the buffers that remain behind the first `count` bytes."""
+    for index, buffer in enumerate(buffers):
+        if count < len(buffer):
+            return [memoryview(buffer)[count:], *buffers[index + 1 :]]
+        count -= len(buffer)
+    return []

@@ -1,0 +1,238 @@
+"""Names and files on a disk: opened, listed, renamed, removed, locked, all durably."""
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import LogDirLockedError, StorageError
+from metaq.fs.calls import (
+    LOCK_OR_REFUSE,
+    Buffer,
+    FileStatus,
+    LinuxCalls,
+    SystemCalls,
+    Translated,
+    write_fully,
+)
+from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
+from metaq.model import Position, SizeBytes
+
+LOCK_FILE: Final = ".lock"
+"""Name of the lock file in a data directory; it is never removed (see `DirLock`)."""
+
+FILE_MODE: Final = 0o644
+DIRECTORY_MODE: Final = 0o755
+
+_TEMPORARY_SUFFIX: Final = ".tmp"
+_PID_DIGITS_MAX: Final = 32
+
+
+class FileSystem:
+    """What the code may ask of a disk.
+
+    Every method raises `NoSpaceError` when there is no room and `DiskError` for any
+    other refusal (a missing file is "ENOENT"); any other exception is a bug.
+    """
+
+    def __init__(self, calls: SystemCalls) -> None:
+        self._calls = calls
+
+    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+        """Open a file for appending.
+
+        Args:
+            path: The file; its directory exists.
+            create: Create it, with its name durable, when it is missing. Without it
+                a missing file is an error. An existing file keeps its bytes.
+        """
+        flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
+        with Translated("open", path):
+            try:
+                fd = self._calls.open(path, flags, FILE_MODE)
+            except FileNotFoundError:
+                if not create:
+                    raise
+                fd = self._calls.open(path, flags | os.O_CREAT, FILE_MODE)
+        file = AppendFile(self._calls, path, fd)
+        if create:
+            # Also for an existing file: the process that created it may have been
+            # killed before it came to this line.
+            try:
+                self.sync_directory(path.parent)
+            except StorageError:
+                file.close()
+                raise
+        return file
+
+    def open_update(self, path: Path) -> UpdateFile:
+        """Open an existing file for writing at any position."""
+        with Translated("open", path):
+            fd = self._calls.open(path, os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+        return UpdateFile(self._calls, path, fd)
+
+    def open_read(self, path: Path) -> ReadFile:
+        """Open an existing file for reading."""
+        with Translated("open", path):
+            fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC, FILE_MODE)
+        return ReadFile(self._calls, path, fd)
+
+    def read_file(self, path: Path, size_max: SizeBytes) -> bytes:
+        """Return a whole small file.
+
+        Raises:
+            StorageError: The file is larger than `size_max`; nothing is returned.
+        """
+        file = self.open_read(path)
+        try:
+            data = file.read_at(Position(0), SizeBytes(size_max + 1))
+        finally:
+            file.close()
+        if len(data) > size_max:
+            raise StorageError(
+                f"file is too large: path={path} expected at most {size_max} bytes,"
+                f" got at least {len(data)}"
+            )
+        return data
+
+    def write_atomically(self, path: Path, data: Buffer) -> None:
+        """Replace or create a small file: after a crash it is the old or the new one.
+
+        The new content is durable on return. One writer per path: a neighbour named
+        `<name>.tmp` is used and, after a crash, may be left behind.
+        """
+        temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        with Translated("open", temporary):
+            fd = self._calls.open(temporary, flags, FILE_MODE)
+        file = AppendFile(self._calls, temporary, fd)
+        try:
+            try:
+                file.write(data)
+                file.sync()
+            finally:
+                file.close()
+            self.rename(temporary, path)
+        except StorageError:
+            # The error that matters is on its way; a leftover harms nobody.
+            with suppress(OSError):
+                self._calls.unlink(temporary)
+            raise
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file, replacing `target`; durable on return.
+
+        Content is not synced: a file that must arrive whole is synced first. After an
+        error the file has one of the two names, or both after a crash.
+        """
+        with Translated("rename", source):
+            self._calls.rename(source, target)
+        self.sync_directory(target.parent)
+        if source.parent != target.parent:
+            self.sync_directory(source.parent)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name, durable on return; open readers go on."""
+        with Translated("unlink", path):
+            self._calls.unlink(path)
+        self.sync_directory(path.parent)
+
+    def make_directory(self, path: Path) -> None:
+        """Create one directory level, durable on return; an existing one is kept."""
+        with Translated("mkdir", path):
+            try:
+                self._calls.mkdir(path, DIRECTORY_MODE)
+            except FileExistsError:
+                if not self.is_directory(path):
+                    raise
+        # Also for an existing one, for the reason given in `open_append`.
+        self.sync_directory(path.parent)
+
+    def sync_directory(self, path: Path) -> None:
+        """Wait until the names in a directory are on disk; errors are final."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with Translated("open", path):
+            fd = self._calls.open(path, flags, 0)
+        with Translated("sync", path):
+            try:
+                self._calls.fsync(fd)
+            finally:
+                self._calls.close(fd)
+
+    def list_directory(self, path: Path) -> tuple[str, ...]:
+        """Return the names in a directory, sorted; empty for an empty one."""
+        with Translated("list", path):
+            return tuple(sorted(self._calls.listdir(path)))
+
+    def exists(self, path: Path) -> bool:
+        """Tell whether a file or directory has this name."""
+        return self._status(path) is not None
+
+    def is_directory(self, path: Path) -> bool:
+        """Tell whether the name is a directory; False when nothing has it."""
+        status = self._status(path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
+
+    def size_of(self, path: Path) -> SizeBytes:
+        """Return the size of a file in bytes, unsynced bytes included."""
+        with Translated("stat", path):
+            return SizeBytes(self._calls.stat(path).st_size)
+
+    def free_bytes(self, path: Path) -> SizeBytes:
+        """Return the room an unprivileged writer has on the disk of this path."""
+        with Translated("statvfs", path):
+            disk = self._calls.statvfs(path)
+        return SizeBytes(disk.f_bavail * disk.f_frsize)
+
+    def lock_directory(self, path: Path) -> DirLock:
+        """Become the only owner of a data directory, without waiting.
+
+        Raises:
+            LogDirLockedError: Another owner has it; the message names the directory
+                and the owner's process id.
+        """
+        return self._lock(
+            path / LOCK_FILE, f"data directory is in use: directory={path}"
+        )
+
+    def lock_file(self, path: Path) -> DirLock:
+        """Lock whatever a lock file stands for, without waiting; as `lock_directory`.
+
+        Args:
+            path: The lock file; made if it is missing, and never removed.
+        """
+        return self._lock(path, f"lock is taken: file={path}")
+
+    def _lock(self, file: Path, refusal: str) -> DirLock:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        with Translated("lock", file):
+            fd = self._calls.open(file, flags, FILE_MODE)
+            try:
+                self._calls.flock(fd, LOCK_OR_REFUSE)
+                self._calls.ftruncate(fd, 0)
+                write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
+            except BlockingIOError as error:
+                text = self._calls.pread(fd, _PID_DIGITS_MAX, 0).strip()
+                self._calls.close(fd)
+                raise LogDirLockedError(
+                    f"{refusal} pid={text.decode('ascii', 'replace') or 'unknown'}"
+                ) from error
+            except OSError:
+                self._calls.close(fd)
+                raise
+        return DirLock(self._calls, file, fd)
+
+    def _status(self, path: Path) -> FileStatus | None:
+        with Translated("stat", path):
+            try:
+                return self._calls.stat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+
+class SystemFileSystem(FileSystem):
+    """The disk of this machine."""
+
+    def __init__(self) -> None:
+        super().__init__(LinuxCalls())

@@ -1,0 +1,205 @@
+"""Open files and held locks: who has one owns it, and closes it.
+
+Not thread-safe, except `ReadFile` until it is closed.
+"""
+
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import DiskError
+from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
+from metaq.model import Millis, Position, SizeBytes
+
+
+class AppendFile:
+    """A file that grows at its end; it has one writer, who owns and closes it."""
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
+        self._failed_sync: str | None = None
+
+    @property
+    def fd(self) -> int:
+        """Return the descriptor, open for reading too; owned by this file."""
+        return self._calls.descriptor(self._fd)
+
+    def write(self, data: Buffer) -> None:
+        """Append all bytes of one buffer; see `write_all`."""
+        self.write_all((data,))
+
+    def write_all(self, buffers: Sequence[Buffer]) -> None:
+        """Append all bytes of all buffers, in order, without joining them.
+
+        Args:
+            buffers: Any number of byte buffers, empty ones too; not copied, must not
+                change during the call.
+
+        Raises:
+            NoSpaceError: The disk or quota is full.
+            DiskError: Any other refusal, or an earlier sync failed.
+
+        Durability: nothing is promised before `sync`. After an error *any prefix* of
+        the bytes may be in the file; the caller truncates to the last size it knows.
+        """
+        self._refuse_after_failed_sync("write")
+        with Translated("write", self.path):
+            write_fully(self._calls, self._fd, buffers)
+
+    def sync(self) -> None:
+        """Wait until every byte written so far, and the size, are on disk.
+
+        Raises:
+            DiskError: The sync failed, now or earlier. It is final: unsynced bytes may
+                be lost although reads still show them. Never call it again to retry.
+        """
+        self._refuse_after_failed_sync("sync")
+        try:
+            with Translated("sync", self.path):
+                self._calls.fdatasync(self._fd)
+        except DiskError as error:
+            self._failed_sync = error.errno_name
+            raise
+
+    def truncate(self, size: SizeBytes) -> None:
+        """Cut the file to `size` bytes, at most its size; durable after `sync`."""
+        self._refuse_after_failed_sync("truncate")
+        with Translated("truncate", self.path):
+            self._calls.ftruncate(self._fd, size)
+
+    def size(self) -> SizeBytes:
+        """Return the size in bytes, unsynced bytes included."""
+        with Translated("stat", self.path):
+            return SizeBytes(self._calls.fstat(self._fd).st_size)
+
+    def close(self) -> None:
+        """Close without syncing; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with Translated("close", self.path):
+                self._calls.close(fd)
+
+    def _refuse_after_failed_sync(self, operation: str) -> None:
+        if self._failed_sync is not None:
+            raise DiskError(operation, str(self.path), self._failed_sync)
+
+
+class UpdateFile:
+    """A small file whose last bytes change in place; one writer owns and closes it.
+
+    For side files that can be made again: a crash may leave the old bytes of a write,
+    the new ones, or some of each, so what is written carries its own checksum. After a
+    failed sync the file is of no further use, as with `AppendFile`.
+    """
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
+
+    def write_at(self, position: Position, data: bytes) -> None:
+        """Write all bytes at `position`, at most the file's size."""
+        done = 0
+        with Translated("write", self.path):
+            while done < len(data):
+                taken = self._calls.pwrite(self._fd, data[done:], position + done)
+                if taken <= 0:
+                    raise OSError(errno.EIO, "the device took no bytes")
+                done += taken
+
+    def sync(self) -> None:
+        """Wait until every byte written so far, and the size, are on disk."""
+        with Translated("sync", self.path):
+            self._calls.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """Close without syncing; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with Translated("close", self.path):
+                self._calls.close(fd)
+
+
+class ReadFile:
+    """A file open for reading at any position; stays readable when it is removed."""
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self.path: Final = path
+        """The path the file was opened with."""
+        self._calls = calls
+        self._fd = fd
+
+    def read_at(self, position: Position, size: SizeBytes) -> bytes:
+        """Return `size` bytes from `position`; fewer only where the file ends."""
+        with Translated("read", self.path):
+            data = self._calls.pread(self._fd, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size:
+                data = self._calls.pread(self._fd, size - got, position + got)
+                if not data:
+                    break
+                parts.append(data)
+                got += len(data)
+        return b"".join(parts)
+
+    def read_into(self, position: Position, target: bytearray | memoryview) -> int:
+        """Fill `target` from `position`; return the count, short only at the end."""
+        view = memoryview(target)
+        got = 0
+        with Translated("read", self.path):
+            while got < len(view):
+                count = self._calls.preadv(self._fd, (view[got:],), position + got)
+                if not count:
+                    break
+                got += count
+        return got
+
+    def size(self) -> SizeBytes:
+        """Return the size in bytes at this moment."""
+        with Translated("stat", self.path):
+            return SizeBytes(self._calls.fstat(self._fd).st_size)
+
+    def mtime_ms(self) -> Millis:
+        """Return the time of the last change, in milliseconds since 1970."""
+        with Translated("stat", self.path):
+            return Millis(self._calls.fstat(self._fd).st_mtime_ns // 1_000_000)
+
+    def fileno(self) -> int:
+        """Return a descriptor for sendfile; valid until `close`."""
+        return self._calls.descriptor(self._fd)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with Translated("close", self.path):
+                self._calls.close(fd)
+
+
+class DirLock:
+    """Ownership of a directory or a file: flock on a file with the owner's pid.
+
+    The kernel ends the ownership when the process dies, however it dies. The file is
+    never removed: a process that opened it just before would lock a nameless file
+    while another one locks a new file of the same name.
+    """
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        self._calls = calls
+        self._path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        """Give it up; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with Translated("unlock", self._path):
+                self._calls.close(fd)

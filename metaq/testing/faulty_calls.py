@@ -1,0 +1,377 @@
+"""The calls of the kernel, answered from memory, counted, and failed on request.
+
+Calls are counted from 1 in the order of `log`. Closing and asking for a descriptor
+are not counted: they do not fail here. A failed sync drops what it should have
+written, a failed write has written a part, every other failed call did nothing.
+
+Keep in step: `metaq/fs/calls.py` (`SystemCalls`); `tests/fs/test_contract.py` holds
+both to the same behaviour.
+"""
+
+import errno
+import fcntl
+import os
+import stat as stat_bits
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import RLock
+from typing import Final
+
+from metaq.fs import Buffer
+from metaq.testing.disk import Disk, DiskDirectory, DiskFile, NameChange, Node
+
+_FIRST_DESCRIPTOR: Final = 1 << 20  # never a descriptor of the real kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One line of the operation log."""
+
+    number: int
+    """The call's number, from 1; what `fail_at` takes."""
+    name: str
+    """open, create, read, write, sync, sync_directory, truncate, rename, unlink,
+    mkdir, list, stat, statvfs or lock."""
+    path: Path
+    """What it was about; the source of a rename."""
+    size: int
+    """Bytes to write or read, or the size to truncate to; else 0."""
+    error: str
+    """The symbol of the error it was made to fail with; "" when it was not."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Status:
+    """The status of a file or directory."""
+
+    st_mode: int
+    st_size: int
+    st_mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The room on the disk."""
+
+    f_bavail: int
+    f_frsize: int
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """One open descriptor."""
+
+    path: Path
+    node: Node
+    flags: int
+    position: int = 0
+    mirror: int = -1
+    """A memory file with the same bytes, for calls outside this module."""
+    mirrored: int = -1
+    """`DiskFile.changed` when the mirror was filled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a call is made to do."""
+
+    number: int
+    """The errno it fails with."""
+    taken: int | None
+    """Bytes that a write takes before; None: half of them."""
+
+
+class FaultyCalls:
+    """`metaq.fs.calls.SystemCalls` in memory; thread-safe."""
+
+    def __init__(self, disk: Disk) -> None:
+        self.disk = disk
+        self.log: list[Operation] = []
+        self.faults: dict[int, Fault] = {}
+        self.wall_ms = 0
+        self.before_call: Callable[[Operation], None] | None = None
+        self.descriptors: dict[int, _Open] = {}
+        self._next_descriptor = _FIRST_DESCRIPTOR
+        self._lock = RLock()
+
+    def _enter(self, name: str, path: Path, size: int = 0) -> Fault | None:
+        """Count a call; raise its fault, or return it where the call has to act."""
+        number = len(self.log) + 1
+        fault = self.faults.get(number)
+        symbol = "" if fault is None else errno.errorcode[fault.number]
+        operation = Operation(number, name, path, size, symbol)
+        if self.before_call is not None:
+            self.before_call(operation)
+        self.log.append(operation)
+        if fault is None or name in {"write", "read"}:
+            return fault
+        if fault.number == errno.EINTR:
+            return None  # The interpreter repeats the call by itself (PEP 475).
+        if name in {"sync", "sync_directory"}:
+            return fault
+        raise _os_error(fault.number, path)
+
+    # -- names
+
+    def _directory(self, path: Path) -> DiskDirectory:
+        node = self._node(path)
+        if not isinstance(node, DiskDirectory):
+            raise _os_error(errno.ENOTDIR, path)
+        return node
+
+    def _node(self, path: Path) -> Node:
+        node: Node = self.disk.root
+        for name in path.parts[1:] if path.is_absolute() else path.parts:
+            if not isinstance(node, DiskDirectory):
+                raise _os_error(errno.ENOTDIR, path)
+            if name not in node.names:
+                raise _os_error(errno.ENOENT, path)
+            node = node.names[name]
+        return node
+
+    def open(self, path: Path, flags: int, mode: int, /) -> int:
+        """Open or create a file, or open a directory to sync it."""
+        del mode
+        with self._lock:
+            parent = self._directory(path.parent)
+            missing = path.name != "" and path.name not in parent.names
+            self._enter("create" if missing and flags & os.O_CREAT else "open", path)
+            if missing and flags & os.O_CREAT:
+                self._check_room(path, 1)
+                file = DiskFile(mtime_ns=self.wall_ms * 1_000_000)
+                self.disk.change(NameChange(parent, added=path.name, node=file))
+            node = self._node(path)
+            if isinstance(node, DiskDirectory) != bool(flags & os.O_DIRECTORY):
+                wrong = errno.ENOTDIR if flags & os.O_DIRECTORY else errno.EISDIR
+                if wrong == errno.ENOTDIR or flags & (os.O_WRONLY | os.O_RDWR):
+                    raise _os_error(wrong, path)
+            if flags & os.O_TRUNC and isinstance(node, DiskFile):
+                node.resize(0)
+            fd = self._next_descriptor
+            self._next_descriptor += 1
+            self.descriptors[fd] = _Open(path, node, flags)
+            return fd
+
+    def close(self, fd: int, /) -> None:
+        """Give a descriptor back, and the lock it holds."""
+        with self._lock:
+            opened = self._opened(fd)
+            del self.descriptors[fd]
+            if isinstance(opened.node, DiskFile) and opened.node.locked_by == fd:
+                opened.node.locked_by = None
+            if opened.mirror >= 0:
+                os.close(opened.mirror)
+
+    def stat(self, path: Path, /) -> _Status:
+        """Return the status of what has this name."""
+        with self._lock:
+            self._enter("stat", path)
+            return _status(self._node(path))
+
+    def statvfs(self, path: Path, /) -> _Room:
+        """Return the room that is left."""
+        with self._lock:
+            self._enter("statvfs", path)
+            self._node(path)
+            return _Room(max(0, self.disk.capacity - self.disk.used()), 1)
+
+    def listdir(self, path: Path, /) -> list[str]:
+        """Return the names in a directory, in no useful order."""
+        with self._lock:
+            self._enter("list", path)
+            return sorted(self._directory(path).names, reverse=True)
+
+    def rename(self, source: Path, target: Path, /) -> None:
+        """Give a file another name, replacing what had it."""
+        with self._lock:
+            self._enter("rename", source)
+            node = self._node(source)
+            old, new = self._directory(source.parent), self._directory(target.parent)
+            if isinstance(new.names.get(target.name), DiskDirectory):
+                raise _os_error(errno.EISDIR, target)
+            if new.names.get(target.name) is node:
+                return
+            if old is new:
+                self.disk.change(NameChange(old, source.name, target.name, node))
+                return
+            added = self.disk.change(NameChange(new, added=target.name, node=node))
+            self.disk.change(NameChange(old, removed=source.name, after=added))
+
+    def unlink(self, path: Path, /) -> None:
+        """Remove a file's name."""
+        with self._lock:
+            self._enter("unlink", path)
+            if isinstance(self._node(path), DiskDirectory):
+                raise _os_error(errno.EISDIR, path)
+            parent = self._directory(path.parent)
+            self.disk.change(NameChange(parent, removed=path.name))
+
+    def mkdir(self, path: Path, mode: int, /) -> None:
+        """Create a directory."""
+        del mode
+        with self._lock:
+            self._enter("mkdir", path)
+            parent = self._directory(path.parent)
+            if path.name in parent.names or path.name == "":
+                raise _os_error(errno.EEXIST, path)
+            self.disk.change(NameChange(parent, added=path.name, node=DiskDirectory()))
+
+    def fsync(self, fd: int, /) -> None:
+        """Bring the names of a directory to the device."""
+        with self._lock:
+            opened = self._opened(fd)
+            assert isinstance(opened.node, DiskDirectory), "fsync is for directories"
+            fault = self._enter("sync_directory", opened.path)
+            if fault is not None:
+                self.disk.drop_changes(opened.node)
+                raise _os_error(fault.number, opened.path)
+            self.disk.sync_names(opened.node)
+
+    # -- bytes
+
+    def writev(self, fd: int, buffers: Sequence[Buffer], /) -> int:
+        """Write at the end or at the descriptor's position."""
+        with self._lock:
+            opened, file = self._file(fd)
+            is_append = opened.flags & os.O_APPEND
+            position = len(file.content) if is_append else opened.position
+            taken = self._write(opened, file, position, b"".join(buffers))
+            opened.position = position + taken
+            return taken
+
+    def pwrite(self, fd: int, data: Buffer, position: int, /) -> int:
+        """Write at a position of a file that was not opened for appending."""
+        with self._lock:
+            opened, file = self._file(fd)
+            assert not opened.flags & os.O_APPEND, "Linux would append: not modelled"
+            return self._write(opened, file, position, bytes(data))
+
+    def _write(self, opened: _Open, file: DiskFile, position: int, data: bytes) -> int:
+        fault = self._enter("write", opened.path, len(data))
+        if not opened.flags & (os.O_WRONLY | os.O_RDWR):
+            raise _os_error(errno.EBADF, opened.path)
+        taken = len(data)
+        if fault is not None:
+            half = len(data) // 2 if fault.taken is None else fault.taken
+            taken = min(half, len(data))
+            if fault.number == errno.EINTR:
+                taken = max(taken, 1)  # A signal before the first byte: PEP 475.
+        else:
+            growth = max(0, position + taken - len(file.content))
+            taken -= max(0, growth - self._room())
+            if data and taken <= 0:
+                raise _os_error(errno.ENOSPC, opened.path)
+        file.write(position, data[:taken])
+        file.mtime_ns = self.wall_ms * 1_000_000
+        if fault is not None and fault.number != errno.EINTR:
+            raise _os_error(fault.number, opened.path)
+        return taken
+
+    def pread(self, fd: int, size: int, position: int, /) -> bytes:
+        """Return up to `size` bytes from `position`."""
+        with self._lock:
+            opened, file = self._file(fd)
+            fault = self._enter("read", opened.path, size)
+            if fault is not None:
+                if fault.number != errno.EINTR:
+                    raise _os_error(fault.number, opened.path)
+                half = size // 2 if fault.taken is None else fault.taken
+                size = min(size, max(1, half))
+            return bytes(file.content[position : position + size])
+
+    def preadv(self, fd: int, buffers: Sequence[memoryview], position: int, /) -> int:
+        """Fill the buffers from `position`."""
+        got = 0
+        for buffer in buffers:
+            data = self.pread(fd, len(buffer), position + got)
+            buffer[: len(data)] = data
+            got += len(data)
+            if len(data) < len(buffer):
+                break
+        return got
+
+    def fdatasync(self, fd: int, /) -> None:
+        """Bring a file's bytes and size to the device."""
+        with self._lock:
+            opened, file = self._file(fd)
+            fault = self._enter("sync", opened.path)
+            if fault is not None:
+                file.dirty.clear()
+                raise _os_error(fault.number, opened.path)
+            file.sync()
+
+    def ftruncate(self, fd: int, size: int, /) -> None:
+        """Set the size of a file."""
+        with self._lock:
+            opened, file = self._file(fd)
+            self._enter("truncate", opened.path, size)
+            if not opened.flags & (os.O_WRONLY | os.O_RDWR):
+                raise _os_error(errno.EINVAL, opened.path)
+            file.resize(size)
+            file.mtime_ns = self.wall_ms * 1_000_000
+
+    def fstat(self, fd: int, /) -> _Status:
+        """Return the status of an open file."""
+        with self._lock:
+            opened = self._opened(fd)
+            self._enter("stat", opened.path)
+            return _status(opened.node)
+
+    def flock(self, fd: int, operation: int, /) -> None:
+        """Lock an open file for this descriptor, without waiting."""
+        assert operation == fcntl.LOCK_EX | fcntl.LOCK_NB
+        with self._lock:
+            opened, file = self._file(fd)
+            self._enter("lock", opened.path)
+            if file.locked_by not in (None, fd):
+                raise BlockingIOError(errno.EAGAIN, "locked", str(opened.path))
+            file.locked_by = fd
+
+    def descriptor(self, fd: int, /) -> int:
+        """Return a real descriptor with the bytes the file has now."""
+        with self._lock:
+            opened, file = self._file(fd)
+            if opened.mirror < 0:
+                opened.mirror = os.memfd_create(opened.path.name, os.MFD_CLOEXEC)
+            if opened.mirrored != file.changed:
+                os.ftruncate(opened.mirror, 0)
+                os.pwrite(opened.mirror, file.content, 0)
+                opened.mirrored = file.changed
+            return opened.mirror
+
+    def file_named(self, path: Path) -> DiskFile:
+        """Return the file with this name, without a call."""
+        node = self._node(path)
+        if not isinstance(node, DiskFile):
+            raise _os_error(errno.EISDIR, path)
+        return node
+
+    def _opened(self, fd: int) -> _Open:
+        opened = self.descriptors.get(fd)
+        if opened is None:
+            raise OSError(errno.EBADF, "no such descriptor")
+        return opened
+
+    def _file(self, fd: int) -> tuple[_Open, DiskFile]:
+        opened = self._opened(fd)
+        if not isinstance(opened.node, DiskFile):
+            raise _os_error(errno.EISDIR, opened.path)
+        return opened, opened.node
+
+    def _room(self) -> int:
+        return max(0, self.disk.capacity - self.disk.used())
+
+    def _check_room(self, path: Path, size: int) -> None:
+        if self._room() < size:
+            raise _os_error(errno.ENOSPC, path)
+
+
+def _os_error(number: int, path: Path) -> OSError:
+    return OSError(number, os.strerror(number), str(path))
+
+
+def _status(node: Node) -> _Status:
+    if isinstance(node, DiskDirectory):
+        return _Status(stat_bits.S_IFDIR | 0o755, 0, 0)
+    return _Status(stat_bits.S_IFREG | 0o644, len(node.content), node.mtime_ns)
