@@ -30,17 +30,16 @@ Source: broker spec 1.1.
 
 import asyncio
 import contextlib
-import enum
 import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
+from metaq.net.channel_state import ChannelState, ChannelStatistics
 from metaq.net.cold import is_cached, warm
 from metaq.net.file_range import FileRange, QueuedRange
 
@@ -57,35 +56,6 @@ LINGER_S: Final = 2.0
 """How long input is discarded after FIN before the socket is closed anyway."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
-
-
-class ChannelState(enum.Enum):
-    """Life of a channel; it only goes down this list."""
-
-    OPEN = "open"
-    FLUSHING = "flushing"
-    LINGERING = "lingering"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelStatistics:
-    """A snapshot of a channel's counters."""
-
-    peer: str
-    """`host:port` of the other side."""
-    state: ChannelState
-    """Where in its life it is."""
-    received_bytes: int
-    """Bytes taken from the socket."""
-    sent_bytes: int
-    """Bytes given to the socket, ranges included."""
-    queued_bytes: int
-    """Reply bytes that have not left, ranges included."""
-    range_count: int
-    """Ranges sent by sendfile."""
-    cold_range_count: int
-    """Ranges that had to be warmed first."""
 
 
 class Channel:

@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from metaq.net import channel as channel_module
-from metaq.net.channel import Channel, ChannelState
+from metaq.net.channel import Channel
+from metaq.net.channel_state import ChannelState
 from metaq.testing.clock import ManualClock
 
 ROOM = 1000
