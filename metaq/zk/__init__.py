@@ -1,1 +1,1 @@
-"""ZooKeeper coordination; kazoo is seen in `_kazoo.py` only."""
+"""ZooKeeper coordination; kazoo is seen in `_kazoo.py` and `_kazoo_client.py`."""

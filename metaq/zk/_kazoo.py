@@ -1,4 +1,4 @@
-"""The only module that sees kazoo: threads in, loop callbacks out, errors mapped.
+"""The session over kazoo: threads in, loop callbacks out, errors mapped.
 
 Theory of operation: kazoo runs three threads of its own per client. Nothing of ours
 runs on them except the `_post...` functions, which hand *values* (never kazoo's
@@ -15,7 +15,7 @@ that was answered, whatever kazoo thinks of its connection; then the client is r
 The server counts from when a request arrives, which is later: whoever loses a session
 knows it before anybody else can see its nodes go. kazoo by itself needs up to a whole
 time-out to see that a network went silent, and longer while requests are sent into it.
-The time-out is the one that the server chose (`_watch_greetings`), whatever was asked
+The time-out is the one that the server chose (`_kazoo_client.py`), whatever was asked
 for: a server that allows less would give a member's partitions away while it still
 believed in its session. A beat is a question of ours every BEAT of the time-out; one at
 a time, because requests hold kazoo's own pings up, and those find a dead connection.
@@ -33,25 +33,21 @@ Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from kazoo import exceptions as kz
-from kazoo.client import KazooClient
-from kazoo.protocol.serialization import Connect
 from kazoo.protocol.states import KazooState
-from kazoo.retry import KazooRetry
 
 from metaq.clock import Clock
 from metaq.errors import (
-    ConfigError,
     CoordinationError,
     SessionLostError,
     SessionSuspendedError,
 )
+from metaq.zk._kazoo_client import close_on_thread, make_client
 from metaq.zk.errors import (
     CoordinationTimeoutError,
     NodeChangedError,
@@ -76,19 +72,12 @@ from metaq.zk.znodes import Node
 
 log = logging.getLogger(__name__)
 
-RECONNECT_DELAY_S_MIN: Final = 0.1
-RECONNECT_DELAY_S_MAX: Final = 5.0
 # A dead client is replaced slowly: what killed it is likely to be there still.
 REVIVE_DELAY_S: Final = 5.0
 # Parts of the session time-out; what LIFE leaves is for timers that come late.
 BEAT: Final = 1 / 6
 LIFE: Final = 0.9
 DEAD_CLIENT_STATES: Final = frozenset({"CLOSED", "AUTH_FAILED"})
-# kazoo waits for a server's greeting for the session time-out divided by the number of
-# servers. A server that is starting may accept and never greet (ZooKeeper 3.9 does,
-# when a client comes before its data is loaded); with a single server named that wait
-# would cost the session, so that servers are named often enough for this many tries.
-GREETINGS_PER_SESSION_TIMEOUT: Final = 3
 WATCH_TIMEOUT_S: Final = 10.0
 # A set that finds no node and a create that finds one may alternate when somebody
 # else keeps creating and deleting it; this often is coincidence enough.
@@ -116,23 +105,6 @@ def _map_error(error: BaseException, what: str) -> CoordinationError:
         if isinstance(error, theirs):
             return ours(f"{what}: {type(error).__name__}")
     return CoordinationError(f"{what}: {type(error).__name__} {error}".rstrip())
-
-
-def _repeated(hosts: str) -> str:
-    """Return `hosts` with each server named often enough; the root is kept."""
-    servers, slash, root = hosts.partition("/")
-    count = servers.count(",") + 1
-    times = -(-GREETINGS_PER_SESSION_TIMEOUT // count)
-    return ",".join([servers] * times) + slash + root
-
-
-def _client_log() -> logging.Logger:
-    # kazoo reports every attempt to connect as a warning, several a minute while
-    # ZooKeeper is away; our own transitions say it once.
-    logger = logging.getLogger(f"{__name__}.client")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)
-    return logger
 
 
 def _node(value: Any) -> Node:
@@ -176,28 +148,7 @@ class KazooCoordinator:
         self._check: asyncio.TimerHandle | None = None
         self._beat_at_s = 0.0
         self._is_beating = False
-        self._client: Any = self._new_client()
-
-    def _new_client(self) -> Any:
-        try:
-            client = KazooClient(
-                hosts=_repeated(self._hosts),
-                timeout=self._session_timeout_s,
-                connection_retry=KazooRetry(
-                    max_tries=-1,
-                    delay=RECONNECT_DELAY_S_MIN,
-                    backoff=2,
-                    max_delay=RECONNECT_DELAY_S_MAX,
-                ),
-                logger=_client_log(),
-            )
-        except (ValueError, kz.KazooException) as error:
-            raise ConfigError(
-                f"zk.zkConnect={self._hosts!r}: expected host:port,host:port/root,"
-                f" got {error}"
-            ) from error
-        _watch_greetings(client)
-        return client
+        self._client: Any = make_client(hosts, self._session_timeout_s)
 
     # -- session ----------------------------------------------------------------------
 
@@ -308,11 +259,12 @@ class KazooCoordinator:
 
     def _replace(self, reason: str) -> None:
         log.warning("zookeeper client replaced, %s hosts=%s", reason, self._hosts)
-        old, self._client = self._client, self._new_client()
+        old = self._client
+        self._client = make_client(self._hosts, self._session_timeout_s)
         self._generation += 1
         self._is_beating = False
         self._apply(SessionEvent.EXPIRED)
-        _close_on_thread(old, lambda: None)
+        close_on_thread(old, lambda: None)
         self._begin()
         self._schedule_check(REVIVE_DELAY_S)
 
@@ -347,7 +299,7 @@ class KazooCoordinator:
         for watch in tuple(self._watches):
             watch.cancel()
         closed = asyncio.Event()
-        _close_on_thread(self._client, lambda: self._post(closed.set))
+        close_on_thread(self._client, lambda: self._post(closed.set))
         try:
             async with asyncio.timeout(self._remaining_s(deadline_s)):
                 await closed.wait()
@@ -511,43 +463,3 @@ class KazooCoordinator:
         self._watches.add(watch)
         watch.refresh()
         return cancel
-
-
-def _watch_greetings(client: Any) -> None:
-    """Have `client.greeted_timeout_ms` tell the time-out that the server chose.
-
-    kazoo goes by it and keeps it to itself, so it is read off the greeting on its way.
-    """
-    connection = client._connection  # noqa: SLF001  # kazoo has no door here
-    invoke = connection._invoke  # noqa: SLF001  # nor here
-    client.greeted_timeout_ms = 0
-
-    def invoke_and_look(timeout: float, request: Any, xid: int | None = None) -> Any:
-        answer = invoke(timeout, request, xid)
-        if isinstance(request, Connect) and answer[0].time_out > 0:
-            client.greeted_timeout_ms = answer[0].time_out
-        return answer
-
-    connection._invoke = invoke_and_look  # noqa: SLF001  # nor here
-
-
-def _close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
-    """Stop a client and free its sockets, then call `post_closed` on that thread.
-
-    kazoo's stop blocks until its threads are gone, which an unreachable server can
-    delay by ten seconds and more. A daemon thread cannot hold our exit up.
-    """
-
-    def close() -> None:
-        try:
-            client.stop()
-            client.close()
-        except Exception:  # top of a thread, and kazoo raises plain Exception
-            log.warning("zookeeper client did not close cleanly", exc_info=True)
-        post_closed()
-
-    try:
-        threading.Thread(target=close, name="zk-close", daemon=True).start()
-    except RuntimeError:
-        # The interpreter is ending, and lets no thread begin; nobody else is kept.
-        close()

@@ -75,7 +75,7 @@ NO_NETWORK = {"storage", "txn"}
 
 THIRD_PARTY: dict[str, set[str]] = {
     "configobj": {"config"},
-    "kazoo": {"zk._kazoo"},
+    "kazoo": {"zk._kazoo", "zk._kazoo_client"},
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},
     "rich": {"cli"},

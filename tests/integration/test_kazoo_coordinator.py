@@ -12,7 +12,7 @@ import pytest
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, CoordinationError
 from metaq.testing.proxy import Proxy
-from metaq.zk import _kazoo
+from metaq.zk import _kazoo, _kazoo_client
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
@@ -190,7 +190,8 @@ def test_a_client_whose_thread_died_is_replaced(
 ) -> None:
     """An answer that kills kazoo's connection thread does not end the coordinator."""
     monkeypatch.setattr(_kazoo, "REVIVE_DELAY_S", 0.05)
-    connect = _kazoo.KazooClient.__init__.__globals__["ConnectionHandler"]._connect
+    handler = _kazoo_client.KazooClient.__init__.__globals__["ConnectionHandler"]
+    connect = handler._connect
     failures = iter([ValueError("unreadable answer")])
 
     def fail_once(*args: object) -> object:
@@ -198,11 +199,7 @@ def test_a_client_whose_thread_died_is_replaced(
             raise error
         return connect(*args)
 
-    monkeypatch.setattr(
-        _kazoo.KazooClient.__init__.__globals__["ConnectionHandler"],
-        "_connect",
-        fail_once,
-    )
+    monkeypatch.setattr(handler, "_connect", fail_once)
 
     async def scenario() -> None:
         coordinator = coordinator_on(zookeeper)

@@ -1,0 +1,115 @@
+"""Clients of kazoo: made patient and quiet, closed without waiting for them.
+
+`_kazoo.py` is their only user; the two are the only modules that see kazoo.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from kazoo import exceptions as kz
+from kazoo.client import KazooClient
+from kazoo.protocol.serialization import Connect
+from kazoo.retry import KazooRetry
+
+from metaq.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RECONNECT_DELAY_S_MIN: Final = 0.1
+RECONNECT_DELAY_S_MAX: Final = 5.0
+# kazoo waits for a server's greeting for the session time-out divided by the number of
+# servers. A server that is starting may accept and never greet (ZooKeeper 3.9 does,
+# when a client comes before its data is loaded); with a single server named that wait
+# would cost the session, so that servers are named often enough for this many tries.
+GREETINGS_PER_SESSION_TIMEOUT: Final = 3
+
+
+def make_client(hosts: str, session_timeout_s: float) -> Any:
+    """Return a client of kazoo that tries for ever to connect, once it is started.
+
+    Its `greeted_timeout_ms` is the session time-out that the server chose, 0 before.
+
+    Args:
+        hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
+        session_timeout_s: what to ask for; the server may change it.
+
+    Raises:
+        ConfigError: `hosts` is not of that form.
+    """
+    try:
+        client = KazooClient(
+            hosts=_repeated(hosts),
+            timeout=session_timeout_s,
+            connection_retry=KazooRetry(
+                max_tries=-1,
+                delay=RECONNECT_DELAY_S_MIN,
+                backoff=2,
+                max_delay=RECONNECT_DELAY_S_MAX,
+            ),
+            logger=_client_log(),
+        )
+    except (ValueError, kz.KazooException) as error:
+        raise ConfigError(
+            f"zk.zkConnect={hosts!r}: expected host:port,host:port/root, got {error}"
+        ) from error
+    _watch_greetings(client)
+    return client
+
+
+def close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
+    """Stop a client and free its sockets, then call `post_closed` on that thread.
+
+    kazoo's stop blocks until its threads are gone, which an unreachable server can
+    delay by ten seconds and more. A daemon thread cannot hold our exit up.
+    """
+
+    def close() -> None:
+        try:
+            client.stop()
+            client.close()
+        except Exception:  # top of a thread, and kazoo raises plain Exception
+            log.warning("zookeeper client did not close cleanly", exc_info=True)
+        post_closed()
+
+    try:
+        threading.Thread(target=close, name="zk-close", daemon=True).start()
+    except RuntimeError:
+        # The interpreter is ending, and lets no thread begin; nobody else is kept.
+        close()
+
+
+def _repeated(hosts: str) -> str:
+    """Return `hosts` with each server named often enough; the root is kept."""
+    servers, slash, root = hosts.partition("/")
+    count = servers.count(",") + 1
+    times = -(-GREETINGS_PER_SESSION_TIMEOUT // count)
+    return ",".join([servers] * times) + slash + root
+
+
+def _client_log() -> logging.Logger:
+    # kazoo reports every attempt to connect as a warning, several a minute while
+    # ZooKeeper is away; our own transitions say it once.
+    logger = logging.getLogger(f"{__name__}.client")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+    return logger
+
+
+def _watch_greetings(client: Any) -> None:
+    """Have `client.greeted_timeout_ms` tell the time-out that the server chose.
+
+    kazoo goes by it and keeps it to itself, so it is read off the greeting on its way.
+    """
+    connection = client._connection  # noqa: SLF001  # kazoo has no door here
+    invoke = connection._invoke  # noqa: SLF001  # nor here
+    client.greeted_timeout_ms = 0
+
+    def invoke_and_look(timeout: float, request: Any, xid: int | None = None) -> Any:
+        answer = invoke(timeout, request, xid)
+        if isinstance(request, Connect) and answer[0].time_out > 0:
+            client.greeted_timeout_ms = answer[0].time_out
+        return answer
+
+    connection._invoke = invoke_and_look  # noqa: SLF001  # nor here
