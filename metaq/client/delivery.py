@@ -27,28 +27,18 @@ from functools import partial
 from typing import Final
 
 from metaq.client.accumulator import Accumulator
-from metaq.client.attempts import (
-    REFUSALS,
-    Span,
-    Verdict,
-    final_error,
-    on_failure,
-    plan_spans,
-)
+from metaq.client.attempts import REFUSALS, Verdict, final_error, on_failure
 from metaq.client.batches import Batch, Lane, Outcome, SendResult
 from metaq.client.delivery_counters import DeliveryCounters, DeliveryStatistics
-from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
 from metaq.client.openers import Openers
 from metaq.client.options import ProducerOptions
-from metaq.client.outlets import Connection, Outlet, Part, Pool, Work
+from metaq.client.outlets import Connection, Outlet, Part, Pool
 from metaq.client.replies import parse_receipt
 from metaq.clock import Clock
 from metaq.errors import ClosedError, LocalProtocolError, MetaqError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.protocol.commands import Command, Mput, Put, Reply
+from metaq.protocol.commands import Reply
 from metaq.protocol.encode import encode
-from metaq.protocol.version import Capabilities
-from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
 from metaq.zk.cluster import ClusterSnapshot
@@ -180,7 +170,7 @@ class Delivery:
             self._outlet(lane)
         for outlet in self._outlets.values():
             while isinstance(batch := self._take(outlet), Batch):
-                outlet.waiting.append(self._part_of(outlet, batch))
+                outlet.waiting.append(outlet.part_of(batch))
             for part in outlet.in_flight:
                 part.is_doubtful = True
             parts = [*outlet.in_flight, *outlet.returned, *outlet.waiting]
@@ -218,23 +208,27 @@ class Delivery:
                 batch = self._take(outlet)
                 if batch is None:
                     return
-                outlet.waiting.append(self._part_of(outlet, batch))
+                outlet.waiting.append(outlet.part_of(batch))
             if not connection.has_room:
                 self._crowded.setdefault(connection, {})[outlet] = None
                 return
             part = outlet.waiting[0]
             if part.work.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
                 outlet.waiting.popleft()
-                self._fail(outlet, part, self._lateness(outlet, part.work.batch))
-            elif self._fit(outlet, connection.capabilities):
-                part = outlet.waiting[0]
-                if part.sequence is not None:
-                    # A repetition travels alone: were it refused and the next one
-                    # stored, its sequence would be too low for ever.
-                    if outlet.in_flight:
-                        return
-                    outlet.alone = part
-                self._send(outlet, outlet.waiting.popleft(), connection)
+                self._fail(outlet, part, outlet.lateness(part.work.batch))
+                continue
+            part, error = outlet.fit_next(connection.capabilities)
+            if error is not None:
+                outlet.waiting.popleft()
+                self._fail(outlet, part, error)
+                continue
+            if part.sequence is not None:
+                # A repetition travels alone: were it refused and the next one
+                # stored, its sequence would be too low for ever.
+                if outlet.in_flight:
+                    return
+                outlet.alone = part
+            self._send(outlet, outlet.waiting.popleft(), connection)
 
     def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
         if outlet.alarm is not None:
@@ -292,48 +286,13 @@ class Delivery:
             return None
         return batch
 
-    def _part_of(self, outlet: Outlet, batch: Batch) -> Part:
-        """Return the one part of a batch that was just taken."""
-        whole = Span(0, len(batch.payloads), is_mput=True)
-        return Part(Work(batch), whole, outlet.next_place())
-
-    def _fit(self, outlet: Outlet, capabilities: Capabilities) -> bool:
-        """Cut the next part as the broker wants it; False when it never takes it."""
-        part = outlet.waiting[0]
-        batch, span = part.work.batch, part.span
-        if part.is_doubtful and span.is_mput and capabilities.has_mput:
-            return True  # it is recognised by its size
-        spans = plan_spans(batch.ends, span.first, span.end, capabilities)
-        if spans != [span]:
-            outlet.waiting.popleft()
-            part.work.left += len(spans) - 1
-            parts = []
-            for each in spans:
-                cut = Part(part.work, each, part.place)
-                cut.is_doubtful = part.is_doubtful
-                parts.append(cut)
-            outlet.waiting.extendleft(reversed(parts))
-        part = outlet.waiting[0]
-        limit = capabilities.payload_bytes_max
-        if limit is None or part.span.is_mput:
-            return True
-        size_bytes = len(batch.payloads[part.span.first])
-        if size_bytes <= limit:
-            return True
-        outlet.waiting.popleft()
-        error = MessageTooLargeError(
-            f"message: {outlet.partition} takes at most {limit} bytes, got {size_bytes}"
-        )
-        self._fail(outlet, part, error)
-        return False
-
     def _send(self, outlet: Outlet, part: Part, connection: Connection) -> None:
         opaque = connection.next_opaque()
         part.attempt += 1
         if part.attempt > 1:
             self._counters.retried_count += 1
         try:
-            frame = encode(self._command(outlet, part, opaque))
+            frame = encode(outlet.command(part, opaque, self._producer_id))
         except LocalProtocolError as error:
             self._fail(outlet, part, error)
             return
@@ -353,28 +312,6 @@ class Delivery:
             on_reply(error)
             return
         self._counters.on_sent(part.message_count)
-
-    def _command(self, outlet: Outlet, part: Part, opaque: int) -> Command:
-        batch, span = part.work.batch, part.span
-        topic, number = outlet.partition.topic, outlet.partition.partition
-        if not span.is_mput:
-            payload = batch.payloads[span.first]
-            flag = batch.flags.get(span.first, 0)
-            return Put(topic, number, payload, flag, checksum(payload), opaque)
-        if part.sequence is None:
-            part.sequence = outlet.sequence
-            outlet.sequence += part.message_count
-        records = batch.encode(span.first, span.end)
-        return Mput(
-            topic=topic,
-            partition=number,
-            count=part.message_count,
-            checksum=checksum(records),
-            opaque=opaque,
-            payload=records,
-            producer=self._producer_id,
-            sequence=part.sequence,
-        )
 
     # -- answers ----------------------------------------------------------------------
 
@@ -499,7 +436,7 @@ class Delivery:
         if self._target(outlet) is None:
             return
         for batch in self._accumulator.take_movable(outlet.lane):
-            outlet.waiting.append(self._part_of(outlet, batch))
+            outlet.waiting.append(outlet.part_of(batch))
         if not outlet.in_flight:
             outlet.take_back()
         staying: deque[Part] = deque()
@@ -545,39 +482,15 @@ class Delivery:
         now_s = self._clock.monotonic_s()
         for outlet in list(self._outlets.values()):
             for batch in self._accumulator.take_late(outlet.lane, now_s):
-                part = self._part_of(outlet, batch)
-                self._fail(outlet, part, self._lateness(outlet, batch))
-            self._fail_late(outlet, now_s)
+                part = outlet.part_of(batch)
+                self._fail(outlet, part, outlet.lateness(batch))
+            for part in outlet.take_late(now_s):
+                self._fail(outlet, part, outlet.lateness(part.work.batch))
+            for part in outlet.take_unanswered(now_s - ANSWER_GRACE_S):
+                self._fail(outlet, part, outlet.silence(part.work.batch))
             self._fill(outlet)
         if self._accumulator.has_unanswered:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
-
-    def _fail_late(self, outlet: Outlet, now_s: float) -> None:
-        late = [p for p in outlet.waiting if p.work.batch.deadline_s <= now_s]
-        late += [p for p in outlet.returned if p.work.batch.deadline_s <= now_s]
-        if late:
-            gone = set(late)
-            outlet.waiting = deque(p for p in outlet.waiting if p not in gone)
-            outlet.returned = [p for p in outlet.returned if p not in gone]
-        for part in late:
-            self._fail(outlet, part, self._lateness(outlet, part.work.batch))
-        before_s = now_s - ANSWER_GRACE_S
-        lost = [p for p in outlet.in_flight if p.work.batch.deadline_s <= before_s]
-        for part in lost:
-            del outlet.in_flight[part]
-            error = OutcomeUnknownError(
-                f"{outlet.partition}: no answer within {part.work.batch.timeout_s:g} s;"
-                " outcome unknown"
-            )
-            self._fail(outlet, part, error)
-
-    def _lateness(self, outlet: Outlet, batch: Batch) -> MetaqError:
-        """Return the error of messages whose deadline passed before they left."""
-        if outlet.trouble is not None:
-            return outlet.trouble
-        return NotSentError(
-            f"{outlet.partition}: not sent within {batch.timeout_s:g} s"
-        )
 
 
 def _recognises(connection: Connection, part: Part) -> bool:

@@ -1,6 +1,7 @@
 """One partition's way out: what waits, what is in flight, what came back.
 
-Plain state without decisions; the delivery decides.
+Also what it looks like on the wire: parts as their broker takes them, and the command
+of each. Nothing here sends, and nobody is told; the delivery does both.
 """
 
 from asyncio import TimerHandle
@@ -8,12 +9,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from metaq.client.attempts import Span
+from metaq.client.attempts import Span, plan_spans
 from metaq.client.batches import Batch, Lane, Outcome
+from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.protocol.commands import Reply
+from metaq.protocol.commands import Command, Mput, Put, Reply
 from metaq.protocol.version import Capabilities
+from metaq.record.checksum import checksum
 from metaq.zk.znodes import BrokerAddress
 
 
@@ -131,6 +134,96 @@ class Outlet:
         self.returned.sort(key=_order_of)
         self.waiting.extendleft(reversed(self.returned))
         self.returned.clear()
+
+    def part_of(self, batch: Batch) -> Part:
+        """Return the one part of a batch that was just taken."""
+        whole = Span(0, len(batch.payloads), is_mput=True)
+        return Part(Work(batch), whole, self.next_place())
+
+    def fit_next(
+        self, capabilities: Capabilities
+    ) -> tuple[Part, MessageTooLargeError | None]:
+        """Cut what waits first as the broker wants it.
+
+        Returns:
+            What waits first now, and why the broker never takes it, if so.
+        """
+        part = self.waiting[0]
+        batch, span = part.work.batch, part.span
+        if part.is_doubtful and span.is_mput and capabilities.has_mput:
+            return part, None  # it is recognised by its size
+        spans = plan_spans(batch.ends, span.first, span.end, capabilities)
+        if spans != [span]:
+            self.waiting.popleft()
+            part.work.left += len(spans) - 1
+            parts = []
+            for each in spans:
+                cut = Part(part.work, each, part.place)
+                cut.is_doubtful = part.is_doubtful
+                parts.append(cut)
+            self.waiting.extendleft(reversed(parts))
+        part = self.waiting[0]
+        limit = capabilities.payload_bytes_max
+        if limit is None or part.span.is_mput:
+            return part, None
+        size_bytes = len(batch.payloads[part.span.first])
+        if size_bytes <= limit:
+            return part, None
+        return part, MessageTooLargeError(
+            f"message: {self.partition} takes at most {limit} bytes, got {size_bytes}"
+        )
+
+    def command(self, part: Part, opaque: int, producer_id: str) -> Command:
+        """Return the command of a part; a batch gets its sequence by it."""
+        batch, span = part.work.batch, part.span
+        topic, number = self.partition.topic, self.partition.partition
+        if not span.is_mput:
+            payload = batch.payloads[span.first]
+            flag = batch.flags.get(span.first, 0)
+            return Put(topic, number, payload, flag, checksum(payload), opaque)
+        if part.sequence is None:
+            part.sequence = self.sequence
+            self.sequence += part.message_count
+        records = batch.encode(span.first, span.end)
+        return Mput(
+            topic=topic,
+            partition=number,
+            count=part.message_count,
+            checksum=checksum(records),
+            opaque=opaque,
+            payload=records,
+            producer=producer_id,
+            sequence=part.sequence,
+        )
+
+    def take_late(self, now_s: float) -> list[Part]:
+        """Take what has not left, or came back, and has passed its deadline."""
+        late = [p for p in self.waiting if p.work.batch.deadline_s <= now_s]
+        late += [p for p in self.returned if p.work.batch.deadline_s <= now_s]
+        if late:
+            gone = set(late)
+            self.waiting = deque(p for p in self.waiting if p not in gone)
+            self.returned = [p for p in self.returned if p not in gone]
+        return late
+
+    def take_unanswered(self, before_s: float) -> list[Part]:
+        """Take what is in flight with a deadline up to `before_s`."""
+        lost = [p for p in self.in_flight if p.work.batch.deadline_s <= before_s]
+        for part in lost:
+            del self.in_flight[part]
+        return lost
+
+    def lateness(self, batch: Batch) -> MetaqError:
+        """Return the error of messages whose deadline passed before they left."""
+        if self.trouble is not None:
+            return self.trouble
+        return NotSentError(f"{self.partition}: not sent within {batch.timeout_s:g} s")
+
+    def silence(self, batch: Batch) -> MetaqError:
+        """Return the error of messages whose deadline passed without an answer."""
+        return OutcomeUnknownError(
+            f"{self.partition}: no answer within {batch.timeout_s:g} s; outcome unknown"
+        )
 
 
 def _order_of(part: Part) -> tuple[bool, int, int]:
