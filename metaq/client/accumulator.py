@@ -9,13 +9,10 @@ grow by themselves while others are in flight. Nothing here waits or does I/O, b
 
 A batch holds messages of one time-out only, so that its deadline is that of its first
 message, and no clock is read for the others. The delivery seals a batch that waits
-(`seal_older`), so that later messages do not share an old deadline.
+(`take_late`), so that later messages do not share an old deadline.
 
-Room is reserved by batches, some at a time, so that the bounds are looked at once for
-many messages; what a batch does not need it gives back when it is sealed.
+The bounds are kept by `room.py`, from which batches reserve room in advance.
 
-    Invariant: free room and the rooms reserved by batches that are not resolved are
-    together what the options allow.
     Invariant: a lane with messages to take is in `_ready`, or `is_awake` says that
     the delivery knows it.
 """
@@ -26,29 +23,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, NoReturn, cast
+from typing import Final, cast
 
 from metaq.client.batches import Batch, Home, Lane, Outcome, SendFuture
-from metaq.client.errors import BufferFullError, MessageTooLargeError
+from metaq.client.errors import MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
+from metaq.client.room import Room
 from metaq.client.routes import Routes, unknown_topic
 from metaq.client.runs import Appending, Run, frozen, sort_runs
 from metaq.clock import Clock
-from metaq.errors import ClosedError
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
-
-RESERVE_BYTES: Final = 32 * 1024
-"""Room that a batch reserves at a time, beyond the message that needs it."""
-
-RESERVE_COUNT: Final = 256
-"""The same in messages."""
-
-RESERVE_SHARE: Final = 16
-"""No more than this part of the room that is left, so that little stays unused."""
 
 BATCH_AGE_SHARE: Final = 0.1
 """A batch that cannot be sent takes messages for this share of its time-out, so no
@@ -101,20 +89,14 @@ class Accumulator:
         self._lock = threading.Lock()
         # A third of what `with` costs, twice a message.
         self._acquire, self._release = self._lock.acquire, self._lock.release
-        self._room = threading.Condition(self._lock)
-        self._room_waiters = 0
-        self._room_callbacks: list[Callable[[], None]] = []
+        self._room = Room(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
         self._ready: list[Lane] = []
         self._unanswered: dict[Batch, None] = {}
         self.routes = Routes(options, selector)
         """Which lane a message goes to; written on the loop."""
         self._timeout_s = options.timeout_s
-        self._free_bytes = options.buffer_bytes_max
-        self._free_count = options.buffer_count_max
         self._resolved_count = 0
-        self._full_count = 0
-        self._is_closed = False
 
     # -- for senders, from any thread -------------------------------------------------
 
@@ -277,22 +259,16 @@ class Accumulator:
         """
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
-
-        def has_room() -> bool:
-            return self._has_room(size_bytes, message_count)
-
-        with self._room:
-            self._room_waiters += 1
-            try:
-                return self._room.wait_for(has_room, timeout_s)
-            finally:
-                self._room_waiters -= 1
+        with self._lock:
+            return self._room.wait(
+                timeout_s, size_bytes=size_bytes, message_count=message_count
+            )
 
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""
         with self._lock:
             batches = list(self._unanswered)
-            resolved_count, full_count = self._resolved_count, self._full_count
+            resolved_count, full_count = self._resolved_count, self._room.full_count
             buffered_count = sum(len(batch.payloads) for batch in batches)
             buffered_bytes = sum(batch.size_bytes for batch in batches)
         return BufferStatistics(
@@ -312,10 +288,10 @@ class Accumulator:
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call back once, when a batch has been resolved or everything is closed."""
         with self._lock:
-            if self._is_closed:
+            if self._room.is_closed:
                 self._loop.call_soon(callback)
             else:
-                self._room_callbacks.append(callback)
+                self._room.on_freed(callback)
 
     def set_limits(self, lane: Lane, capabilities: Capabilities) -> None:
         """Keep a lane's batches to what its broker announced."""
@@ -331,7 +307,7 @@ class Accumulator:
             )
             lane.count_max = min(options.batch_count_max, count_max)
             if lane.open is not None:
-                self._give_back(lane.open)  # it may have reserved more than that
+                self._room.give_back(lane.open)  # it may have reserved more than that
 
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
@@ -399,10 +375,9 @@ class Accumulator:
         """Say what became of a batch, and make its room free."""
         with self._lock:
             self._unanswered.pop(batch)
-            self._free_bytes += batch.reserved_bytes
-            self._free_count += len(batch.payloads)
+            self._room.release(batch)
             self._resolved_count += len(batch.payloads)
-            callbacks = self._take_room_callbacks()
+            callbacks = self._room.wake()
         batch.resolve(outcomes)
         for callback in callbacks:
             callback()
@@ -420,10 +395,10 @@ class Accumulator:
     def close(self) -> None:
         """Refuse messages from now on; what is here stays."""
         with self._lock:
-            self._is_closed = True
+            self._room.is_closed = True
             for lane in self.routes.everything():
                 self._seal(lane)  # its room goes, so the next message asks for some
-            callbacks = self._take_room_callbacks()
+            callbacks = self._room.wake()
         for callback in callbacks:
             callback()
 
@@ -443,7 +418,7 @@ class Accumulator:
         for lane in self.routes.lanes[topic] if run.lane is None else (run.lane,):
             _check_payload(lane, size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
-            self._refuse(size_bytes, 1)
+            self._room.refuse(size_bytes, 1)
 
     def _reserve(
         self,
@@ -458,9 +433,8 @@ class Accumulator:
         Some more room than that is reserved, so that not each message has to ask.
         """
         if lane.open is not None:
-            self._give_back(lane.open)
-        if self._is_closed or not self._has_room(size_bytes, message_count):
-            self._refuse(size_bytes, message_count)
+            self._room.give_back(lane.open)
+        self._room.check(size_bytes, message_count)
         _check_payload(lane, largest_bytes)
         batch = lane.open
         if (
@@ -470,26 +444,8 @@ class Accumulator:
             or batch.timeout_s != timeout_s
         ):
             batch = self._begin(lane, timeout_s)
-        share_bytes = min(RESERVE_BYTES, self._free_bytes // RESERVE_SHARE)
-        spare_bytes = lane.bytes_max - batch.size_bytes
-        grant_bytes = max(size_bytes, min(share_bytes, spare_bytes))
-        share_count = min(RESERVE_COUNT, self._free_count // RESERVE_SHARE)
-        spare_count = lane.count_max - len(batch.payloads)
-        grant_count = max(message_count, min(share_count, spare_count))
-        batch.reserved_bytes += grant_bytes
-        batch.bytes_left = grant_bytes
-        batch.reserved_count += grant_count
-        self._free_bytes -= grant_bytes
-        self._free_count -= grant_count
+        self._room.reserve(batch, lane, size_bytes, message_count)
         return batch
-
-    def _give_back(self, batch: Batch) -> None:
-        """Free the room that a batch has reserved and not used; under the lock."""
-        self._free_bytes += batch.bytes_left
-        self._free_count += batch.reserved_count - len(batch.payloads)
-        batch.reserved_bytes -= batch.bytes_left
-        batch.reserved_count = len(batch.payloads)
-        batch.bytes_left = 0
 
     def _begin(self, lane: Lane, timeout_s: float) -> Batch:
         """Begin another open batch; under the lock."""
@@ -510,7 +466,7 @@ class Accumulator:
     def _seal(self, lane: Lane) -> None:
         """Put the open batch, if there is one, behind the sealed; under the lock."""
         if lane.open is not None:
-            self._give_back(lane.open)
+            self._room.give_back(lane.open)
             lane.sealed.append(lane.open)
             lane.open = None
 
@@ -524,34 +480,6 @@ class Accumulator:
             self._loop.call_soon(self._on_ready)
         else:
             self._loop.call_soon_threadsafe(self._on_ready)
-
-    def _has_room(self, size_bytes: int, message_count: int) -> bool:
-        return self._is_closed or (
-            size_bytes <= self._free_bytes and message_count <= self._free_count
-        )
-
-    def _refuse(self, size_bytes: int, message_count: int) -> NoReturn:
-        if self._is_closed:
-            raise ClosedError("the producer is closed")
-        bytes_max = self._options.buffer_bytes_max
-        if size_bytes > bytes_max:
-            raise MessageTooLargeError(
-                f"message: the buffer takes at most {bytes_max} bytes,"
-                f" got {size_bytes} with its header"
-            )
-        self._full_count += 1
-        raise BufferFullError(
-            f"buffer: {size_bytes} bytes in {message_count} messages do not fit into"
-            f" {self._free_bytes} bytes and {self._free_count} messages",
-            size_bytes=size_bytes,
-            message_count=message_count,
-        )
-
-    def _take_room_callbacks(self) -> list[Callable[[], None]]:
-        if self._room_waiters:
-            self._room.notify_all()
-        callbacks, self._room_callbacks = self._room_callbacks, []
-        return callbacks
 
 
 def _check_payload(lane: Lane, size_bytes: int) -> None:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.accumulator import RESERVE_COUNT, Accumulator
+from metaq.client.accumulator import Accumulator
 from metaq.client.batches import Batch, Outcome, SendResult
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
+from metaq.client.room import RESERVE_COUNT
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
@@ -124,7 +125,7 @@ def test_room_is_never_lost_nor_given_twice(
                 taken.append(batch)
         for batch in taken:
             box.resolve(batch)
-        assert (accumulator._free_bytes, accumulator._free_count) == (
+        assert (accumulator._room.free_bytes, accumulator._room.free_count) == (
             bytes_max,
             count_max,
         )
