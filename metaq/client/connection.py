@@ -30,29 +30,25 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, Self, TypeAlias
+from typing import Final, TypeAlias
 
 from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.hot_replies import take_results
 from metaq.client.options import ClientOptions
-from metaq.client.replies import require_ok
 from metaq.clock import Clock
 from metaq.errors import (
     ClientError,
     ClosedError,
     MetaqError,
-    NoBrokerError,
     RemoteProtocolError,
     RequestTimeoutError,
 )
 from metaq.net.channel import Channel
-from metaq.net.dial import dial
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.protocol.version import Capabilities, decode_version_body
+from metaq.protocol.version import Capabilities
 from metaq.zk.session import Cancel
 from metaq.zk.znodes import BrokerAddress
 
@@ -70,8 +66,6 @@ LATE_COUNT_MAX: Final = 3
 TIMER_STEP_S: Final = 0.005
 """Least time between two looks at the deadlines: each look costs one pass over what is
 in flight, and deadlines are kept to within it."""
-
-_NO_READER: Final = Executor()  # clients send no file ranges, so nothing is warmed
 
 # Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
 # A plain tuple: one is made for each request.
@@ -111,9 +105,9 @@ class ConnectionStatistics:
 class BrokerConnection:
     """An open connection. Owner: the pool, or whoever opened it; used on the loop.
 
-    Lifecycle: `open`, use, `close`. The end comes once, by `close` or by the broker;
-    everything in flight then hears of it in the order of submission, then the
-    callbacks of `on_closed` do.
+    Lifecycle: `open_connection`, use, `close`. The end comes once, by `close` or by
+    the broker; everything in flight then hears of it in the order of submission, then
+    the callbacks of `on_closed` do.
     """
 
     def __init__(
@@ -125,12 +119,12 @@ class BrokerConnection:
         clock: Clock,
         options: ClientOptions,
     ) -> None:
-        """Take over a connected channel; `open` is the usual way in."""
+        """Take over a connected channel; see `open_connection`."""
         self.address = address
         self.peer = channel.peer
         """`host:port` that was reached."""
         self.capabilities = Capabilities("")
-        """What the broker announced; set by `open`."""
+        """What the broker announced; written by who asked it."""
         self._channel = channel
         self._loop = loop
         self._clock = clock
@@ -161,66 +155,6 @@ class BrokerConnection:
             reads_rest=True,
         )
         self._wake_at(self._received_s + self._heartbeat_s)
-
-    @classmethod
-    async def open(
-        cls,
-        address: BrokerAddress,
-        *,
-        clock: Clock,
-        deadline_s: float,
-        options: ClientOptions,
-    ) -> Self:
-        """Connect, and ask what the broker can do.
-
-        Args:
-            address: where the broker is; a name may have several addresses.
-            clock: judges the deadline, and every other of the connection.
-            deadline_s: absolute bound on both.
-            options: bounds and times of the connection.
-
-        Raises:
-            NoBrokerError: nobody listens there, or it did not answer in time; names
-                address and reason. Nothing that matters was sent.
-
-        Cancellation: what was connected is closed.
-        """
-        loop = asyncio.get_running_loop()
-        left_s = max(0.0, deadline_s - clock.monotonic_s())
-        try:
-            async with asyncio.timeout(left_s):
-                sock = await dial(address.host, address.port, loop=loop)
-        except TimeoutError as error:
-            raise NoBrokerError(
-                f"cannot connect to {address}: no connection within {left_s:.3g} s"
-            ) from error
-        except (OSError, UnicodeError) as error:
-            # A name that no resolver takes is a UnicodeError.
-            reason = getattr(error, "strerror", None) or error
-            raise NoBrokerError(f"cannot connect to {address}: {reason}") from error
-        channel = Channel(
-            sock,
-            loop=loop,
-            clock=clock,
-            reader=_NO_READER,
-            room_bytes=options.in_flight_bytes_max,
-        )
-        connection = cls(channel, address, loop=loop, clock=clock, options=options)
-        try:
-            command = Version(connection.next_opaque())
-            reply = await connection.call(command, deadline_s=deadline_s)
-            connection.capabilities = decode_version_body(require_ok(reply).text)
-        except RequestTimeoutError as error:
-            connection.close("no version")
-            reason = f"connected, but no answer within {left_s:.3g} s"
-            raise NoBrokerError(f"{address}: {reason}") from error
-        except MetaqError as error:
-            connection.close("no version")
-            raise NoBrokerError(f"{address}: {error}") from error
-        except BaseException:
-            connection.close("given up")
-            raise
-        return connection
 
     # -- state ------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from metaq.client.browse import BROWSER_GROUP
+from metaq.client.connect import open_connection
 from metaq.client.connection import BrokerConnection, settling
 from metaq.client.errors import NoDataError
 from metaq.client.loop_thread import LoopThread
@@ -175,7 +176,7 @@ class LogReader:
     async def _connected(self) -> BrokerConnection:
         if self._connection is None or not self._connection.is_open:
             self._drop_asked()
-            self._connection = await BrokerConnection.open(
+            self._connection = await open_connection(
                 self._address,
                 clock=self._clock,
                 deadline_s=self._deadline_s(),

@@ -20,6 +20,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Final
 
+from metaq.client.connect import open_connection
 from metaq.client.connection import BrokerConnection, ConnectionStatistics
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
@@ -233,7 +234,7 @@ class ConnectionPool:
         self._attempt_count += 1
         deadline_s = self._clock.monotonic_s() + self._options.connect_timeout_s
         try:
-            connection = await BrokerConnection.open(
+            connection = await open_connection(
                 route.address,
                 clock=self._clock,
                 deadline_s=deadline_s,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.client.connect import open_connection
 from metaq.client.connection import BrokerConnection
 from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.hot_replies import take_results
@@ -43,7 +44,7 @@ def soon(seconds: float = 5.0) -> float:
 async def connected(
     broker: ScriptedBroker, options: ClientOptions = OPTIONS
 ) -> AsyncIterator[BrokerConnection]:
-    connection = await BrokerConnection.open(
+    connection = await open_connection(
         broker.address, clock=CLOCK, deadline_s=soon(), options=options
     )
     try:
@@ -272,7 +273,7 @@ def test_a_reply_that_came_before_the_end_counts() -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = BrokerAddress("127.0.0.1", server.getsockname()[1])
             serving = asyncio.to_thread(serve_version, server)
-            opening = BrokerConnection.open(
+            opening = open_connection(
                 address, clock=CLOCK, deadline_s=soon(), options=OPTIONS
             )
             peer, connection = await asyncio.gather(serving, opening)
@@ -338,7 +339,7 @@ def on_time(
     async def main() -> None:
         clock = ManualClock()
         async with ScriptedBroker() as broker:
-            connection = await BrokerConnection.open(
+            connection = await open_connection(
                 broker.address, clock=clock, deadline_s=clock.monotonic_s() + 5,
                 options=OPTIONS,
             )  # fmt: skip
@@ -486,13 +487,13 @@ def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:
     async def main() -> None:
         address = free_address()
         with pytest.raises(NoBrokerError, match=f"{address}: Connection refused"):
-            await BrokerConnection.open(
+            await open_connection(
                 address, clock=CLOCK, deadline_s=soon(), options=OPTIONS
             )
         async with ScriptedBroker() as broker:
             broker.answer = lambda _command: None
             with pytest.raises(NoBrokerError, match="no answer within"):
-                await BrokerConnection.open(
+                await open_connection(
                     broker.address, clock=CLOCK, deadline_s=soon(0.02), options=OPTIONS
                 )
             await until(lambda: not broker.talks)

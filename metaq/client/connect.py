@@ -1,0 +1,79 @@
+"""Connect to a broker, and ask it what it can do, before the connection is used."""
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Final
+
+from metaq.client.connection import BrokerConnection
+from metaq.client.options import ClientOptions
+from metaq.client.replies import require_ok
+from metaq.clock import Clock
+from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.net.channel import Channel
+from metaq.net.dial import dial
+from metaq.protocol.commands import Version
+from metaq.protocol.version import decode_version_body
+from metaq.zk.znodes import BrokerAddress
+
+_NO_READER: Final = Executor()  # clients send no file ranges, so nothing is warmed
+
+
+async def open_connection(
+    address: BrokerAddress,
+    *,
+    clock: Clock,
+    deadline_s: float,
+    options: ClientOptions,
+) -> BrokerConnection:
+    """Return a connection to a broker that has said what it can do.
+
+    Args:
+        address: where the broker is; a name may have several addresses.
+        clock: judges the deadline, and every other of the connection.
+        deadline_s: absolute bound on both.
+        options: bounds and times of the connection.
+
+    Raises:
+        NoBrokerError: nobody listens there, or it did not answer in time; names
+            address and reason. Nothing that matters was sent.
+
+    Cancellation: what was connected is closed.
+    """
+    loop = asyncio.get_running_loop()
+    left_s = max(0.0, deadline_s - clock.monotonic_s())
+    try:
+        async with asyncio.timeout(left_s):
+            sock = await dial(address.host, address.port, loop=loop)
+    except TimeoutError as error:
+        raise NoBrokerError(
+            f"cannot connect to {address}: no connection within {left_s:.3g} s"
+        ) from error
+    except (OSError, UnicodeError) as error:
+        # A name that no resolver takes is a UnicodeError.
+        reason = getattr(error, "strerror", None) or error
+        raise NoBrokerError(f"cannot connect to {address}: {reason}") from error
+    channel = Channel(
+        sock,
+        loop=loop,
+        clock=clock,
+        reader=_NO_READER,
+        room_bytes=options.in_flight_bytes_max,
+    )
+    connection = BrokerConnection(
+        channel, address, loop=loop, clock=clock, options=options
+    )
+    try:
+        command = Version(connection.next_opaque())
+        reply = await connection.call(command, deadline_s=deadline_s)
+        connection.capabilities = decode_version_body(require_ok(reply).text)
+    except RequestTimeoutError as error:
+        connection.close("no version")
+        reason = f"connected, but no answer within {left_s:.3g} s"
+        raise NoBrokerError(f"{address}: {reason}") from error
+    except MetaqError as error:
+        connection.close("no version")
+        raise NoBrokerError(f"{address}: {error}") from error
+    except BaseException:
+        connection.close("given up")
+        raise
+    return connection
