@@ -19,16 +19,16 @@ stored are sent again under the same sequence, which brokers of this package rec
 
 import asyncio
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Protocol, Self
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.delivery import Delivery
 from metaq.client.errors import BufferFullError
+from metaq.client.oneway import OnewayMessages
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Pool
 from metaq.client.partitioner import OutgoingMessage, Selector
@@ -48,9 +48,6 @@ from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.session import Cancel
 
 _log = logging.getLogger(__name__)
-
-ONEWAY_WAITING_MAX: Final = 10_000
-"""One-way messages that wait until their topic is known; more are dropped."""
 
 
 class Metadata(Protocol):
@@ -167,10 +164,10 @@ class AsyncProducer:
         """Takes messages from any thread, for topics that are prepared."""
         self._delivery.start(self.accumulator)
         self._topics: dict[str, None] = {}
-        self._waiting: dict[str, deque[OutgoingMessage]] = {}
-        self._waiting_count = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._dropped: Counter[str] = Counter()
+        self._oneway = OnewayMessages(
+            prepare=self.prepare,
+            append=lambda topic, message: self.accumulator.append(topic, *message),
+        )
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self._is_closed = False
 
@@ -343,13 +340,14 @@ class AsyncProducer:
             if topic in self._topics:
                 self.accumulator.append(topic, data, attribute, key)
             else:
-                self._wait_for_topic(
-                    topic, OutgoingMessage(frozen(data), attribute, key)
-                )
+                message = OutgoingMessage(frozen(data), attribute, key)
+                check_topic(topic)
+                self._check_open()
+                self._oneway.keep(topic, message)
         except LocalProtocolError:
             raise
         except MetaqError as error:
-            self._dropped[type(error).__name__] += 1
+            self._oneway.drop(error)
 
     # -- the end ----------------------------------------------------------------------
 
@@ -396,8 +394,7 @@ class AsyncProducer:
         if self._is_closed:
             return
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._oneway.close()
         self.accumulator.close()
         try:
             await self.flush(self._close_timeout_s if timeout is None else timeout)
@@ -430,7 +427,7 @@ class AsyncProducer:
             by_partition=delivery.by_partition,
             doubtful_count=delivery.doubtful_count,
             failed=delivery.failed,
-            dropped=dict(self._dropped),
+            dropped=dict(self._oneway.dropped),
             buffered_count=buffer.buffered_count,
             buffered_bytes=buffer.buffered_bytes,
             full_count=buffer.full_count,
@@ -470,39 +467,6 @@ class AsyncProducer:
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)
-
-    def _wait_for_topic(self, topic: str, message: OutgoingMessage) -> None:
-        """Keep a one-way message until its topic is known; bounded."""
-        check_topic(topic)
-        self._check_open()
-        if self._waiting_count >= ONEWAY_WAITING_MAX:
-            raise NoBrokerError(f"topic {topic} is not known yet")
-        waiting = self._waiting.get(topic)
-        if waiting is None:
-            waiting = self._waiting[topic] = deque()
-            task = asyncio.get_running_loop().create_task(
-                self._run_topic(topic), name=f"producer-topic-{topic}"
-            )
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self._waiting_count += 1
-        waiting.append(message)
-
-    async def _run_topic(self, topic: str) -> None:
-        """Append the one-way messages of a topic when it is known, or drop them."""
-        try:
-            await self.prepare(topic)
-        except MetaqError as error:
-            self._dropped[type(error).__name__] += len(self._waiting[topic])
-            self._waiting[topic].clear()
-        finally:
-            waiting = self._waiting.pop(topic)
-            self._waiting_count -= len(waiting)
-            for message in waiting:
-                try:
-                    self.accumulator.append(topic, *message)
-                except MetaqError as error:
-                    self._dropped[type(error).__name__] += 1
 
 
 def check_topic(topic: str) -> None:

@@ -1,0 +1,80 @@
+"""One-way messages whose topic is not known yet: kept until it is, or dropped."""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from metaq.client.partitioner import OutgoingMessage
+from metaq.errors import MetaqError, NoBrokerError
+
+ONEWAY_WAITING_MAX: Final = 10_000
+"""One-way messages that wait until their topic is known; more are dropped."""
+
+
+class OnewayMessages:
+    """Owner: one producer; used on its loop. Closed once, with `close`."""
+
+    def __init__(
+        self,
+        *,
+        prepare: Callable[[str], Awaitable[None]],
+        append: Callable[[str, OutgoingMessage], object],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            prepare: waits until a topic is known; MetaqError when it will not be.
+            append: takes a message of a topic that is known, or raises MetaqError.
+        """
+        self._prepare = prepare
+        self._append = append
+        self._waiting: dict[str, deque[OutgoingMessage]] = {}
+        self._waiting_count = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.dropped: Counter[str] = Counter()
+        """Messages that were never appended, by the name of the error."""
+
+    def keep(self, topic: str, message: OutgoingMessage) -> None:
+        """Keep a message until its topic is known.
+
+        Raises:
+            NoBrokerError: ONEWAY_WAITING_MAX are kept already.
+        """
+        if self._waiting_count >= ONEWAY_WAITING_MAX:
+            raise NoBrokerError(f"topic {topic} is not known yet")
+        waiting = self._waiting.get(topic)
+        if waiting is None:
+            waiting = self._waiting[topic] = deque()
+            task = asyncio.get_running_loop().create_task(
+                self._run_topic(topic), name=f"producer-topic-{topic}"
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._waiting_count += 1
+        waiting.append(message)
+
+    def drop(self, error: MetaqError, message_count: int = 1) -> None:
+        """Count messages that were not appended."""
+        self.dropped[type(error).__name__] += message_count
+
+    def close(self) -> None:
+        """Wait for topics no longer: what is kept is appended now, or dropped."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run_topic(self, topic: str) -> None:
+        """Append the messages of a topic when it is known, or drop them."""
+        try:
+            await self._prepare(topic)
+        except MetaqError as error:
+            self.drop(error, len(self._waiting[topic]))
+            self._waiting[topic].clear()
+        finally:
+            waiting = self._waiting.pop(topic)
+            self._waiting_count -= len(waiting)
+            for message in waiting:
+                try:
+                    self._append(topic, message)
+                except MetaqError as error:
+                    self.drop(error)
