@@ -68,13 +68,15 @@ class OnewayMessages:
         try:
             await self._prepare(topic)
         except MetaqError as error:
-            self.drop(error, len(self._waiting[topic]))
-            self._waiting[topic].clear()
+            self.drop(error, len(self._take(topic)))
         finally:
-            waiting = self._waiting.pop(topic)
-            self._waiting_count -= len(waiting)
-            for message in waiting:
+            for message in self._take(topic):
                 try:
                     self._append(topic, message)
                 except MetaqError as error:
                     self.drop(error)
+
+    def _take(self, topic: str) -> deque[OutgoingMessage]:
+        waiting = self._waiting.pop(topic, deque())
+        self._waiting_count -= len(waiting)
+        return waiting

@@ -1,0 +1,94 @@
+"""One-way messages that wait for their topic: order, bound, and what is dropped."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from metaq.client import oneway
+from metaq.client.oneway import OnewayMessages
+from metaq.client.partitioner import OutgoingMessage
+from metaq.errors import ClosedError, NoBrokerError
+from tests.client.producing import run_virtual
+
+
+class Log:
+    """Takes messages of any topic until it is closed."""
+
+    def __init__(self) -> None:
+        self.appended: list[tuple[str, bytes]] = []
+        self.is_closed = False
+
+    def append(self, topic: str, message: OutgoingMessage) -> None:
+        if self.is_closed:
+            raise ClosedError("closed")
+        self.appended.append((topic, bytes(message.data)))
+
+
+def messages_into(
+    log: Log, prepare: Callable[[str], Awaitable[None]]
+) -> OnewayMessages:
+    return OnewayMessages(prepare=prepare, append=log.append)
+
+
+async def nobody_serves(topic: str) -> None:
+    await asyncio.sleep(1)
+    raise NoBrokerError(f"topic {topic} has no partitions")
+
+
+def test_messages_leave_in_order_when_their_topic_is_known() -> None:
+    """One question per topic, however many messages wait for it."""
+
+    async def main() -> None:
+        asked: list[str] = []
+
+        async def prepare(topic: str) -> None:
+            asked.append(topic)
+            await asyncio.sleep(1)
+
+        log = Log()
+        messages = messages_into(log, prepare)
+        for topic, data in (("a", b"1"), ("b", b"2"), ("a", b"3")):
+            messages.keep(topic, OutgoingMessage(data))
+        await asyncio.sleep(2)
+        assert asked == ["a", "b"]
+        assert log.appended == [("a", b"1"), ("a", b"3"), ("b", b"2")]
+        assert not messages.dropped
+
+    run_virtual(main())
+
+
+def test_what_was_dropped_takes_no_place_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bound is on what waits now, also after a topic that never came."""
+    monkeypatch.setattr(oneway, "ONEWAY_WAITING_MAX", 2)
+
+    async def main() -> None:
+        messages = messages_into(Log(), nobody_serves)
+        for _round in range(3):
+            messages.keep("a", OutgoingMessage(b"1"))
+            messages.keep("b", OutgoingMessage(b"2"))
+            with pytest.raises(NoBrokerError, match="not known yet"):
+                messages.keep("c", OutgoingMessage(b"3"))
+            await asyncio.sleep(2)
+        assert messages.dropped == {"NoBrokerError": 6}
+
+    run_virtual(main())
+
+
+def test_a_close_drops_what_waits_and_says_why() -> None:
+    """Nothing is lost without being counted."""
+
+    async def main() -> None:
+        log = Log()
+        messages = messages_into(log, nobody_serves)
+        messages.keep("a", OutgoingMessage(b"1"))
+        await asyncio.sleep(0.5)
+        log.is_closed = True
+        messages.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert messages.dropped == {"ClosedError": 1}
+
+    run_virtual(main())
