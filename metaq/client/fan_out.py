@@ -48,3 +48,9 @@ def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
         for item, result in results.items()
         if isinstance(result, MetaqError)
     }
+
+
+def raise_first(results: dict[K, T | MetaqError]) -> None:
+    """Raise the first failure among the results of `for_each`, if there is one."""
+    for error in failures(results).values():
+        raise error

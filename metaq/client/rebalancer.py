@@ -41,16 +41,12 @@ from typing import Final
 from metaq.assignment import Strategy
 from metaq.client.assignments import RETRY, AssignmentSink, Fence
 from metaq.client.errors import NotSettledError
-from metaq.client.fan_out import failures, for_each
+from metaq.client.fan_out import for_each, raise_first
 from metaq.client.metadata import Metadata
 from metaq.client.options import ClientOptions
-from metaq.client.shares import plan_rebalance, share_of
+from metaq.client.shares import name_some, plan_rebalance, share_of
 from metaq.clock import Clock
-from metaq.errors import (
-    ClosedError,
-    MetaqError,
-    SessionLostError,
-)
+from metaq.errors import ClosedError, MetaqError, SessionLostError
 from metaq.model import TopicPartition
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
@@ -61,8 +57,6 @@ log = logging.getLogger(__name__)
 
 CHECK_S: Final = 30.0
 """How often ZooKeeper is asked whether our nodes are still there."""
-
-_NAMES_MAX: Final = 5  # partitions that an error lists by name
 
 Partitions = Collection[TopicPartition]
 
@@ -376,7 +370,7 @@ class GroupSource:
                 "owner nodes of ours are gone group=%s member=%s partitions=%s",
                 self._membership.group,
                 self._membership.member,
-                _names(lost),
+                name_some(lost),
             )
             self._fence(lost)
 
@@ -386,7 +380,7 @@ class GroupSource:
             await self._membership.register(self._topics, deadline_s=self._deadline_s())
         owns = partial(self._membership.owns, deadline_s=self._deadline_s())
         answers = await for_each(owns, self._reading)
-        _raise_first(failures(answers))
+        raise_first(answers)
         lost = {partition for partition, is_ours in answers.items() if not is_ours}
         # The session may have gone meanwhile, with everything that was read.
         return lost & self._reading
@@ -422,7 +416,7 @@ class GroupSource:
 
     async def _release(self, partitions: Partitions) -> None:
         release = partial(self._membership.release, deadline_s=self._deadline_s())
-        _raise_first(failures(await for_each(release, partitions)))
+        raise_first(await for_each(release, partitions))
 
     async def _take(self, sink: AssignmentSink, partitions: Partitions) -> None:
         """Claim and begin to read.
@@ -455,12 +449,12 @@ class GroupSource:
             results = self._taking.result()
         finally:
             self._taking = None
-        _raise_first(failures(results))
+        raise_first(results)
         held = [partition for partition, is_ours in results.items() if not is_ours]
         if held:
             raise NotSettledError(
                 f"group {self._membership.group}: {len(held)} of our partitions are"
-                f" owned by other members still: {_names(held)}"
+                f" owned by other members still: {name_some(held)}"
             )
 
     # -- what is told -----------------------------------------------------------------
@@ -496,14 +490,3 @@ class GroupSource:
 
     def _deadline_s(self) -> float:
         return self._clock.monotonic_s() + self._options.request_timeout_s
-
-
-def _names(partitions: Partitions) -> str:
-    names = [str(partition) for partition in sorted(partitions)[:_NAMES_MAX]]
-    more = len(partitions) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
-
-
-def _raise_first(failed: dict[TopicPartition, MetaqError]) -> None:
-    for error in failed.values():
-        raise error

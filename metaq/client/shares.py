@@ -7,11 +7,15 @@ rules to the letter. Source: client spec 14.4 and 14.7.
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from metaq.assignment import Strategy, partitions_of
 from metaq.model import TopicPartition
 from metaq.zk.groups import Members
 from metaq.zk.paths import partition_name
+
+NAMES_MAX: Final = 5
+"""Partitions that a line of text lists by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +69,10 @@ def share_of(
         names = partitions_of(strategy, readers, named, member)
         share.update(named[name] for name in names)
     return frozenset(share)
+
+
+def name_some(partitions: Collection[TopicPartition]) -> str:
+    """Return the names of partitions for a line of text: a few, and how many more."""
+    names = [str(partition) for partition in sorted(partitions)[:NAMES_MAX]]
+    more = len(partitions) - len(names)
+    return ", ".join(names) + (f" and {more} more" if more else "")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from metaq.client.fan_out import AT_ONCE_MAX, failures, for_each
+from metaq.client.fan_out import AT_ONCE_MAX, failures, for_each, raise_first
 from metaq.errors import ClientError, MetaqError
 
 
@@ -21,6 +21,9 @@ def test_what_fails_does_not_stop_the_others() -> None:
     results = asyncio.run(for_each(half, [4, 3, 2]))
     assert list(results.items()) == [(4, 2), (3, error), (2, 1)]
     assert failures(results) == {3: error}
+    with pytest.raises(ClientError, match="no"):
+        raise_first(results)
+    raise_first({4: 2})
 
 
 def test_so_many_and_no_more_at_once() -> None:

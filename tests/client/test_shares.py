@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.assignment import Strategy
-from metaq.client.shares import Plan, plan_rebalance, share_of
+from metaq.client.shares import Plan, name_some, plan_rebalance, share_of
 from metaq.model import BrokerId, TopicPartition
 
 numbers = st.sets(st.integers(0, 8))
@@ -86,3 +86,10 @@ def test_names_are_ordered_as_metaq_orders_them() -> None:
         for member in ("g_c1", "g_c2", "g_c3")
     ]
     assert shares == [parts({0, 1, 10, 2}), parts({3, 4, 5, 6}), parts({7, 8, 9})]
+
+
+def test_a_line_names_five_partitions_and_counts_the_rest() -> None:
+    """In their order, whatever the set's."""
+    assert name_some(parts({1, 0})) == "t/0-0, t/0-1"
+    assert name_some(parts(set(range(5)))).count(",") == 4
+    assert name_some(parts(set(range(7)))).endswith("t/0-4 and 2 more")
