@@ -1,12 +1,9 @@
 """Housekeeping: when jobs run, what a failure does, and that nothing else is done."""
 
 import asyncio
-import datetime as dt
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -14,82 +11,15 @@ import pytest
 from metaq.broker.housekeeping import (
     DELAY_AFTER_BUG_S,
     DELAY_S_MIN,
-    LOG_CHECK_S,
-    LOG_CHECK_S_MIN,
     Finish,
     Housekeeping,
     Job,
     Work,
     every,
-    log_check_s,
-    retention_job,
 )
-from metaq.broker.schedule import NAP_S_MAX, Schedules
-from metaq.broker.status import RetentionStatus, add_run
-from metaq.config import TopicConfig
 from metaq.errors import NoSpaceError
 from metaq.testing.clock import ManualClock
-
-
-class HeldExecutor(Executor):
-    """Keeps what it is given until a test lets it run."""
-
-    def __init__(self) -> None:
-        self.held: list[tuple[Future[Any], Callable[[], Any]]] = []
-
-    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        self.held.append((future, lambda: fn(*args, **kwargs)))
-        return future
-
-    def run_one(self) -> None:
-        future, work = self.held.pop(0)
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-
-
-class Bench:
-    """A housekeeping whose clock and threads are moved by hand."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock()
-        self.executor = HeldExecutor()
-        self.turns: list[str] = []
-
-    def job(self, name: str, period_s: float, error: Exception | None = None) -> Job:
-        def run() -> None:
-            self.turns.append(name)
-            if error is not None:
-                raise error
-
-        return every(name, period_s, run)
-
-    def run(self, *jobs: Job, body: Callable[[Housekeeping], Awaitable[None]]) -> None:
-        """Run `body` while the jobs are looked after."""
-
-        async def main() -> None:
-            keeping = Housekeeping(
-                jobs, clock=self.clock, executor=self.executor, stop_timeout_s=5
-            )
-            await keeping.start()
-            await asyncio.sleep(0)
-            try:
-                await body(keeping)
-            finally:
-                await keeping.stop()
-
-        asyncio.run(main())
-
-    def pass_s(self, keeping: Housekeeping, seconds: float) -> float:
-        self.clock.advance_s(seconds)
-        return keeping.run_due()
-
-
-async def settle() -> None:
-    for _ in range(5):
-        await asyncio.sleep(0)
+from tests.broker.keeping import Bench, HeldExecutor, settle
 
 
 def test_each_job_runs_when_its_time_has_come() -> None:
@@ -383,172 +313,3 @@ def test_a_stop_neither_waits_for_work_nor_calls_it_off() -> None:
         assert keeping.failure is None
 
     bench.run(blocking(bench, lambda: bench.turns.append("finish")), body=body)
-
-
-# -- the jobs of a broker
-
-
-def topic(threshold: int, interval_ms: int) -> TopicConfig:
-    return TopicConfig(
-        name="t", unflush_threshold=threshold, unflush_interval_ms=interval_ms
-    )
-
-
-@pytest.mark.parametrize(
-    ("topics", "expected"),
-    [
-        ([], LOG_CHECK_S),
-        ([topic(0, 100)], LOG_CHECK_S),
-        ([topic(-1, 100)], LOG_CHECK_S),
-        ([topic(1000, 0)], LOG_CHECK_S),
-        ([topic(1000, 10_000)], 2.5),
-        ([topic(1000, 60_000)], LOG_CHECK_S),
-        ([topic(1000, 1000), topic(1, 300), topic(0, 1)], 0.075),
-        ([topic(1000, 1)], LOG_CHECK_S_MIN),
-    ],
-)
-def test_logs_are_looked_at_as_often_as_intervals_need(
-    topics: list[TopicConfig], expected: float
-) -> None:
-    """Group commit needs no timer; the shortest interval of threshold mode counts."""
-    assert log_check_s(topics) == expected
-
-
-@dataclass(frozen=True)
-class Report:
-    """A `RetentionFigures`."""
-
-    segment_count: int = 0
-    size_bytes: int = 0
-    failures: tuple[str, ...] = ()
-    doubt: str | None = None
-
-
-class Retention:
-    """The storage's side of retention, and what it was asked."""
-
-    def __init__(self, bench: Bench, schedules: dict[str, str]) -> None:
-        self.asked: list[Collection[str]] = []
-        self.reports: list[Report] = []
-        self.early: Collection[str] | None = None
-        self.is_busy = False
-        self.schedules = Schedules(bench.clock, dt.UTC)
-        self.schedules.replace_jobs(schedules)
-        self.job = retention_job(
-            self.schedules,
-            clock=bench.clock,
-            begin=self.begin,
-            find_early=lambda: self.early,
-            on_end=self.reports.append,
-        )
-
-    def begin(self, topics: Collection[str]) -> Callable[[], Report] | None:
-        self.asked.append(topics)
-        return None if self.is_busy else lambda: Report(segment_count=1)
-
-
-# 22:13:20 UTC on the manual clock: the schedule below is due in 40 seconds.
-SOON = {"a": "0 14 22 * * ?", "b": "0 14 22 * * ?", "c": "0 0 6 * * ?"}
-
-
-def test_retention_runs_for_the_topics_whose_time_has_come() -> None:
-    """Those that share an expression run together; the report reaches the loop."""
-    bench = Bench()
-    retention = Retention(bench, SOON)
-
-    async def body(keeping: Housekeeping) -> None:
-        assert keeping.run_due() == pytest.approx(40)
-        bench.pass_s(keeping, 40)
-        assert retention.asked == [frozenset({"a", "b"})]
-        bench.executor.run_one()
-        await settle()
-        assert retention.reports == [Report(segment_count=1)]
-        assert keeping.run_due() == NAP_S_MAX
-
-    bench.run(retention.job, body=body)
-
-
-@pytest.mark.parametrize("early", [(), ("a", "b")])
-def test_a_full_disk_does_not_wait_for_the_schedule(early: tuple[str, ...]) -> None:
-    """A run comes at the next look, for the topics that are named, or by size alone."""
-    bench = Bench()
-    retention = Retention(bench, {"c": SOON["c"]})
-
-    async def body(keeping: Housekeeping) -> None:
-        bench.pass_s(keeping, NAP_S_MAX)
-        assert retention.asked == []
-        retention.early = early
-        bench.pass_s(keeping, NAP_S_MAX)
-        assert retention.asked == [frozenset(early)]
-
-    bench.run(retention.job, body=body)
-
-
-def test_retention_without_a_schedule_sleeps_but_looks() -> None:
-    """No topic, no firing: only sizes are watched."""
-    bench = Bench()
-    retention = Retention(bench, {})
-
-    async def body(keeping: Housekeeping) -> None:
-        assert keeping.run_due() == NAP_S_MAX
-
-    bench.run(retention.job, body=body)
-
-
-def test_a_wall_clock_set_forward_is_noticed() -> None:
-    """The job never sleeps longer than a nap, whatever the wall clock said."""
-    bench = Bench()
-    retention = Retention(bench, {"c": SOON["c"]})
-
-    async def body(keeping: Housekeeping) -> None:
-        assert keeping.run_due() == NAP_S_MAX
-        bench.clock.jump_wall_ms(9 * 3_600_000)
-        bench.pass_s(keeping, NAP_S_MAX)
-        assert retention.asked == [frozenset({"c"})]
-
-    bench.run(retention.job, body=body)
-
-
-def test_a_run_that_cannot_begin_is_no_work() -> None:
-    """While another run is under way there is nothing to do."""
-    bench = Bench()
-    retention = Retention(bench, SOON)
-    retention.is_busy = True
-
-    async def body(keeping: Housekeeping) -> None:
-        bench.pass_s(keeping, 40)
-        assert bench.executor.held == []
-        assert keeping.statistics()[0].failure_count == 0
-
-    bench.run(retention.job, body=body)
-
-
-BEFORE = RetentionStatus(
-    segment_count=5, removed_bytes=50, failure_count=1, last_error="old"
-)
-
-
-@pytest.mark.parametrize(
-    ("report", "after"),
-    [
-        (
-            Report(segment_count=2, size_bytes=20),
-            replace(BEFORE, segment_count=7, removed_bytes=70, last_error=""),
-        ),
-        (
-            Report(failures=("x",)),
-            replace(BEFORE, failure_count=2, last_error="x"),
-        ),
-        (
-            Report(failures=("x", "y", "z")),
-            replace(BEFORE, failure_count=4, last_error="x (and 2 more)"),
-        ),
-        (
-            Report(doubt="clock"),
-            replace(BEFORE, last_error="", clock_doubt="clock"),
-        ),
-    ],
-)
-def test_runs_of_retention_add_up(report: Report, after: RetentionStatus) -> None:
-    """Counters grow; the error is that of the last run alone."""
-    assert add_run(BEFORE, report) == after

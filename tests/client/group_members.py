@@ -19,6 +19,7 @@ OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=20.0)
 GROUP = "g"
 TOPIC = "t"
 PATIENCE_S = 120.0
+ID = PATHS.member(GROUP, "g_c1")
 
 
 def part(number: int, broker: int = 0, topic: str = TOPIC) -> TopicPartition:
@@ -174,3 +175,17 @@ def is_at_rest(
     return found == owners(server) and all(
         read[member] == set(many) for member, many in plan.items()
     )
+
+
+def serving(count: int) -> MemoryZooKeeper:
+    server = MemoryZooKeeper()
+    serve(server, count)
+    return server
+
+
+def refusing(error: Exception, *refused: TopicPartition) -> Callable[..., None]:
+    def check(partition: TopicPartition) -> None:
+        if partition in refused:
+            raise error
+
+    return check

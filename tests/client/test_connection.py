@@ -1,11 +1,9 @@
 """One pipelined connection: pairing, deadlines, heartbeats, and how it ends."""
 
 import asyncio
-import contextlib
 import itertools
 import random
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -16,81 +14,27 @@ from metaq.client.connect import open_connection
 from metaq.client.connection import BrokerConnection
 from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.hot_replies import take_results
-from metaq.client.options import ClientOptions
-from metaq.clock import Clock, SystemClock
 from metaq.errors import (
     ClosedError,
-    MetaqError,
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.protocol.commands import Command, Reply, Result, Stats, Value, Version
+from metaq.protocol.commands import Reply, Result, Stats, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import BrokerAddress
+from tests.client.asking import (
+    CLOCK,
+    OPTIONS,
+    Asker,
+    connected,
+    echo,
+    run,
+    silent,
+    soon,
+)
 from tests.client.memory_broker import OURS
-from tests.client.scripted import ScriptedBroker, Talk, free_address, ok, until
-
-CLOCK = SystemClock()
-OPTIONS = ClientOptions()
-
-
-def soon(seconds: float = 5.0) -> float:
-    return CLOCK.monotonic_s() + seconds
-
-
-@contextlib.asynccontextmanager
-async def connected(
-    broker: ScriptedBroker, options: ClientOptions = OPTIONS
-) -> AsyncIterator[BrokerConnection]:
-    connection = await open_connection(
-        broker.address, clock=CLOCK, deadline_s=soon(), options=options
-    )
-    try:
-        yield connection
-    finally:
-        connection.close("test over")
-
-
-def run(
-    scenario: Callable[[ScriptedBroker, BrokerConnection], Awaitable[None]],
-    options: ClientOptions = OPTIONS,
-) -> None:
-    async def main() -> None:
-        async with ScriptedBroker() as broker, connected(broker, options) as connection:
-            await scenario(broker, connection)
-
-    asyncio.run(main())
-
-
-class Asker:
-    """Submits `stats <n>` requests and keeps what became of each, in order."""
-
-    def __init__(self, connection: BrokerConnection, clock: Clock = CLOCK) -> None:
-        self.connection = connection
-        self.clock = clock
-        self.outcomes: list[tuple[int, Reply | MetaqError]] = []
-
-    def ask(self, number: int, *, seconds: float = 5.0, is_alone: bool = False) -> None:
-        opaque = self.connection.next_opaque()
-        self.connection.submit(
-            encode(Stats(str(number), opaque)),
-            opaque,
-            lambda outcome: self.outcomes.append((number, outcome)),
-            deadline_s=self.clock.monotonic_s() + seconds,
-            is_alone=is_alone,
-        )
-
-
-def silent(command: Command) -> Reply | None:
-    return ok(command) if isinstance(command, Version) else None
-
-
-def echo(command: Command) -> Reply | None:
-    if isinstance(command, Stats) and command.item:
-        return Result(200, command.item.encode(), command.opaque)
-    return ok(command)
+from tests.client.scripted import ScriptedBroker, Talk, free_address, until
 
 
 def test_open_learns_what_the_broker_can_do() -> None:
@@ -327,158 +271,6 @@ def test_bytes_that_are_no_reply_end_the_connection() -> None:
         assert not connection.is_open
 
     run(scenario)
-
-
-def on_time(
-    scenario: Callable[
-        [ScriptedBroker, BrokerConnection, ManualClock], Awaitable[None]
-    ],
-) -> None:
-    """Run on a clock that only the test moves: heartbeats after 10 s, 5 s to answer."""
-
-    async def main() -> None:
-        clock = ManualClock()
-        async with ScriptedBroker() as broker:
-            connection = await open_connection(
-                broker.address, clock=clock, deadline_s=clock.monotonic_s() + 5,
-                options=OPTIONS,
-            )  # fmt: skip
-            try:
-                await scenario(broker, connection, clock)
-            finally:
-                connection.close("test over")
-
-    asyncio.run(main())
-
-
-def pass_time(connection: BrokerConnection, clock: ManualClock, seconds: float) -> None:
-    clock.advance_s(seconds)
-    connection._on_timer()
-
-
-def test_an_idle_connection_is_asked_and_stays_when_it_answers() -> None:
-    """Heartbeats keep a broker from closing what is idle."""
-
-    async def scenario(
-        _broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
-    ) -> None:
-        for count in range(3):
-            pass_time(connection, clock, 9.9)
-            assert connection.statistics().heartbeat_count == count
-            pass_time(connection, clock, 0.2)
-            assert connection.statistics().heartbeat_count == count + 1
-            await until(lambda: not connection.in_flight_count)
-        pass_time(connection, clock, 5)
-        assert connection.is_open
-        assert connection.statistics().unknown_reply_count == 0
-
-    on_time(scenario)
-
-
-def test_heartbeats_come_by_themselves() -> None:
-    """The one timer of a connection is set without any request."""
-
-    async def scenario(_broker: ScriptedBroker, connection: BrokerConnection) -> None:
-        await until(lambda: connection.statistics().heartbeat_count >= 2)
-
-    run(scenario, ClientOptions(heartbeat_s=0.005))
-
-
-def test_a_broker_that_answers_no_heartbeat_is_lost() -> None:
-    """A peer that is gone without a word is noticed without any request."""
-
-    async def scenario(
-        broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
-    ) -> None:
-        reasons: list[str] = []
-        connection.on_closed(reasons.append)
-        broker.answer = lambda _command: None
-        pass_time(connection, clock, 10)
-        await until(lambda: len(broker.commands) == 2)
-        pass_time(connection, clock, 4.9)
-        assert connection.is_open
-        pass_time(connection, clock, 0.2)
-        assert reasons == ["no answer to a heartbeat within 5 s"]
-
-    on_time(scenario)
-
-
-def test_a_slow_large_reply_is_no_missing_heartbeat() -> None:
-    """While bytes move, the answer to the heartbeat is merely behind them."""
-
-    async def scenario(
-        broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
-    ) -> None:
-        broker.answer = lambda _command: None
-        asker = Asker(connection, clock)
-        asker.ask(1, seconds=1000)
-        await until(lambda: len(broker.commands) == 2)
-        pass_time(connection, clock, 10)
-        data = encode(Value(b"", 2))
-        for index in range(len(data)):
-            received = connection.statistics().received_bytes
-            broker.talks[0].transport.write(data[index : index + 1])
-            await until(
-                lambda seen=received: connection.statistics().received_bytes > seen
-            )
-            pass_time(connection, clock, 4)
-            assert connection.is_open
-        assert asker.outcomes == [(1, Value(b"", 2))]
-        pass_time(connection, clock, 4)
-        assert not connection.is_open
-
-    on_time(scenario)
-
-
-def test_deadlines_missed_in_a_row_end_a_connection_that_answers_nothing() -> None:
-    """A broker that answers heartbeats alone is left, so that a new try is made."""
-
-    async def scenario(
-        broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
-    ) -> None:
-        broker.answer = silent
-        asker = Asker(connection, clock)
-        for number in range(3):
-            asker.ask(number, seconds=12)
-        asker.ask(3, seconds=60)
-        await until(lambda: len(broker.commands) == 5)
-        pass_time(connection, clock, 10)
-        await until(lambda: connection.in_flight_count == 4)
-        pass_time(connection, clock, 2)
-        assert not connection.is_open
-        kinds = [type(outcome) for _, outcome in asker.outcomes]
-        assert kinds == [RequestTimeoutError] * 3 + [ConnectionLostError]
-
-    on_time(scenario)
-
-
-def test_impatient_requests_do_not_end_a_connection_that_answers_late() -> None:
-    """Deadlines shorter than an answer takes say nothing about the connection."""
-
-    async def scenario(
-        broker: ScriptedBroker, connection: BrokerConnection, clock: ManualClock
-    ) -> None:
-        broker.answer = silent
-        asker = Asker(connection, clock)
-        for number in range(10):
-            asker.ask(number, seconds=1)
-        await until(lambda: len(broker.commands) == 11)
-        pass_time(connection, clock, 4.9)
-        assert len(asker.outcomes) == 10
-        assert connection.is_open
-        last = broker.commands[-1]
-        assert isinstance(last, Stats)
-        broker.talks[0].transport.write(encode(Result(200, b"", last.opaque)))
-        await until(lambda: connection.statistics().unknown_reply_count)
-        for number in range(3):
-            asker.ask(number, seconds=1)
-        pass_time(connection, clock, 4.9)
-        assert connection.is_open
-        assert connection.statistics().timeout_count == 13
-        pass_time(connection, clock, 0.2)
-        assert not connection.is_open
-
-    on_time(scenario)
 
 
 def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:

@@ -1,8 +1,6 @@
 """Settings from files: the sample, every error, overrides, any bytes."""
 
 import contextlib
-import dataclasses
-import typing
 import zlib
 
 import pytest
@@ -23,9 +21,7 @@ from metaq.config import (
 from metaq.config.keys import (
     LIMITS_KEYS,
     SYSTEM_KEYS,
-    TOPIC_KEYS,
     ZOOKEEPER_KEYS,
-    Kind,
     nearest_key,
 )
 from metaq.errors import ConfigError
@@ -456,40 +452,6 @@ def test_a_huge_unknown_key_is_cut_in_the_message() -> None:
     with pytest.raises(ConfigError) as caught:
         parse(SMALLEST.replace("brokerId=0", "k" * 100_000 + "=1"))
     assert len(str(caught.value)) < 250
-
-
-@pytest.mark.parametrize(
-    ("settings_class", "keys", "extra"),
-    [
-        (SystemConfig, SYSTEM_KEYS, set()),
-        (ZooKeeperConfig, ZOOKEEPER_KEYS, set()),
-        (LimitsConfig, LIMITS_KEYS, set()),
-        (TopicConfig, TOPIC_KEYS, {"name", "filters"}),
-    ],
-)
-def test_table_and_classes_agree(settings_class, keys, extra) -> None:
-    """Every field has one row, and a row reads values of its field's type."""
-    hints = typing.get_type_hints(settings_class)
-    fields = [field.name for field in dataclasses.fields(settings_class)]
-    assert sorted(key.field for key in keys) == sorted(set(fields) - extra)
-    assert len({key.name for key in keys}) == len(keys)
-    example = {
-        Kind.BOOLEAN: "true",
-        Kind.LENIENT_BOOLEAN: "true",
-        Kind.TEXT: "/x",
-        Kind.ZNODE: "/x",
-        Kind.POLICY: "delete,1",
-    }
-    for key in keys:
-        value = key.read(example.get(key.kind, str(key.low)))
-        assert type(value).__name__ in str(hints[key.field]).replace("BrokerId", "int")
-
-
-def test_our_own_keys_are_the_camel_case_of_their_fields() -> None:
-    """`line_bytes_max` is `lineBytesMax`: one spelling to remember."""
-    for key in LIMITS_KEYS:
-        head, *tail = key.field.split("_")
-        assert key.name == head + "".join(word.capitalize() for word in tail)
 
 
 @settings(max_examples=60)

@@ -13,6 +13,8 @@ from metaq.testing.storage import StorageBench, Ticket
 LOG = LogId("test", 0)
 OTHER = LogId("test", 1)
 DATA = Path("/data")
+RECORD = 120
+"""Size of a record that `put` makes."""
 
 
 def config(**system: int) -> BrokerConfig:
@@ -105,3 +107,21 @@ def check_kept(fs: FileSystem, stored: tuple[Promise, ...], **system: int) -> No
     for log_id, log in again.manager.logs().items():
         assert content_of(log) == contents[log_id]
     again.close()
+
+
+def put(
+    bench: StorageBench, log: PartitionLog, count: int = 1, size: int = 100
+) -> Ticket:
+    ticket = Ticket()
+    bench.append(log, [b"x" * size] * count, ticket)
+    return ticket
+
+
+def filled(fs: FileSystem, segments: int = 4) -> tuple[StorageBench, PartitionLog]:
+    """Return a log with sealed segments of 1024 bytes, the last of them active."""
+    bench = opened(fs, segment_bytes_max=1024)
+    log = log_of(bench)
+    for _ in range(segments):
+        put(bench, log, 2, 492)
+        bench.run()
+    return bench, log

@@ -32,11 +32,6 @@ from metaq.testing.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
 
-@pytest.fixture
-def fs() -> FaultyFileSystem:
-    return FaultyFileSystem()
-
-
 def limited(fs: FaultyFileSystem, clock: ManualClock, **limits: int) -> StorageBench:
     settings = BrokerConfig(
         system=SystemConfig(data_path=str(DATA), segment_bytes_max=1000),

@@ -24,12 +24,6 @@ from metaq.testing.fs import FaultyFileSystem, keep_all
 from metaq.testing.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, config, content_of, log_of, opened
 
-
-@pytest.fixture
-def fs() -> FaultyFileSystem:
-    return FaultyFileSystem()
-
-
 # -- names
 
 

@@ -62,11 +62,6 @@ def hours(count: int) -> DeletePolicy:
 
 
 @pytest.fixture
-def fs() -> FaultyFileSystem:
-    return FaultyFileSystem()
-
-
-@pytest.fixture
 def clock() -> ManualClock:
     return ManualClock()
 

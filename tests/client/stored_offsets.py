@@ -1,0 +1,45 @@
+"""Partitions, offsets, and stores that are opened for one call."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from metaq.client.offset_store import OffsetStore
+from metaq.clock import SystemClock
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+CLOCK = SystemClock()
+ZERO = TopicPartition("t", BrokerId(0), 0)
+ONE = TopicPartition("t", BrokerId(0), 1)
+FAR = TopicPartition("a topic-2", BrokerId(1023), 17)
+
+PLACE = '"topic": "t", "partition": {"brokerId": 0, "partition": 0}'
+
+
+def soon() -> float:
+    return CLOCK.monotonic_s() + 10
+
+
+def at(offset: int, message_id: int = -1) -> GroupOffset:
+    return GroupOffset(Offset(offset), MessageId(message_id))
+
+
+def run(store: OffsetStore, scenario: Callable[[OffsetStore], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        try:
+            return await scenario(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(main())
+
+
+def load(store: OffsetStore, group: str, partition: TopicPartition) -> Any:
+    return run(store, lambda s: s.load(group, partition, deadline_s=soon()))
+
+
+def commit(
+    store: OffsetStore, group: str, offsets: dict[TopicPartition, GroupOffset]
+) -> Any:
+    return run(store, lambda s: s.commit(group, offsets, fence=None, deadline_s=soon()))

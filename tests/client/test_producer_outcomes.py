@@ -1,0 +1,246 @@
+"""Outcomes of a producer: repeated, moved, in doubt, too late, too large."""
+
+import asyncio
+
+import pytest
+
+from metaq.client.batches import SendResult
+from metaq.client.errors import (
+    MessageTooLargeError,
+    NotSentError,
+    OutcomeUnknownError,
+    PartlySentError,
+)
+from metaq.errors import (
+    ForbiddenError,
+    MetaqError,
+    NoBrokerError,
+    ServerError,
+    UnavailableError,
+)
+from metaq.protocol.commands import Mput
+from metaq.protocol.version import Capabilities
+from tests.client.producing import (
+    FORGETFUL,
+    JAVA,
+    Act,
+    StandInBroker,
+    producing,
+    run_virtual,
+)
+
+
+def test_a_repeated_batch_is_recognised() -> None:
+    """The answer was lost: the same producer and sequence go out again, stored once."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            await world.producer.send("test", b"first")
+            broker.acts.append(Act.CUT_STORED)
+            result = await world.producer.send("test", b"second")
+            assert result.offset == 25
+            assert world.producer.statistics().retried_count == 1
+        assert broker.stored() == [b"first", b"second"]
+        *_, one, two = broker.commands
+        assert isinstance(one, Mput)
+        assert isinstance(two, Mput)
+        assert (one.producer, one.sequence) == (two.producer, two.sequence)
+        assert one.sequence == 1
+
+    run_virtual(main())
+
+
+def test_a_doubtful_batch_goes_before_a_refused_one() -> None:
+    """The refused one gets a new number, which must not pass the doubtful one's."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.CLOSED, Act.CUT])
+        async with producing(broker, batch_count_max=4) as world:
+            await world.producer.send_many("test", [b"%d" % n for n in range(5)])
+        assert broker.stored() == [b"4", b"0", b"1", b"2", b"3"]
+        assert not broker.overlap_count
+
+    run_virtual(main())
+
+
+def test_a_repetition_travels_alone() -> None:
+    """Refused on its second way, it is not overtaken by a later sequence."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.CUT, Act.CLOSED])
+        async with producing(broker, batch_count_max=4) as world:
+            sent = [b"%d" % n for n in range(9)]
+            await world.producer.send_many("test", sent)
+        assert broker.stored() == sent
+        assert not broker.overlap_count
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("capabilities", [FORGETFUL, JAVA])
+@pytest.mark.parametrize("retry_unknown", [True, False])
+def test_brokers_that_forget_get_it_twice_or_the_error_says_so(
+    capabilities: Capabilities, retry_unknown: bool
+) -> None:
+    """`retry_unknown` chooses between a duplicate and `OutcomeUnknownError`."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=capabilities)
+        broker.acts.append(Act.CUT_STORED)
+        async with producing(broker, retry_unknown=retry_unknown) as world:
+            if retry_unknown:
+                await world.producer.send("test", b"x")
+                assert broker.stored() == [b"x", b"x"]
+            else:
+                with pytest.raises(OutcomeUnknownError, match="outcome unknown"):
+                    await world.producer.send("test", b"x")
+                assert broker.stored() == [b"x"]
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (Act.CLOSED, ForbiddenError),
+        (Act.BUSY, UnavailableError),
+        (Act.BROKEN, ServerError),
+        (Act.SWALLOW, OutcomeUnknownError),
+        (Act.SWALLOW_STORED, OutcomeUnknownError),
+        (Act.CUT, OutcomeUnknownError),
+        (Act.CUT_STORED, OutcomeUnknownError),
+    ],
+)
+def test_a_failure_that_stays_ends_at_the_deadline(
+    act: Act, error: type[MetaqError]
+) -> None:
+    """The error says whether the message may be stored, and nothing hangs."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        broker = StandInBroker(capabilities=FORGETFUL)
+        broker.default = act
+        async with producing(broker, timeout_s=2) as world:
+            start_s = loop.time()
+            with pytest.raises(error) as caught:
+                await world.producer.send("test", b"x")
+            assert type(caught.value) is error
+            assert loop.time() - start_s <= 2.5
+            assert (loop.time() - start_s < 1) == (act is Act.BROKEN)
+            failed = world.producer.statistics().failed
+            assert failed == {error.__name__: 1}
+
+    run_virtual(main())
+
+
+def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
+    """Certainly not stored; the error says which broker nobody reached."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.go_away()
+        async with producing(broker, timeout_s=2) as world:
+            with pytest.raises(NoBrokerError, match="stand-in:1000"):
+                await world.producer.send("test", b"x")
+            with pytest.raises(NoBrokerError, match="topic other"):
+                await world.producer.send("other", b"x", timeout=0.5)
+
+    run_virtual(main())
+
+
+def test_messages_behind_an_old_batch_keep_their_own_time() -> None:
+    """What was sent nine seconds later does not fail with the first."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.go_away()
+        async with producing(broker, timeout_s=10) as world:
+            old = await world.producer.send_nowait("test", b"old")
+            await asyncio.sleep(8)
+            new = await world.producer.send_nowait("test", b"new")
+            await asyncio.sleep(4)
+            assert old.done()
+            assert not new.done()
+            broker.come_back()
+            await new
+        assert broker.stored() == [b"new"]
+
+    run_virtual(main())
+
+
+def test_a_queue_too_long_for_the_deadline_fails_as_not_sent() -> None:
+    """The broker is slow: what could not leave in time is certainly not stored."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.delay_s = 0.8
+        options = {"timeout_s": 1.0, "batch_count_max": 1, "in_flight_batches_max": 1}
+        async with producing(broker, **options) as world:
+            futures = [await world.producer.send_nowait("test", b"x") for _ in "abc"]
+            assert isinstance(await futures[0], SendResult)
+            with pytest.raises(NotSentError, match="not sent within 1 s"):
+                await futures[2]
+
+    run_virtual(main())
+
+
+def test_a_list_that_fails_in_part_tells_of_each_message() -> None:
+    """`PartlySentError.outcomes` has a result or an error for every message."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        broker.acts.extend([Act.STORE, Act.BROKEN, Act.STORE])
+        async with producing(broker, batch_count_max=2) as world:
+            with pytest.raises(PartlySentError, match="2 of 6") as caught:
+                await world.producer.send_many("test", [b"x"] * 6)
+            kinds = [type(outcome) for outcome in caught.value.outcomes]
+            assert kinds == [SendResult] * 2 + [ServerError] * 2 + [SendResult] * 2
+            broker.acts.extend([Act.BROKEN])
+            with pytest.raises(ServerError, match="as the test says"):
+                await world.producer.send_many("test", [b"x"] * 2)
+
+    run_virtual(main())
+
+
+def test_too_large_messages_are_refused_before_they_leave() -> None:
+    """Broker's limit and buffer's limit, both with both numbers."""
+
+    async def main() -> None:
+        limited = Capabilities("1.0", has_mput=True, payload_bytes_max=100)
+        broker = StandInBroker(capabilities=limited)
+        async with producing(broker, buffer_bytes_max=1000) as world:
+            send = world.producer.send
+            with pytest.raises(MessageTooLargeError, match=r"at most 1000 .* got 1021"):
+                await send("test", bytes(1001))
+            await send("test", bytes(100))
+            with pytest.raises(MessageTooLargeError, match=r"at most 100 .* got 101"):
+                await send("test", bytes(101))
+            with pytest.raises(MessageTooLargeError, match=r"at most 100 .* got 101"):
+                await world.producer.send_many("test", [b"x", bytes(101)])
+        assert broker.stored() == [bytes(100)]
+
+    run_virtual(main())
+
+
+def test_announced_batch_limits_are_kept() -> None:
+    """Batches appended before the broker was known are cut; a large record is a put."""
+
+    async def main() -> None:
+        small = Capabilities(
+            "1.0", has_mput=True, batch_bytes_max=200, batch_records_max=3
+        )
+        broker = StandInBroker(capabilities=small)
+        async with producing(broker) as world:
+            sent = [b"%d" % n for n in range(10)] + [bytes(300)] + [b"y" * 100] * 4
+            await world.producer.send_many("test", sent)
+            await world.producer.send_many("test", sent)
+        assert broker.stored() == sent * 2
+        for command in broker.commands:
+            if isinstance(command, Mput):
+                assert len(command.payload) <= 200
+                assert command.count <= 3
+
+    run_virtual(main())
