@@ -6,7 +6,6 @@ cross over to the loop.
 """
 
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from metaq.client.batches import SendFuture, SendResult
@@ -146,12 +145,7 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def statistics(self) -> ProducerStatistics:
@@ -196,12 +190,7 @@ class OrderedProducer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def send(

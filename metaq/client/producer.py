@@ -21,7 +21,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol, Self
 
 from metaq.client.accumulator import Accumulator
@@ -408,12 +407,7 @@ class AsyncProducer:
         """Return the producer."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Close it, waiting no longer than the client's `close_timeout_s`."""
         await self.close()
 

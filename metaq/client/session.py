@@ -12,7 +12,6 @@ import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self, Unpack
 
 from metaq.client.browse import (
@@ -192,12 +191,7 @@ class AsyncClient:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     @property

@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
-from types import TracebackType
 from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
@@ -131,12 +130,7 @@ class Outbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._sender.close()
 
     def put(self, batch: pa.RecordBatch) -> None:

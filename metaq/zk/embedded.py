@@ -30,7 +30,6 @@ import threading
 import time
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from metaq.errors import CoordinationError
@@ -244,12 +243,7 @@ class EmbeddedZooKeeper:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     # -- life -------------------------------------------------------------------------
