@@ -44,7 +44,7 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     ),
     (layers.lazy_faults, "net/a.py", "from importlib import import_module", "import_m"),
     (layers.cycle_faults, "zk/a.py", "import metaq.zk.a", "zk.a -> zk.a"),
-    (tidy.file_size_faults, "a.py", "X = 1\n" * 801, "801"),
+    (tidy.file_size_faults, "a.py", "X = 1\n" * 501, "501"),
     (tidy.function_size_faults, "a.py", "def f():\n" + " x\n" * 70, "71"),
     (tidy.door_faults, "zk/a.py", "import time as t", "time"),
     (tidy.door_faults, "zk/a.py", "from random import choice", "random"),
