@@ -36,6 +36,8 @@ EXIT_PIPE_CLOSED: Final = 141
 """The reader of our output went away, as shells count it: 128 + SIGPIPE."""
 
 PREVIEW_CHARS_MAX: Final = 60
+TABLE_WIDTH_MAX: Final = 1000
+"""Characters; cells of a table that is wider are broken, whatever the terminal."""
 UNIT: Final = 1024
 STANDARD_DESCRIPTOR_MAX: Final = 2
 MARKED_STYLE: Final = "bold red"
@@ -87,7 +89,12 @@ def print_rows(
     for index, row in enumerate(texts):
         style = MARKED_STYLE if index in marked else None
         table.add_row(*map(Text, row), style=style)
-    Console().print(table)
+    # A terminal that is narrower breaks the lines: cells broken into columns can be
+    # neither read nor copied.
+    console = Console()
+    free = console.options.update(max_width=TABLE_WIDTH_MAX)
+    console.width = max(console.width, console.measure(table, options=free).maximum)
+    console.print(table)
 
 
 def print_header(widths: Mapping[str, int]) -> None:
