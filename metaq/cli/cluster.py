@@ -107,7 +107,9 @@ def parse_address(text: str) -> BrokerAddress:
     try:
         return decode_address(uri.encode())
     except CoordinationError as error:
-        raise click.BadParameter(f"'{text}' is not HOST:PORT") from error
+        raise click.BadParameter(
+            f"'{text}' is not HOST:PORT", param_hint="--broker"
+        ) from error
 
 
 def named_partitions(

@@ -52,6 +52,13 @@ def test_a_broker_that_refuses_is_told_and_fails() -> None:
         assert result.stderr == "metaq: broker 7: Config file not found\n"
 
 
+def test_an_address_that_is_none_names_its_option() -> None:
+    """As every other usage error does."""
+    result = run("stats", "--broker", "127.0.0.1")
+    assert result.exit_code == 2
+    assert "Invalid value for --broker: '127.0.0.1' is not HOST:PORT" in result.stderr
+
+
 def test_values_may_hold_spaces() -> None:
     """The name ends at the first space."""
     text = "STATS\r\nput Count=1, Value=2\r\nalone\r\nEND\r\n"
