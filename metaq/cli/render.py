@@ -192,8 +192,12 @@ def fill_standard_descriptors() -> None:
     """Open /dev/null in the place of standard descriptors that are closed.
 
     A segment that was opened as descriptor 2 would take in whatever a library prints
-    to standard error.
+    to standard error. Python leaves out the streams of those that it found closed.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_DESCRIPTOR_MAX:
         pass
     os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)
