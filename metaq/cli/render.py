@@ -7,6 +7,7 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 
 import base64
 import json
+import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,6 +36,9 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 """The reader of our output went away, as shells count it: 128 + SIGPIPE."""
 
+SPEAKER: Final = "metaq: "
+"""Begins every sentence on standard error: a pipe may have several programs."""
+
 PREVIEW_CHARS_MAX: Final = 60
 TABLE_WIDTH_MAX: Final = 1000
 """Characters; cells of a table that is wider are broken, whatever the terminal."""
@@ -48,7 +52,12 @@ Cell = str | int | float | bool | None
 
 def say(text: str) -> None:
     """Print one sentence for people, on standard error."""
-    click.echo(f"metaq: {text}", err=True)
+    click.echo(f"{SPEAKER}{text}", err=True)
+
+
+def say_warnings() -> None:
+    """Print what is logged as a warning or worse as sentences, as `say` does."""
+    logging.basicConfig(level=logging.WARNING, format=f"{SPEAKER}%(message)s")
 
 
 def print_json(value: Mapping[str, object]) -> None:

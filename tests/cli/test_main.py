@@ -193,6 +193,23 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 
 
 @pytest.mark.slow
+def test_warnings_are_sentences_too() -> None:
+    """What the client logs begins as every sentence does; no news is not told."""
+    program = """
+import logging, metaq.cli.main as cli
+def topics(*_arguments, **_options):
+    logging.getLogger("metaq.client").info("connected")
+    logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)
+cli.topics = topics
+cli.main(["topics"])
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=30, check=True
+    )
+    assert child.stderr == b"metaq: broker lost: broker=7\n"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["topics >&-", "topics nothing 2>&-"])
 def test_closed_outputs_take_everything(words: str) -> None:
     """As /dev/null would; the exit code is what it always is."""
