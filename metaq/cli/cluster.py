@@ -1,7 +1,7 @@
 """Which brokers a command talks to: those in ZooKeeper, or those it was given."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -89,6 +89,14 @@ class Target:
         if self.coordinator is not None:
             return {"coordinator": self.coordinator, **options}
         return {"zookeeper": self.zookeeper, **options}
+
+    def require_brokers(self, brokers: Collection[BrokerId]) -> None:
+        """Raise NoBrokerError when the cluster that was found has no broker."""
+        if not brokers:
+            raise NoBrokerError(
+                f"no broker is registered in ZooKeeper at {self.zookeeper} below"
+                f" {self.root}"
+            )
 
     def _nobody(self) -> str:
         waited = f"(waited {self.timeout_s:g} s)"
