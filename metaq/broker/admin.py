@@ -260,7 +260,13 @@ class AdminServer(Service):
             case "scrub":
                 return describe_scrub(actions.status())
             case "reload":
-                return _describe_reload(actions.reload())
+                reload = actions.reload()
+                return {
+                    "added": list(reload.topics.added),
+                    "removed": list(reload.topics.removed),
+                    "changed": list(reload.topics.changed),
+                    "needs_restart": list(reload.needs_restart),
+                }
             case "close_partitions" | "open_partitions":
                 topic, start, end = _read_partitions(request)
                 if command == "close_partitions":
@@ -310,22 +316,6 @@ def _read_partitions(request: Mapping[str, object]) -> tuple[str, int, int | Non
     if start < 0 or (end is not None and end < start):
         raise AdminError(f"expected 0 <= start <= end, got {start} and {end}")
     return topic, start, end
-
-
-def _describe_reload(reload: Reload) -> Mapping[str, object]:
-    topics = reload.topics
-    _log.info(
-        "settings reloaded: added=%s removed=%s changed=%s",
-        ",".join(topics.added),
-        ",".join(topics.removed),
-        ",".join(topics.changed),
-    )
-    return {
-        "added": list(topics.added),
-        "removed": list(topics.removed),
-        "changed": list(topics.changed),
-        "needs_restart": list(reload.needs_restart),
-    }
 
 
 def _encode_refusal(text: str) -> bytes:

@@ -5,6 +5,7 @@ them.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -18,26 +19,35 @@ from metaq.errors import AdminError
 
 TIMEOUT_S: Final = 10.0
 
+Span = Mapping[str, int]
+"""Fields of a request, `start` and `end`; none of them is a whole topic."""
+
 
 def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
     """Return the data directory that the options name.
 
     Raises:
         ConfigError: the configuration cannot be read.
-        AdminError: no broker runs on its dataPath; one that was given another by
-            `--set` can only be found by its data directory.
+        AdminError: no broker runs on its dataPath, or where `metaq local` keeps its
+            data; one that was given another by `--set` can only be found by that.
     """
     if data_dir is not None:
         return data_dir
-    if config is not None:
-        found = Path(load_config(str(config), read_bytes).system.data_path)
+    if config is None:
+        found = default_data_dir()
         if not (found / SOCKET_NAME).exists():
             raise AdminError(
-                f"no broker runs on {found}, the dataPath of {config}; if it was"
-                " started with --set dataPath=..., name that with --data-dir"
+                f"no broker runs on {found}, where 'metaq local' keeps its data; name"
+                " another with --data-dir, or its configuration with --config"
             )
         return found
-    return default_data_dir()
+    found = Path(load_config(str(config), read_bytes).system.data_path)
+    if not (found / SOCKET_NAME).exists():
+        raise AdminError(
+            f"no broker runs on {found}, the dataPath of {config}; if it was started"
+            " with --set dataPath=..., name that with --data-dir"
+        )
+    return found
 
 
 def reload(data_dir: Path) -> None:
@@ -57,23 +67,31 @@ def reload(data_dir: Path) -> None:
         click.echo(f"takes a restart: {difference}")
 
 
-def close_partitions(data_dir: Path, topic: str, span: str) -> None:
+def close_partitions(data_dir: Path, topic: str, span: Span) -> None:
     """Refuse puts and gets of partitions.
 
     Raises:
         AdminError: no broker runs there, or it refused.
-        click.BadParameter: `span` is no range.
     """
     _send("close_partitions", data_dir, topic, span)
 
 
-def open_partitions(data_dir: Path, topic: str, span: str) -> None:
+def open_partitions(data_dir: Path, topic: str, span: Span) -> None:
     """Take puts and gets of partitions again; raises as `close_partitions`."""
     _send("open_partitions", data_dir, topic, span)
 
 
-def parse_span(text: str) -> dict[str, object]:
-    """Return the fields of a request for `3` or `0-3`; none for a whole topic.
+def read_span(_context: click.Context, _parameter: click.Parameter, text: str) -> Span:
+    """Read `3` or `0-3` while the command line is read: before a broker is looked for.
+
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    return parse_span(text)
+
+
+def parse_span(text: str) -> Span:
+    """Return what `3` or `0-3` means; nothing for a whole topic.
 
     Raises:
         click.BadParameter: it is neither.
@@ -88,9 +106,9 @@ def parse_span(text: str) -> dict[str, object]:
     return {"start": int(match[1]), "end": int(match[2] or match[1])}
 
 
-def _send(command: str, data_dir: Path, topic: str, span: str) -> None:
+def _send(command: str, data_dir: Path, topic: str, span: Span) -> None:
     request: dict[str, object] = {"command": command, "topic": topic}
-    reply = call_admin(data_dir, request | parse_span(span), timeout_s=TIMEOUT_S)
+    reply = call_admin(data_dir, {**request, **span}, timeout_s=TIMEOUT_S)
     closed = reply.get("closed")
     numbers = closed.get(topic) if isinstance(closed, dict) else None
     shown = ", ".join(_texts(numbers))

@@ -109,7 +109,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
     Raises:
         RequestTimeoutError: a message did not arrive.
     """
-    run, latencies_s = os.urandom(16), list[float]()
+    run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
     body = os.urandom(max(0, options.size_bytes - STAMP.size))
     with _reading(target, options.topic, "latest") as (client, consumer):
 
@@ -118,7 +118,8 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
             with client.producer(timeout_s=target.timeout_s) as producer:
                 for number in range(options.count):
                     due_s = started_s + number / options.rate
-                    time.sleep(max(0.0, due_s - time.monotonic()))
+                    if is_over.wait(max(0.0, due_s - time.monotonic())):
+                        return
                     producer.send_nowait(options.topic, STAMP.pack(run, due_s) + body)
 
         sender = threading.Thread(target=send, name="metaq-bench")
@@ -131,6 +132,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
                         _run, due_s = STAMP.unpack_from(message.data)
                         latencies_s.append(now_s - due_s)
         finally:
+            is_over.set()
             sender.join()
     figures: Figures = [("messages", len(latencies_s), "")]
     figures += percentiles("", latencies_s)

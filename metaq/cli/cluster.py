@@ -1,7 +1,7 @@
 """Which brokers a command talks to: those in ZooKeeper, or those it was given."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -90,6 +90,14 @@ class Target:
             return {"coordinator": self.coordinator, **options}
         return {"zookeeper": self.zookeeper, **options}
 
+    def require_brokers(self, brokers: Collection[BrokerId]) -> None:
+        """Raise NoBrokerError when the cluster that was found has no broker."""
+        if not brokers:
+            raise NoBrokerError(
+                f"no broker is registered in ZooKeeper at {self.zookeeper} below"
+                f" {self.root}"
+            )
+
     def _nobody(self) -> str:
         waited = f"(waited {self.timeout_s:g} s)"
         if self.brokers:
@@ -107,7 +115,9 @@ def parse_address(text: str) -> BrokerAddress:
     try:
         return decode_address(uri.encode())
     except CoordinationError as error:
-        raise click.BadParameter(f"'{text}' is not HOST:PORT") from error
+        raise click.BadParameter(
+            f"'{text}' is not HOST:PORT", param_hint="--broker"
+        ) from error
 
 
 def named_partitions(

@@ -267,10 +267,10 @@ def partitions() -> None:
     epilog=example("metaq partitions close test", "metaq partitions close test 0-3"),
 )
 @click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="")
+@click.argument("span", metavar="[RANGE]", default="", callback=admin.read_span)
 @place_options
 def close_command(
-    topic: str, span: str, data_dir: Path | None, config: Path | None
+    topic: str, span: admin.Span, data_dir: Path | None, config: Path | None
 ) -> None:
     """Refuse puts and gets of TOPIC, all of it or RANGE (a number, FIRST-LAST).
 
@@ -284,10 +284,10 @@ def close_command(
     epilog=example("metaq partitions open test", "metaq partitions open test 2"),
 )
 @click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="")
+@click.argument("span", metavar="[RANGE]", default="", callback=admin.read_span)
 @place_options
 def open_command(
-    topic: str, span: str, data_dir: Path | None, config: Path | None
+    topic: str, span: admin.Span, data_dir: Path | None, config: Path | None
 ) -> None:
     """Take puts and gets of TOPIC again, all of it or RANGE (a number, FIRST-LAST)."""
     admin.open_partitions(admin.find_data_dir(data_dir, config), topic, span)

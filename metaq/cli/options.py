@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from metaq.cli import render
 from metaq.cli.cluster import Target
 
 ZOOKEEPER: Final = "localhost:2181"
@@ -64,6 +65,7 @@ def target_options(command: F) -> F:
         timeout: float,
         **kwargs: Any,
     ) -> Any:
+        render.say_warnings()
         target = Target(zookeeper, zk_root, brokers, timeout)
         return command(*args, target=target, **kwargs)
 

@@ -7,6 +7,7 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 
 import base64
 import json
+import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -35,7 +36,12 @@ EXIT_INTERRUPTED: Final = 130
 EXIT_PIPE_CLOSED: Final = 141
 """The reader of our output went away, as shells count it: 128 + SIGPIPE."""
 
+SPEAKER: Final = "metaq: "
+"""Begins every sentence on standard error: a pipe may have several programs."""
+
 PREVIEW_CHARS_MAX: Final = 60
+TABLE_WIDTH_MAX: Final = 1000
+"""Characters; cells of a table that is wider are broken, whatever the terminal."""
 UNIT: Final = 1024
 STANDARD_DESCRIPTOR_MAX: Final = 2
 MARKED_STYLE: Final = "bold red"
@@ -46,7 +52,12 @@ Cell = str | int | float | bool | None
 
 def say(text: str) -> None:
     """Print one sentence for people, on standard error."""
-    click.echo(f"metaq: {text}", err=True)
+    click.echo(f"{SPEAKER}{text}", err=True)
+
+
+def say_warnings() -> None:
+    """Print what is logged as a warning or worse as sentences, as `say` does."""
+    logging.basicConfig(level=logging.WARNING, format=f"{SPEAKER}%(message)s")
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -87,7 +98,12 @@ def print_rows(
     for index, row in enumerate(texts):
         style = MARKED_STYLE if index in marked else None
         table.add_row(*map(Text, row), style=style)
-    Console().print(table)
+    # A terminal that is narrower breaks the lines: cells broken into columns can be
+    # neither read nor copied.
+    console = Console()
+    free = console.options.update(max_width=TABLE_WIDTH_MAX)
+    console.width = max(console.width, console.measure(table, options=free).maximum)
+    console.print(table)
 
 
 def print_header(widths: Mapping[str, int]) -> None:
@@ -185,8 +201,12 @@ def fill_standard_descriptors() -> None:
     """Open /dev/null in the place of standard descriptors that are closed.
 
     A segment that was opened as descriptor 2 would take in whatever a library prints
-    to standard error.
+    to standard error. Python leaves out the streams of those that it found closed.
     """
     while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_DESCRIPTOR_MAX:
         pass
     os.close(fd)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", closefd=False)

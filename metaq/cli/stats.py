@@ -47,8 +47,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
         }
 
     told = target.run(ask_all)
-    if not told:
-        raise NoBrokerError("no broker is registered")
+    target.require_brokers(told)
     for broker_id, (address, text) in told.items():
         if isinstance(text, MetaqError):
             render.say(f"broker {broker_id}: {text}")

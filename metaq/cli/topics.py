@@ -23,12 +23,13 @@ def topics(target: Target, wanted: tuple[str, ...], *, as_json: bool) -> None:
         as_json: one object per row.
 
     Raises:
-        NoBrokerError: a topic that was named is nowhere.
+        NoBrokerError: there is no broker, or a topic that was named is nowhere.
     """
 
     async def look(
         context: ClientContext, deadline_s: float
     ) -> list[tuple[render.Cell, ...]]:
+        target.require_brokers(context.metadata.snapshot.brokers)
         known = sorted(await context.metadata.topics(deadline_s=deadline_s))
         names = wanted or known
         snapshot = await know_topics(context, names, deadline_s=deadline_s)

@@ -174,9 +174,11 @@ class FixedSource:
                 raise end
 
     def _note(self, error: MetaqError) -> None:
+        """Remember why; tell the log once for each kind of error in a row."""
+        if type(error) is not type(self.last_error):
+            log.warning("some partitions cannot be read yet: %s", error)
         self.last_error = error
         self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
-        log.warning("some partitions cannot be read yet: %s", error)
 
     async def _run(self, sink: AssignmentSink) -> None:
         failures = 0

@@ -27,6 +27,7 @@ from metaq.client.progress import (
     ConsumerStatistics,
     Health,
     Lag,
+    Unserved,
     Watchdog,
     judge,
     lags_of,
@@ -35,6 +36,7 @@ from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
@@ -114,7 +116,8 @@ class AsyncConsumer:
         self._origins: dict[TopicPartition, GroupOffset] = {}
         """Where each partition was begun that was ever read."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._unlisten = context.metadata.add_listener(lambda _: self._hurry())
+        self._unserved = Unserved(topics)
+        self._unlisten = context.metadata.add_listener(self._on_news)
         self._state = ConsumerState.NEW
         self._reset_count = 0
         self._handling: Handling | None = None
@@ -149,6 +152,7 @@ class AsyncConsumer:
             watchdog = Watchdog(
                 self._context,
                 self.feed,
+                group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
                 failures_of=self._failures_of,
                 on_stuck=self._fail,
@@ -157,6 +161,8 @@ class AsyncConsumer:
 
     async def _start_source(self) -> None:
         await self._source.start(self)
+        # A topic that somebody else watches already brings no news.
+        self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
             await self._source.stop()
             raise ClosedError(f"consumer of group '{self.group}' is closed")
@@ -566,6 +572,7 @@ class AsyncConsumer:
         for fetcher in tuple(self._fetchers.values()):
             fetcher.step()
 
-    def _hurry(self) -> None:
+    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+        self._unserved.update(snapshot, self.group)
         for fetcher in tuple(self._fetchers.values()):
             fetcher.hurry()

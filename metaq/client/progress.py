@@ -3,13 +3,16 @@
 A consumer that stands still looks like one that has nothing to do. The watchdog tells
 them apart: for every partition that has not moved for a while it asks the broker where
 the log ends, over a question of its own. Data there, somebody free to take it, and no
-movement for the whole bound is an error that ends the consumer, with a log line.
+movement for the whole bound is an error that ends the consumer, with a log line. A
+message that somebody has had in hand for the whole bound is a log line alone: who works
+on it may be slow, and may be right to be.
 """
 
 import asyncio
 import contextlib
 import enum
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from metaq.client.context import ClientContext
@@ -20,7 +23,10 @@ from metaq.client.handling import HandlingStatistics
 from metaq.client.questions import count_between, log_range, time_of
 from metaq.errors import MetaqError, WireError
 from metaq.model import Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
 
 
 class ConsumerState(enum.Enum):
@@ -101,6 +107,27 @@ def judge(
         uncommitted_count=uncommitted_count,
         problems=tuple(problems),
     )
+
+
+class Unserved:
+    """Which topics of a consumer no broker serves; the log hears of each one once.
+
+    That is no error: the topic may come. But a wrong name would look like a topic
+    without messages.
+    """
+
+    def __init__(self, topics: Collection[str]) -> None:
+        """Take the names of what is subscribed to; nothing is known of them yet."""
+        self._topics = topics
+        self._missing: frozenset[str] = frozenset()
+
+    def update(self, snapshot: ClusterSnapshot, group: str) -> None:
+        """Take over what the cluster says; what it does not know yet is not missing."""
+        known = snapshot.topics.intersection(self._topics)
+        missing = frozenset(t for t in known if not snapshot.get_partitions(t))
+        for topic in sorted(missing - self._missing):
+            log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
+        self._missing = missing
 
 
 async def lag_of(
@@ -189,6 +216,7 @@ class Watchdog:
         context: ClientContext,
         feed: Feed,
         *,
+        group: str,
         bound_s: float,
         failures_of: Callable[[TopicPartition], int],
         on_stuck: Callable[[MetaqError], None],
@@ -198,16 +226,20 @@ class Watchdog:
         Args:
             context: for questions to brokers.
             feed: what is watched.
-            bound_s: how long data may wait for a free worker.
+            group: consumer group, for the log.
+            bound_s: how long data may wait for a free worker, and how long a message
+                may be in hand before the log says so.
             failures_of: how many gets of a partition have failed.
             on_stuck: called once, with what stands still.
         """
         self._context = context
         self._feed = feed
+        self._group = group
         self._bound_s = bound_s
         self._failures_of = failures_of
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
+        self._hands: dict[TopicPartition, _Hand] = {}
 
     async def run(self) -> None:
         """Watch until cancelled, or until something is stuck.
@@ -223,6 +255,7 @@ class Watchdog:
                 return
 
     async def _look(self) -> StuckError | None:
+        self._look_at_hands()
         if not self._feed.has_waiters:
             # Whoever handles is busy, or nobody asks: then nobody is stuck.
             self._suspects.clear()
@@ -245,6 +278,29 @@ class Watchdog:
                     f" the log goes on to {end} and a reader waits"
                 )
         return None
+
+    def _look_at_hands(self) -> None:
+        """Tell the log once of each message that is in hand for too long."""
+        now_s = self._context.clock.monotonic_s()
+        before, self._hands = self._hands, {}
+        for partition, lane in self._feed.statistics().items():
+            if not lane.is_in_hand:
+                continue
+            state = (lane.progress_s, lane.handled.offset)
+            hand = before.get(partition)
+            if hand is None or hand.state != state:
+                hand = _Hand(state, now_s)
+            elif not hand.is_told and now_s - hand.since_s >= self._bound_s:
+                hand.is_told = True
+                log.warning(
+                    "message still in hand, its partition waits: group=%s partition=%s"
+                    " offset=%d duration_s=%.0f",
+                    self._group,
+                    partition,
+                    lane.handled.offset,
+                    now_s - hand.since_s,
+                )
+            self._hands[partition] = hand
 
     async def _end_of(
         self, partition: TopicPartition, handled: Offset, now_s: float
@@ -274,3 +330,13 @@ class _Suspicion:
     """Time of the last progress, and failures so far."""
     since_s: float
     """Monotonic time at which data was first seen in this state."""
+
+
+@dataclass(slots=True)
+class _Hand:
+    state: tuple[float, Offset]
+    """Time of the last progress, and the offset of what is in hand."""
+    since_s: float
+    """Monotonic time at which this state was first seen."""
+    is_told: bool = False
+    """The log has it."""

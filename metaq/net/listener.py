@@ -15,6 +15,7 @@ Source: broker spec 1.1.
 import asyncio
 import errno
 import logging
+import os
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -103,7 +104,10 @@ class Listener:
         try:
             sock = _bind(host, port)
         except OSError as error:
-            reason = error.strerror or str(error)
+            # What create_server raises names the address again; a name that cannot be
+            # resolved has a negative number of its own.
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror
             where = f"{host or '*'}:{port}"
             raise ListenError(f"cannot listen on {where}: {reason}") from error
         sock.setblocking(False)

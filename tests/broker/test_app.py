@@ -211,7 +211,7 @@ def test_reload_takes_over_topics_or_keeps_the_old_settings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A good file changes topics at once; a bad one changes nothing and says so."""
-    caplog.set_level("INFO", "metaq.broker.control")
+    caplog.set_level("INFO", "metaq.broker")
     ini, data = tmp_path / "server.ini", tmp_path / "data"
     text = CONFIG.replace("{data}", str(data))
 
@@ -228,6 +228,7 @@ def test_reload_takes_over_topics_or_keeps_the_old_settings(
                 reply = await admin(data, command="reload")
                 assert reply["added"] == ["new"]
                 assert "configuration reloaded added=new removed=-" in caplog.text
+                assert caplog.text.count("reloaded") == 1
                 assert (await peer.ask(new)).startswith(b"result 200 ")
                 for bad in ("[topic=x]\nnonsense=1\n", "[topic=x]\ndeleteWhen=never\n"):
                     ini.write_text(text + bad)

@@ -120,7 +120,12 @@ def test_the_data_directory_is_found(
     text = installed_settings().read_text()
     config.write_text(text.replace("\n[system]\n", f"\n[system]\ndataPath={data}\n"))
     assert find_data_dir(tmp_path, config) == tmp_path
-    assert find_data_dir(None, None) == tmp_path / "share" / "metaq"
+    share = tmp_path / "share" / "metaq"
+    with pytest.raises(AdminError, match=f"{share}.*'metaq local'.*--data-dir.*--conf"):
+        find_data_dir(None, None)
+    share.mkdir(parents=True)
+    (share / "admin.sock").touch()
+    assert find_data_dir(None, None) == share
     # Nobody there: it may have been started with another path.
     with pytest.raises(AdminError, match=f"{data}.*--set dataPath.*--data-dir"):
         find_data_dir(None, config)

@@ -1,7 +1,9 @@
 """`metaq bench`: the figures are there, and are what they are called."""
 
 import json
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -69,6 +71,16 @@ def test_messages_that_are_not_there_are_told(broker: EmbeddedBroker) -> None:
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
     with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
         bench_consume(target, options(count=1_000_000))
+
+
+@pytest.mark.slow
+def test_what_ends_the_reading_ends_the_sending(broker: EmbeddedBroker) -> None:
+    """An error or Ctrl-C does not wait for an hour of messages that are not due yet."""
+    target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
+    hour = replace(options(count=3600), rate=1)
+    with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
+        bench_latency(target, hour)
+    assert not [each for each in threading.enumerate() if each.name == "metaq-bench"]
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,17 @@
 """`metaq stats` and `metaq topics`."""
 
 import json
+from collections.abc import Callable
 
+import pytest
+
+from metaq.cli.cluster import Target
+from metaq.cli.stats import stats
+from metaq.cli.topics import topics
 from metaq.client.browse import parse_stats
+from metaq.errors import NoBrokerError
 from metaq.protocol.commands import Result, Stats
+from metaq.testing.zk import MemoryZooKeeper
 from tests.cli.runner import run
 from tests.client.memory_broker import MemoryBroker
 
@@ -50,6 +58,32 @@ def test_a_broker_that_refuses_is_told_and_fails() -> None:
         result = run("stats", "config", broker=broker)
         assert result.exit_code == 1
         assert result.stderr == "metaq: broker 7: Config file not found\n"
+
+
+def test_an_address_that_is_none_names_its_option() -> None:
+    """As every other usage error does."""
+    result = run("stats", "--broker", "127.0.0.1")
+    assert result.exit_code == 2
+    assert "Invalid value for --broker: '127.0.0.1' is not HOST:PORT" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda target: stats(target, "", as_json=False),
+        lambda target: topics(target, (), as_json=False),
+        lambda target: topics(target, ("t",), as_json=False),
+    ],
+)
+def test_an_empty_cluster_says_where_nobody_is(
+    look: Callable[[Target], object],
+) -> None:
+    """Most often the root or the address is another one."""
+    zookeeper = MemoryZooKeeper()
+    target = Target("zoo:2181", "/nope", (), 5.0, zookeeper.coordinator)
+    text = "no broker is registered in ZooKeeper at zoo:2181 below /nope"
+    with pytest.raises(NoBrokerError, match=text):
+        look(target)
 
 
 def test_values_may_hold_spaces() -> None:

@@ -193,6 +193,39 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 
 
 @pytest.mark.slow
+def test_warnings_are_sentences_too() -> None:
+    """What the client logs begins as every sentence does; no news is not told."""
+    program = """
+import logging, metaq.cli.main as cli
+def topics(*_arguments, **_options):
+    logging.getLogger("metaq.client").info("connected")
+    logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)
+cli.topics = topics
+cli.main(["topics"])
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=30, check=True
+    )
+    assert child.stderr == b"metaq: broker lost: broker=7\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["topics >&-", "topics nothing 2>&-"])
+def test_closed_outputs_take_everything(words: str) -> None:
+    """As /dev/null would; the exit code is what it always is."""
+    with MemoryBroker() as broker:
+        line = f"-m metaq {words} --broker 127.0.0.1:{broker.port}"
+        child = subprocess.run(
+            ["sh", "-c", f"exec {sys.executable} {line}"],
+            capture_output=True,
+            timeout=30,
+            check=False,
+        )
+    assert child.stderr == child.stdout == b""
+    assert child.returncode == (1 if "nothing" in words else 0)
+
+
+@pytest.mark.slow
 def test_a_closed_standard_input_is_an_empty_one() -> None:
     """`metaq produce t <&-` finds no lines, and says so."""
     with MemoryBroker() as broker:

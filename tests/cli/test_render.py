@@ -51,6 +51,18 @@ def test_a_terminal_gets_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_a_narrow_terminal_gets_whole_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines are left to the terminal to break, so that cells can be copied."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(render, "Console", lambda: Console(width=12, color_system=None))
+    render.print_rows(COLUMNS, [("meta://10.0.0.1:8123", 1, "a b")], as_json=False)
+    assert terminal.getvalue().splitlines() == [
+        "name                  count  note",
+        "meta://10.0.0.1:8123      1  a b ",
+    ]
+
+
 def test_rows_that_come_one_by_one_are_padded_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

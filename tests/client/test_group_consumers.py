@@ -125,6 +125,27 @@ def test_a_group_shares_and_hands_over(broker: EmbeddedBroker) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("is_group", [True, False])
+def test_a_topic_that_nobody_serves_is_told(
+    broker: EmbeddedBroker, is_group: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By one line for each consumer: names are mistyped."""
+
+    async def scenario() -> None:
+        named = AsyncClient(brokers=[broker.address], metadata_s=0.05)
+        async with client_of(broker) if is_group else named as client:
+            for count in (1, 2):
+                async with client.consumer("g", ["t", "tt"]):
+                    await until(lambda now=count: len(told()) == now)
+
+    def told() -> list[str]:
+        line = "no broker serves the topic: group=g topic="
+        return [text for text in caplog.messages if text.startswith(line)]
+
+    asyncio.run(scenario())
+    assert set(told()) == {"no broker serves the topic: group=g topic=tt"}
+
+
 def test_a_lost_session_loses_and_repeats_nothing(broker: EmbeddedBroker) -> None:
     """What was handled and not committed is not handed to this process again."""
 

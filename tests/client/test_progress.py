@@ -42,6 +42,7 @@ class Bench:
         self.dog = Watchdog(
             context,
             self.feed,
+            group="g",
             bound_s=BOUND_S,
             failures_of=lambda _partition: self.failures,
             on_stuck=lambda _error: None,
@@ -105,6 +106,34 @@ def test_an_idle_log_is_no_alarm_and_data_behind_it_has_the_whole_bound(
     count = bench.looks_until_alarm()
     assert count is not None
     assert count * BOUND_S / 4 >= BOUND_S
+
+
+def test_a_message_that_is_long_in_hand_is_told_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who works on it is not disturbed; the next message has the whole bound again."""
+    bench.feed._waiting_count = 0
+    bench.feed.put(Batch(ZERO, [message(0), message(20)], Offset(40), 40))
+    batch = bench.feed.take_nowait()
+    assert batch is not None
+    batch.handed = 1
+    assert bench.looks_until_alarm(4) is None
+    assert caplog.text == ""
+    assert bench.looks_until_alarm(20) is None
+    (line,) = caplog.messages
+    assert line == (
+        "message still in hand, its partition waits: group=g partition=test/0-0"
+        " offset=0 duration_s=60"
+    )
+    batch.handed = 2
+    assert bench.looks_until_alarm(4) is None
+    assert len(caplog.messages) == 1
+    assert bench.looks_until_alarm(4) is None
+    assert "offset=20" in caplog.messages[1]
+    batch.confirm()
+    bench.feed.done(batch)
+    assert bench.looks_until_alarm(20) is None
+    assert len(caplog.messages) == 2
 
 
 @pytest.mark.parametrize("ends", [None, NoBrokerError("away")])

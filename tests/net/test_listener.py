@@ -129,8 +129,13 @@ def test_a_port_in_use_is_one_sentence() -> None:
             connection_count_max=1,
             connection_count_per_host_max=0,
         )
-        with pytest.raises(ListenError, match=f"cannot listen on .*:{rig.port}: "):
-            other.open("", rig.port)
+        with pytest.raises(ListenError) as caught:
+            other.open("127.0.0.1", rig.port)
+        assert str(caught.value) == (
+            f"cannot listen on 127.0.0.1:{rig.port}: Address already in use"
+        )
+        with pytest.raises(ListenError, match="cannot listen on no such host:1: "):
+            other.open("no such host", 1)
 
     run(scenario)
 

@@ -1,0 +1,60 @@
+"""Fixed partitions: read as soon as they can be, and told once while they cannot."""
+
+import asyncio
+from collections.abc import Collection
+
+import pytest
+
+from metaq.client import assignments
+from metaq.client.assignments import listed_source
+from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.model import TopicPartition
+from metaq.retry import Backoff
+from metaq.testing.clock import ManualClock
+from tests.client.worlds import partition
+
+
+class Sink:
+    """Reads partition 0 at once, and partition 1 when `refusals` are used up."""
+
+    def __init__(self, refusals: list[MetaqError]) -> None:
+        self.refusals = refusals
+        self.done = asyncio.Event()
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions == [partition(1)]:
+            if self.refusals:
+                raise self.refusals.pop(0)
+            self.done.set()
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        assert set(partitions) == {partition(0), partition(1)}
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        raise AssertionError(partitions)
+
+
+def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that is away for an hour is not a line every five seconds."""
+    monkeypatch.setattr(assignments, "RETRY", Backoff(first_s=0.001, max_s=0.002))
+    away, late = NoBrokerError("away"), RequestTimeoutError("late")
+
+    async def scenario() -> None:
+        source = listed_source([partition(0), partition(1)], clock=ManualClock())
+        sink = Sink([away] * 20 + [late] * 20)
+        await source.start(sink)
+        assert source.last_error is away
+        async with asyncio.timeout(20):
+            await sink.done.wait()
+            while source.last_error is not None:
+                await asyncio.sleep(0.001)
+        assert source.unsettled_since_s is None
+        await source.stop()
+
+    asyncio.run(scenario())
+    assert caplog.messages == [
+        "some partitions cannot be read yet: away",
+        "some partitions cannot be read yet: late",
+    ]
