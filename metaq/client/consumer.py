@@ -7,7 +7,7 @@ message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -124,6 +124,8 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._reset_count = 0
         self._handling: Handling | None = None
+        self.last_lags: Mapping[TopicPartition, Lag] = {}
+        """What `lag` said last."""
 
     def _make_duplicate_filter(self) -> DuplicateFilter | None:
         if self.options.duplicate_ids is None:
@@ -439,7 +441,9 @@ class AsyncConsumer:
         """
         context = self._context
         deadline_s = context.deadline_s(timeout)
-        return await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
+        lags = await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
+        self.last_lags = lags
+        return lags
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""

@@ -220,7 +220,6 @@ class Broken:
     def __init__(self) -> None:
         self.inner = LruDuplicateIds()
         self.is_broken = True
-        self.answer: Any = None
 
     def seen(self, keys: Sequence[str]) -> Collection[str]:
         if self.is_broken:
@@ -268,6 +267,7 @@ def test_a_store_whose_answer_is_none_is_a_failure(
         assert one.statistics().duplicates.failure_count == 1
 
 
+@pytest.mark.slow
 def test_a_store_that_hangs_delays_and_blocks_nobody(
     broker: Any, members: MakeMember
 ) -> None:
