@@ -16,6 +16,7 @@ from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
 from metaq.cli.groups import groups
+from metaq.cli.metrics import metrics_option
 from metaq.cli.offsets import (
     WriteOptions,
     copy_offsets,
@@ -164,6 +165,7 @@ def cat_command(
     is_flag=True,
     help="Begin where the group is, and leave it there.",
 )
+@metrics_option
 @json_option
 @target_options
 def consume_command(
@@ -173,6 +175,7 @@ def consume_command(
     count_max: int | None,
     idle_s: float | None,
     no_commit: bool,
+    metrics_port: int | None,
     as_json: bool,
     target: Target,
 ) -> None:
@@ -190,6 +193,7 @@ def consume_command(
         idle_s=idle_s,
         commits=not no_commit,
         as_json=as_json,
+        metrics_port=metrics_port,
     )
     consume(target, options)
 
@@ -221,6 +225,7 @@ def consume_command(
     help="Put everything there.  [default: one partition, by the file's name]",
 )
 @click.option("--attribute", help="Attribute of every message.")
+@metrics_option
 @json_option
 @target_options
 def tail_command(
@@ -231,6 +236,7 @@ def tail_command(
     once: bool,
     partition: str | None,
     attribute: str | None,
+    metrics_port: int | None,
     as_json: bool,
     target: Target,
 ) -> None:
@@ -249,6 +255,7 @@ def tail_command(
         partition=partition,
         attribute=attribute,
         as_json=as_json,
+        metrics_port=metrics_port,
     )
     tail(target, options)
 

@@ -9,6 +9,7 @@ from typing import Final
 from metaq.cli.cat import parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
+from metaq.cli.metrics import serve_while_running
 from metaq.client import Client, Consumer
 from metaq.client.assignments import Fence
 from metaq.client.consumer_parts import make_store
@@ -41,6 +42,8 @@ class ConsumeOptions:
     """Whether the group remembers what was printed."""
     as_json: bool
     """One object per message instead of its bytes and a line end."""
+    metrics_port: int | None = None
+    """Port for Prometheus; None: none."""
 
 
 class UncommittedOffsets:
@@ -87,7 +90,11 @@ def consume(target: Target, options: ConsumeOptions) -> None:
         MetaqError: reading cannot go on; what could be read has been printed.
     """
     found = find_topic(target, options.topic, (), kind="gets")
-    with found.target.client() as client, Interrupts() as interrupts:
+    with (
+        found.target.client() as client,
+        Interrupts() as interrupts,
+        serve_while_running(client, options.metrics_port),
+    ):
         with _consumer(client, options) as consumer:
             _print_all(consumer, options, interrupts)
         with interrupts.pause():

@@ -17,6 +17,7 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
+from metaq.cli.metrics import serve_while_running
 from metaq.client import OutgoingMessage, Producer, SendResult
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.errors import ConfigError, MetaqError, WireError
@@ -52,6 +53,8 @@ class TailOptions:
     """Of every message."""
     as_json: bool
     """The summary as one JSON object."""
+    metrics_port: int | None = None
+    """Port for Prometheus; None: none."""
 
 
 @dataclass(slots=True)
@@ -83,6 +86,7 @@ def tail(target: Target, options: TailOptions) -> None:
             found.target.client() as client,
             client.producer(timeout_s=target.timeout_s) as producer,
             Interrupts() as interrupts,
+            serve_while_running(client, options.metrics_port),
         ):
             _run(producer, follower, name, options, counts, interrupts)
     finally:

@@ -6,6 +6,7 @@ from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
+from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
     BufferFullError,
     CannotAnswerError,
@@ -79,6 +80,7 @@ __all__ = [
     "ConsumerStatistics",
     "CoordinationError",
     "CorruptRecordError",
+    "DuplicateIds",
     "FileOffsets",
     "ForbiddenError",
     "GetResult",
@@ -90,6 +92,7 @@ __all__ = [
     "Lag",
     "LocalProtocolError",
     "LogDirLockedError",
+    "LruDuplicateIds",
     "MemberTakenError",
     "MemoryOffsets",
     "Message",

@@ -25,6 +25,7 @@ from typing import Self, Unpack
 
 from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult, browse_topic
+from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
@@ -256,6 +257,10 @@ class Client:
     ) -> Mapping[str, Mapping[str, str]]:
         """Return what brokers count; see `AsyncClient.stats`."""
         return self._require_thread().run(self._twin.stats(item, timeout))
+
+    def statistics(self) -> ClientStatistics:
+        """Return a snapshot of the counters; see `AsyncClient.statistics`."""
+        return self._twin.statistics()
 
 
 async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | None:

@@ -7,7 +7,7 @@ message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
@@ -15,6 +15,7 @@ from metaq.client.assignments import PartitionSource
 from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
+from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
 from metaq.client.hand import Hand, check_count, current_task
@@ -88,11 +89,15 @@ class AsyncConsumer:
         self._source = source
         self._store = store
         self._loop = asyncio.get_running_loop()
+        self._duplicates = self._make_duplicate_filter()
         self.feed = Feed(
             clock=context.clock,
             buffer_bytes_max=options.buffer_bytes_max,
             buffer_count_max=options.buffer_count_max,
             on_room=self._on_room,
+            on_handled=None
+            if self._duplicates is None
+            else self._duplicates.on_handled,
         )
         """Fetched messages; for the sync world and for handlers."""
         self._intake = Intake(
@@ -101,6 +106,7 @@ class AsyncConsumer:
             group=group,
             options=options,
             marks=marks,
+            duplicates=self._duplicates,
             on_fatal=self._fail,
         )
         self.hand = Hand(self.feed)
@@ -121,6 +127,20 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._reset_count = 0
         self._handling: Handling | None = None
+        self.last_lags: Mapping[TopicPartition, Lag] = {}
+        """What `lag` said last."""
+
+    def _make_duplicate_filter(self) -> DuplicateFilter | None:
+        if self.options.duplicate_ids is None:
+            return None
+        return DuplicateFilter(
+            self.options.duplicate_ids,
+            group=self.group,
+            clock=self._context.clock,
+            timeout_s=self._context.options.request_timeout_s,
+            waits_for_commit=self.options.commit_interval_s is None,
+            on_room=self._step_all,
+        )
 
     # -- life -------------------------------------------------------------------------
 
@@ -222,6 +242,8 @@ class AsyncConsumer:
         if not is_new:
             await self._source.stop()
         self.feed.fail(ClosedError(f"consumer of group '{self.group}' is closed"))
+        if self._duplicates is not None:
+            await self._duplicates.close()
         await self._store.close()
 
     async def __aenter__(self) -> Self:
@@ -369,6 +391,9 @@ class AsyncConsumer:
             self.hand.confirm()
         except MetaqError as error:
             lost = error
+        if self._duplicates is not None:
+            self.feed.tell_handled()
+            self._duplicates.acknowledge()
         failed = await self._committer.commit(
             self.feed.handled(), deadline_s=self._context.deadline_s(timeout)
         )
@@ -388,7 +413,7 @@ class AsyncConsumer:
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
         self._drop(partition)
-        self._intake.unmark(partition)
+        self._intake.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
     async def rollback(self) -> None:
@@ -402,6 +427,8 @@ class AsyncConsumer:
             begin = await self._find_begin(partition, deadline_s)
             if partition in self._fetchers:
                 await self.seek(partition, begin.offset)
+                if self._duplicates is not None:
+                    self._duplicates.discard()
 
     # -- how it is doing --------------------------------------------------------------
 
@@ -420,7 +447,9 @@ class AsyncConsumer:
         """
         context = self._context
         deadline_s = context.deadline_s(timeout)
-        return await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
+        lags = await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
+        self.last_lags = lags
+        return lags
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
@@ -460,6 +489,7 @@ class AsyncConsumer:
                 for fetcher in tuple(self._fetchers.values())
             },
             handling=self._handling.statistics() if self._handling else None,
+            duplicates=self._duplicates.statistics() if self._duplicates else None,
         )
 
     # -- assignment: what the partition source asks for -------------------------------
@@ -488,7 +518,9 @@ class AsyncConsumer:
             deadline_s=deadline_s,
         )
         self._reset_count += is_reset
-        if is_reset or (known is None and self.options.ignore_committed):
+        if known is None and self.options.ignore_committed:
+            self._intake.deliver_again(partition)
+        elif is_reset:
             self._intake.unmark(partition)
         if is_reset or known is None:
             self._origins[partition] = begin
@@ -532,6 +564,7 @@ class AsyncConsumer:
         owned = [partition for partition in partitions if partition in self._fetchers]
         for partition in owned:
             self._fetchers.pop(partition).stop()
+            self._intake.stop(partition)
         timeout_s = self.options.revoke_timeout_s
         ends = await asyncio.gather(
             *(self.feed.revoke(partition, timeout_s=timeout_s) for partition in owned)
@@ -548,6 +581,8 @@ class AsyncConsumer:
                 )
             if offset is not None:
                 handled[partition] = offset
+        if self._duplicates is not None:
+            self._duplicates.acknowledge(owned)
         failed = await self._committer.commit(handled)
         for partition in failed:
             self._intake.mark(partition, handled[partition])
@@ -563,6 +598,7 @@ class AsyncConsumer:
         fetcher = self._fetchers.pop(partition, None)
         if fetcher is not None:
             fetcher.stop()
+        self._intake.stop(partition)
         return self.feed.fence(partition)
 
     def _on_room(self) -> None:

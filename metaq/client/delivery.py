@@ -152,7 +152,7 @@ class Delivery:
 
     def statistics(self) -> DeliveryStatistics:
         """Return a snapshot of the counters."""
-        in_flight_count = sum(len(o.in_flight) for o in self._outlets.values())
+        in_flight_count = sum(len(o.in_flight) for o in tuple(self._outlets.values()))
         return self._counters.snapshot(in_flight_count)
 
     async def close(self, reason: str) -> None:

@@ -60,6 +60,8 @@ class Batch:
     """How many of the last handed out are still in hand, not handled."""
     confirmed: int = 0
     """Messages that somebody said are handled."""
+    told: int = 0
+    """Messages that `on_handled` was told of."""
     is_stopped: bool = False
     """Hand out no more: the partition is being taken away, or read elsewhere."""
 
@@ -109,6 +111,7 @@ class Feed:
         buffer_bytes_max: int,
         buffer_count_max: int,
         on_room: Callable[[], None],
+        on_handled: Callable[[TopicPartition, list[Message]], None] | None = None,
     ) -> None:
         """Start without lanes.
 
@@ -119,11 +122,15 @@ class Feed:
             buffer_count_max: the same in messages.
             on_room: called, from any thread and outside the lock, when a lane that
                 `has_room` refused may have room again.
+            on_handled: called, from any thread and outside the lock, with what is
+                handled of a batch that is given back, or whose lane is fenced; once
+                for each message.
         """
         self._clock = clock
         self._bytes_max = buffer_bytes_max
         self._count_max = buffer_count_max
         self._on_room = on_room
+        self._on_handled = on_handled
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
         self._lanes: dict[TopicPartition, _Lane] = {}
@@ -288,6 +295,24 @@ class Feed:
             raise self._error
         return None
 
+    def tell_handled(self) -> None:
+        """Tell `on_handled` of the batches in hand now, not when they come back."""
+        with self._lock:
+            in_hand = [lane.in_hand for lane in self._lanes.values()]
+        for batch in in_hand:
+            if batch is not None:
+                self._tell_handled(batch)
+
+    def _tell_handled(self, batch: Batch) -> None:
+        if self._on_handled is None:
+            return
+        with self._lock:
+            count = batch.handled
+            fresh = batch.messages[batch.told : count]
+            batch.told = max(batch.told, count)
+        if fresh:
+            self._on_handled(batch.partition, fresh)
+
     def _tell_room(self) -> None:
         if self._is_room_wanted:
             self._is_room_wanted = False
@@ -302,6 +327,7 @@ class Feed:
             batch: what was taken.
             is_paused: hand out nothing of its partition before `resume`.
         """
+        self._tell_handled(batch)
         with self._lock:
             lane = self._lanes.get(batch.partition)
             if lane is None or lane.in_hand is not batch:
@@ -357,6 +383,8 @@ class Feed:
                 lane.in_hand.is_stopped = True
                 handled = _handled(handled, lane.in_hand)
             self._drop_ready(lane)
+        if lane.in_hand is not None:
+            self._tell_handled(lane.in_hand)
         for tell in lane.returned:
             tell()
         self._tell_room()

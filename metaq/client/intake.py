@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from metaq.client.context import ClientContext
+from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.feed import Batch, Feed
 from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
@@ -35,6 +36,7 @@ class Intake:
         group: str,
         options: ConsumerOptions,
         marks: Marks,
+        duplicates: DuplicateFilter | None,
         on_fatal: Callable[[MetaqError], None],
     ) -> None:
         """Start counting.
@@ -45,6 +47,7 @@ class Intake:
             group: consumer group.
             options: the filter, and whether repeats are skipped.
             marks: shared by the consumers of one client.
+            duplicates: knows what the group has handled; None: nobody does.
             on_fatal: called when reading cannot go on.
         """
         self._context = context
@@ -52,6 +55,7 @@ class Intake:
         self._group = group
         self._options = options
         self._marks = marks
+        self._duplicates = duplicates
         self._on_fatal = on_fatal
         self.delivered_count = 0
         """Messages put into the feed."""
@@ -74,10 +78,23 @@ class Intake:
         """Forget it: somebody asked for these messages, or the log is another."""
         self._marks.pop((self._group, partition), None)
 
+    def deliver_again(self, partition: TopicPartition) -> None:
+        """Hold nothing back of a partition until `stop`: somebody asked for it all."""
+        self.unmark(partition)
+        if self._duplicates is not None:
+            self._duplicates.let_pass(partition)
+
+    def stop(self, partition: TopicPartition) -> None:
+        """Deliver nothing more that was fetched of a partition."""
+        if self._duplicates is not None:
+            self._duplicates.stop(partition)
+
     # -- what fetchers ask for --------------------------------------------------------
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether more may be fetched."""
+        if self._duplicates is not None and self._duplicates.is_asking(partition):
+            return False
         return self._feed.has_room(partition)
 
     def fetch_bytes(self) -> int:
@@ -91,19 +108,27 @@ class Intake:
     ) -> None:
         """Take over what was fetched."""
         follower = messages[-1].next_offset
-        messages = self._without_repeats(partition, messages)
+        fresh = self._without_repeats(partition, messages)
+        batch = Batch(partition, fresh, follower, size_bytes)
+        if self._duplicates is not None and fresh:
+            self._duplicates.sift(batch, self._deliver)
+        else:
+            self._deliver(batch)
+
+    def _deliver(self, batch: Batch) -> None:
         accepts = self._options.message_filter
         if accepts is not None:
             try:
-                kept = [message for message in messages if accepts(message)]
+                kept = [message for message in batch.messages if accepts(message)]
             except Exception as error:
                 log.exception("message filter failed group=%s", self._group)
-                self.on_fatal(MetaqError(f"{partition}: message filter: {error!r}"))
+                text = f"{batch.partition}: message filter: {error!r}"
+                self.on_fatal(MetaqError(text))
                 return
-            self.filtered_count += len(messages) - len(kept)
-            messages = kept
-        self.delivered_count += len(messages)
-        self._feed.put(Batch(partition, messages, follower, size_bytes))
+            self.filtered_count += len(batch.messages) - len(kept)
+            batch.messages = kept
+        self.delivered_count += len(batch.messages)
+        self._feed.put(batch)
 
     def _without_repeats(
         self, partition: TopicPartition, messages: list[Message]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict
 
+from metaq.client.duplicate_ids import DuplicateIds
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.paths import DEFAULT_ROOT
@@ -140,6 +141,9 @@ class ConsumerOptions:
     skip_repeats: bool = True
     """Messages that this process has handled are not delivered to it again after a
     lost session or a late rebalance; `seek` and `rollback` ask for them."""
+    duplicate_ids: DuplicateIds | None = None
+    """Where members of a group share the ids of what they have handled: a message whose
+    id is there counts as handled and is not delivered. None: nowhere."""
     revoke_timeout_s: float = 30.0
     """How long a rebalance waits for a message in hand; then the partition goes, and
     a late commit is refused."""
@@ -252,5 +256,6 @@ class ConsumerKeywords(TypedDict, total=False):
     on_corrupt: Literal["stop", "skip"]
     message_filter: Callable[[Message], bool] | None
     skip_repeats: bool
+    duplicate_ids: DuplicateIds | None
     revoke_timeout_s: float
     watchdog_s: float | None

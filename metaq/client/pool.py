@@ -178,12 +178,11 @@ class ConnectionPool:
             await asyncio.wait(attempts, timeout=left_s)
 
     def statistics(self) -> PoolStatistics:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the counters; from any thread."""
+        connections = [route.connection for route in tuple(self._routes.values())]
         return PoolStatistics(
             connections=tuple(
-                route.connection.statistics()
-                for route in self._routes.values()
-                if route.connection is not None
+                one.statistics() for one in connections if one is not None
             ),
             attempt_count=self._attempt_count,
             failure_count=self._failure_count,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from metaq.client.context import ClientContext
+from metaq.client.duplicate_filter import DuplicateStatistics
 from metaq.client.errors import CannotAnswerError, StuckError
 from metaq.client.feed import Feed
 from metaq.client.fetcher import FetchStatistics
@@ -184,6 +185,8 @@ class ConsumerStatistics:
     """Of the partitions it reads now."""
     handling: HandlingStatistics | None
     """Of the last `run`; None when there was none."""
+    duplicates: DuplicateStatistics | None
+    """Of `duplicate_ids`; None without that option."""
 
 
 async def lags_of(

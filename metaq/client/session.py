@@ -22,6 +22,7 @@ from metaq.client.browse import (
     known_topics,
     stats_of,
 )
+from metaq.client.client_statistics import ClientStatistics, snapshot_of
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
@@ -121,6 +122,7 @@ class AsyncClient:
             )
         self._context: ClientContext | None = None
         self._children: list[_Closable] = []
+        self._producers: list[AsyncProducer] = []
         self._marks: Marks = {}
         self._pid = os.getpid()
         self._is_closed = False
@@ -270,7 +272,7 @@ class AsyncClient:
         self, options: ProducerOptions, selector: Selector | None
     ) -> AsyncProducer:
         context = self.context
-        return AsyncProducer(
+        producer = AsyncProducer(
             pool=context.pool,
             metadata=context.metadata,
             options=options,
@@ -279,6 +281,10 @@ class AsyncClient:
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
+        # A new list: whoever takes a snapshot may be in another thread.
+        alive = [one for one in self._producers if not one.is_closed]
+        self._producers = [*alive, producer]
+        return producer
 
     def consumer(
         self,
@@ -447,12 +453,22 @@ class AsyncClient:
         deadline_s = context.deadline_s(timeout)
         return await stats_of(context, item, deadline_s=deadline_s)
 
+    def statistics(self) -> ClientStatistics:
+        """Return a snapshot of the client's counters, and of what was made from it.
+
+        From any thread; asks nobody. `metrics.py` exports it.
+
+        Raises:
+            ClosedError: the client is not running, or this is a fork of its process.
+        """
+        return snapshot_of(self.context, self._producers, self._children)
+
     # -- inside -----------------------------------------------------------------------
 
     def _adopt(self, child: _Closable) -> None:
         """Remember whom to close; those that are closed already are forgotten."""
-        self._children = [one for one in self._children if not one.is_closed]
-        self._children.append(child)
+        alive = [one for one in self._children if not one.is_closed]
+        self._children = [*alive, child]
 
 
 def _new_consumer_id() -> str:

@@ -1,12 +1,15 @@
 """`metaq consume`: what is printed is what the group has read."""
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
 from metaq.cli.offsets import show_offsets
 from metaq.client import Client
-from metaq.errors import ClientError, NoBrokerError
+from metaq.errors import ClientError, ConfigError, NoBrokerError
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 
 PATIENCE_S = 20.0
@@ -44,6 +47,7 @@ def options(
     commits: bool = True,
     as_json: bool = False,
     start: str = "earliest",
+    metrics_port: int | None = None,
 ) -> ConsumeOptions:
     return ConsumeOptions(
         topic="test",
@@ -53,6 +57,7 @@ def options(
         idle_s=idle_s,
         commits=commits,
         as_json=as_json,
+        metrics_port=metrics_port,
     )
 
 
@@ -168,3 +173,38 @@ def test_a_signal_ends_the_process_with_its_exit_code(
     child.send_signal(number)
     out, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, out, err) == (128 + number, b"m1\nm2\nm3\nm4\nm5\n", b"")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+def test_a_port_tells_prometheus_what_was_read(
+    target: Target, broker: EmbeddedBroker
+) -> None:
+    """As long as the command runs; it ends with the seventh message."""
+    port = free_port()
+    wanted = options(count_max=7, idle_s=None, metrics_port=port)
+    running = threading.Thread(target=consume, args=(target, wanted), daemon=True)
+    running.start()
+    deadline_s = time.monotonic() + PATIENCE_S
+    text = ""
+    while 'delivered_messages_total{group="g"} 6.0' not in text:
+        assert time.monotonic() < deadline_s, text
+        with contextlib.suppress(OSError):
+            url = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as page:
+                text = page.read().decode()
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        producer.send("test", b"last")
+    running.join(PATIENCE_S)
+    assert not running.is_alive()
+
+
+def test_a_port_that_is_taken_ends_the_command(target: Target) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metrics port {port}"):
+            consume(target, options(metrics_port=port))

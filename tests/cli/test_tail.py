@@ -2,7 +2,9 @@
 
 import json
 import os
+import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,3 +143,13 @@ def test_the_state_of_another_file_is_refused(target: Target, tmp_path: Path) ->
         with pytest.raises(ConfigError, match="expected the state of"):
             read_state(tmp_path / "state", tmp_path / file, topic)
     assert read_state(tmp_path / "none", tmp_path / "app.log", "logs") is None
+
+
+def test_a_port_for_metrics_that_is_taken_ends_the_command(
+    target: Target, tmp_path: Path
+) -> None:
+    wanted = options(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"metrics port {port}"):
+            tail(target, replace(wanted, metrics_port=port))

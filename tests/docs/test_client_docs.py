@@ -11,7 +11,10 @@ from typing import get_type_hints
 import pytest
 
 from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
+from metaq.client.metric_table import METRICS
+from metaq.client.metrics import PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
+from tests.docs.metric_table import HEAD, table
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
 TEXT = PAGE.read_text()
@@ -23,6 +26,14 @@ def test_the_option_tables_are_those_of_the_code() -> None:
     for name, rows in tables().items():
         section = TEXT.partition(SECTIONS[name])[2].partition("\n###")[0]
         assert rows in section, name
+
+
+def test_the_metrics_are_those_of_the_code() -> None:
+    """`python -m tests.docs.metric_table` writes them, and nothing else is named."""
+    assert HEAD + table() + "\n## " in TEXT
+    known = {spec.name for spec in METRICS} | {"metaq_log_end_bytes"}
+    assert set(re.findall(r"\bmetaq_[a-z_]+\b", TEXT)) <= known
+    assert f"first {PARTITION_SERIES_MAX:,} by name" in TEXT
 
 
 @pytest.mark.parametrize(
@@ -42,7 +53,7 @@ def test_keywords_have_the_fields_and_types_of_their_options(
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 4
+    assert TEXT.count("```python") == len(FILES) == 5
 
 
 README = {

@@ -79,7 +79,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},
     "rich": {"cli"},
-    "prometheus_client": {"broker.metrics"},
+    "prometheus_client": {"broker.metrics", "client.metrics"},
     "aiohttp": {"broker.http"},
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.files"},

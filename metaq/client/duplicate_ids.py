@@ -1,0 +1,121 @@
+"""Ids of messages that a group has handled, in a cache that its members may share.
+
+MetaQ's cache: a key is the name of the group, and behind it the id in decimal digits.
+The cache of this file is shared by the consumers of one process. A store that several
+processes reach (memcached, Redis) is a class of the user's with the two methods of
+`DuplicateIds`. Source: client spec 11.3, 11.4.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.errors import ConfigError
+from metaq.model import MessageId
+
+CAPACITY: Final = 4096
+"""Ids that MetaQ's cache holds."""
+
+
+class DuplicateIds(Protocol):
+    """Where the ids of handled messages are kept; made and closed by the user.
+
+    Concurrency: each consumer calls from one thread of its own, never from an event
+    loop, one call at a time; consumers that share a store call it at once.
+
+    Errors: a call that raises, or that does not return within the client's
+    `request_timeout_s`, is logged and counted; messages are delivered then.
+    """
+
+    def seen(self, keys: Sequence[str]) -> Collection[str]:
+        """Return those of the keys that were added; one round trip for a batch.
+
+        Args:
+            keys: one for each fetched message, in the order of the log.
+        """
+        ...
+
+    def add(self, keys: Sequence[str]) -> None:
+        """Remember keys, for as long as the store likes; one round trip for a batch.
+
+        Args:
+            keys: of messages that are handled; some may be there already.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LruStatistics:
+    """A snapshot of a cache's counters."""
+
+    hit_count: int
+    """Keys that were asked for and there."""
+    miss_count: int
+    """Keys that were asked for and not there."""
+    evicted_count: int
+    """Keys dropped because newer ones needed their room."""
+    key_count: int
+    """Keys that are there now."""
+
+
+class LruDuplicateIds:
+    """A cache in memory that drops what was not used for longest; for any thread.
+
+    Asking for a key and adding it both use it. It ends with the process: what another
+    process has handled, or this one before a restart, is not known to it.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        """Start empty.
+
+        Args:
+            capacity: most keys, 1 or more; about 150 bytes each.
+
+        Raises:
+            ConfigError: `capacity` is below 1.
+        """
+        if capacity < 1:
+            raise ConfigError(f"capacity: expected 1 or more, got {capacity}")
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._keys: OrderedDict[str, None] = OrderedDict()
+        self._hit_count = 0
+        self._miss_count = 0
+        self._evicted_count = 0
+
+    def seen(self, keys: Sequence[str]) -> list[str]:
+        """Return those of the keys that are there, in the order they were given."""
+        with self._lock:
+            found = [key for key in keys if key in self._keys]
+            for key in found:
+                self._keys.move_to_end(key)
+            self._hit_count += len(found)
+            self._miss_count += len(keys) - len(found)
+        return found
+
+    def add(self, keys: Sequence[str]) -> None:
+        """Remember keys, the last one as the newest."""
+        with self._lock:
+            for key in keys:
+                self._keys[key] = None
+                self._keys.move_to_end(key)
+            while len(self._keys) > self._capacity:
+                self._keys.popitem(last=False)
+                self._evicted_count += 1
+
+    def statistics(self) -> LruStatistics:
+        """Return a snapshot of the counters."""
+        with self._lock:
+            return LruStatistics(
+                hit_count=self._hit_count,
+                miss_count=self._miss_count,
+                evicted_count=self._evicted_count,
+                key_count=len(self._keys),
+            )
+
+
+def key_of(group: str, message_id: MessageId) -> str:
+    """Return MetaQ's key of a message."""
+    return f"{group}{message_id}"

@@ -1,0 +1,210 @@
+"""How the metrics of a client read a snapshot: one function for each kind of subject.
+
+Pure: one `ClientStatistics` in, samples out.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
+from metaq.client.connection import ConnectionStatistics
+from metaq.client.duplicate_filter import DuplicateStatistics
+from metaq.client.feed import LaneStatistics
+from metaq.client.fetcher import FetchStatistics
+from metaq.client.handling import HandlingStatistics
+from metaq.client.ordered import OrderedStatistics
+from metaq.client.producer import ProducerStatistics
+from metaq.client.progress import Lag
+from metaq.model import TopicPartition
+from metaq.stats import HistogramSnapshot
+from metaq.zk.paths import partition_name
+
+Sample = tuple[tuple[str, ...], float]
+"""The values of the labels, and the number."""
+
+BY_PARTITION: Final = ("topic", "partition")
+BY_GROUP: Final = ("group",)
+BY_GROUP_PARTITION: Final = ("group", "topic", "partition")
+BY_ADDRESS: Final = ("address",)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One counter or gauge of the table."""
+
+    name: str
+    """As exported; counters end in `_total`."""
+    help: str
+    """One sentence."""
+    labels: tuple[str, ...]
+    """Names of its labels."""
+    read: Callable[[ClientStatistics], Iterable[Sample]]
+    """Its samples; those with equal labels are put together."""
+    combine: Callable[[float, float], float] = operator.add
+    """How."""
+
+    @property
+    def kind(self) -> str:
+        """Return "counter" or "gauge"."""
+        return "counter" if self.name.endswith("_total") else "gauge"
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSpec:
+    """One histogram of the table."""
+
+    name: str
+    """As exported, without `_bucket`, `_sum` and `_count`."""
+    help: str
+    """One sentence."""
+    read: Callable[[ClientStatistics], Iterable[HistogramSnapshot]]
+    """Its snapshots, which are put together."""
+
+    @property
+    def kind(self) -> str:
+        """Return "histogram"."""
+        return "histogram"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Return no labels."""
+        return ()
+
+
+# -- how specifications read ----------------------------------------------------------
+
+
+def of_connection(
+    name: str, text: str, read: Callable[[ConnectionStatistics], float]
+) -> MetricSpec:
+    """Return a metric of each open connection."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for connection in client.pool.connections:
+            address = str(connection.address).removeprefix("meta://")
+            yield (address,), read(connection)
+
+    return MetricSpec(name, text, BY_ADDRESS, samples)
+
+
+def of_client(
+    name: str, text: str, read: Callable[[ClientStatistics], float | None]
+) -> MetricSpec:
+    """Return a metric with one number, or none where `read` returns None."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        value = read(client)
+        if value is not None:
+            yield (), value
+
+    return MetricSpec(name, text, (), samples)
+
+
+def of_producer(
+    name: str, text: str, read: Callable[[ProducerStatistics], float]
+) -> MetricSpec:
+    """Return a metric of all producers."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for producer in client.producers:
+            yield (), read(producer)
+
+    return MetricSpec(name, text, (), samples)
+
+
+def of_ordered(
+    name: str, text: str, read: Callable[[OrderedStatistics], float]
+) -> MetricSpec:
+    """Return a metric of all ordered producers."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for producer in client.ordered_producers:
+            yield (), read(producer)
+
+    return MetricSpec(name, text, (), samples)
+
+
+def of_group(
+    name: str,
+    text: str,
+    read: Callable[[ConsumerSnapshot], float],
+    combine: Callable[[float, float], float] = operator.add,
+) -> MetricSpec:
+    """Return a metric of each consumer group."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            yield (consumer.group,), read(consumer)
+
+    return MetricSpec(name, text, BY_GROUP, samples, combine)
+
+
+def of_handling(
+    name: str, text: str, read: Callable[[HandlingStatistics], float]
+) -> MetricSpec:
+    """Return a metric of each consumer group whose messages `run` handles."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            if consumer.counters.handling is not None:
+                yield (consumer.group,), read(consumer.counters.handling)
+
+    return MetricSpec(name, text, BY_GROUP, samples)
+
+
+def of_duplicates(
+    name: str, text: str, read: Callable[[DuplicateStatistics], float]
+) -> MetricSpec:
+    """Return a metric of each consumer group with a cache of ids."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            if consumer.counters.duplicates is not None:
+                yield (consumer.group,), read(consumer.counters.duplicates)
+
+    return MetricSpec(name, text, BY_GROUP, samples)
+
+
+def of_fetch(
+    name: str, text: str, read: Callable[[FetchStatistics], float]
+) -> MetricSpec:
+    """Return a metric of the gets of each partition that is read."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            for partition, fetches in consumer.counters.fetches.items():
+                yield _labels(consumer, partition), read(fetches)
+
+    return MetricSpec(name, text, BY_GROUP_PARTITION, samples)
+
+
+def of_lane(
+    name: str, text: str, read: Callable[[LaneStatistics], float]
+) -> MetricSpec:
+    """Return a metric of each partition that is read."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            for partition, lane in consumer.lanes.items():
+                yield _labels(consumer, partition), read(lane)
+
+    return MetricSpec(name, text, BY_GROUP_PARTITION, samples, max)
+
+
+def of_lag(name: str, text: str, read: Callable[[Lag], float | None]) -> MetricSpec:
+    """Return a metric of what `lag` said last of each partition."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for consumer in client.consumers:
+            for partition, lag in consumer.lags.items():
+                value = read(lag)
+                if value is not None:
+                    yield _labels(consumer, partition), value
+
+    return MetricSpec(name, text, BY_GROUP_PARTITION, samples, max)
+
+
+def _labels(consumer: ConsumerSnapshot, partition: TopicPartition) -> tuple[str, ...]:
+    return consumer.group, partition.topic, partition_name(partition)

@@ -1,0 +1,152 @@
+"""A client's counters as metrics of Prometheus.
+
+    REGISTRY.register(ClientCollector(client))
+
+A scrape takes one snapshot of each client and asks nobody; there is no counter in here
+and no thread, but for that of `serve_metrics`. What shares its labels is put together:
+the producers of all clients, the consumers of one group. Whoever is closed leaves no
+series behind and takes what it counted with it, which Prometheus takes for a restart.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Final, Protocol
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from metaq.client.client_statistics import ClientStatistics
+from metaq.client.metric_specs import HistogramSpec, MetricSpec, Sample
+from metaq.client.metric_table import METRICS
+from metaq.errors import ClosedError, ConfigError
+from metaq.stats import merge_snapshots
+
+HOST: Final = "127.0.0.1"
+"""Where `serve_metrics` listens: whoever is on this machine may ask."""
+STOP_TIMEOUT_S: Final = 2.0
+"""How long the end of `serve_metrics` waits for its thread."""
+
+PARTITION_SERIES_MAX: Final = 1_000
+"""Series of a metric that is told by partition, the first ones by name; metrics of a
+group have all of its partitions in them."""
+
+
+class MeasuredClient(Protocol):
+    """A client of either world."""
+
+    def statistics(self) -> ClientStatistics:
+        """Return a snapshot; raises ClosedError when the client is not running."""
+        ...
+
+
+class ClientCollector(Collector):
+    """What clients count, for a registry of Prometheus' library.
+
+    A registry takes one of these: give it all clients of the process. Clients may be
+    registered before they are started; those that are closed, or that another process
+    made, have nothing to say.
+
+    Concurrency: any thread collects, several at once.
+    """
+
+    def __init__(self, *clients: MeasuredClient) -> None:
+        """Measure these.
+
+        Args:
+            clients: of either world, one or more; not closed.
+        """
+        self._clients = clients
+
+    def describe(self) -> Iterator[Metric]:
+        """Yield every family without samples: a second collector is refused by name."""
+        for spec in METRICS:
+            yield _family(spec, [])
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per metric that has a sample."""
+        snapshots = [*self._snapshots()]
+        for spec in METRICS:
+            family = _family(spec, snapshots)
+            if family.samples:
+                yield family
+
+    def _snapshots(self) -> Iterator[ClientStatistics]:
+        for client in self._clients:
+            try:
+                yield client.statistics()
+            except ClosedError:
+                continue
+
+
+@contextmanager
+def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
+    """Answer scrapes of `http://127.0.0.1:<port>/metrics` inside the block.
+
+    Args:
+        clients: of either world; outlive the block.
+        port: TCP port; 0 takes a free one.
+
+    Yields:
+        The port.
+
+    Raises:
+        ConfigError: the port cannot be had.
+    """
+    registry = CollectorRegistry()
+    registry.register(ClientCollector(*clients))
+    try:
+        server, thread = start_http_server(port, HOST, registry)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"metrics port {port}: {error}") from error
+    try:
+        yield server.server_port
+    finally:
+        # Returns when the thread has looked up; a scrape under way has its own.
+        server.shutdown()
+        server.server_close()
+        thread.join(STOP_TIMEOUT_S)
+
+
+def _family(
+    spec: MetricSpec | HistogramSpec, clients: Iterable[ClientStatistics]
+) -> Metric:
+    if isinstance(spec, HistogramSpec):
+        return _histogram(spec, clients)
+    family = (
+        CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
+        if spec.kind == "counter"
+        else GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
+    )
+    for labels, value in _combined(spec, clients):
+        family.add_metric(labels, float(value))
+    return family
+
+
+def _combined(spec: MetricSpec, clients: Iterable[ClientStatistics]) -> list[Sample]:
+    """Return one sample for each set of labels, sorted, bounded."""
+    found: dict[tuple[str, ...], float] = {}
+    for client in clients:
+        for labels, value in spec.read(client):
+            known = found.get(labels)
+            found[labels] = value if known is None else spec.combine(known, value)
+    samples = sorted(found.items())
+    return samples[:PARTITION_SERIES_MAX] if "partition" in spec.labels else samples
+
+
+def _histogram(spec: HistogramSpec, clients: Iterable[ClientStatistics]) -> Metric:
+    family = HistogramMetricFamily(spec.name, spec.help)
+    snapshots = [one for client in clients for one in spec.read(client)]
+    if snapshots:
+        seen = merge_snapshots(snapshots)
+        bounds = [*map(floatToGoString, seen.bounds), "+Inf"]
+        buckets = zip(bounds, accumulate(seen.counts), strict=True)
+        family.add_metric([], list(buckets), seen.total)
+    return family
