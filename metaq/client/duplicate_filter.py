@@ -28,7 +28,7 @@ from functools import partial
 from typing import Final, TypeVar
 
 from metaq.client.duplicate_ids import DuplicateIds, key_of
-from metaq.client.feed import Batch
+from metaq.client.fetched_batch import Batch
 from metaq.client.off_loop import OffLoop
 from metaq.clock import Clock
 from metaq.model import Message, MessageId, TopicPartition

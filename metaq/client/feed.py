@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from metaq.client.fetched_batch import Batch
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import Message, MessageId, Offset, TopicPartition
@@ -40,39 +41,6 @@ from metaq.zk.znodes import GroupOffset
 
 LANE_BATCHES_MAX: Final = 2
 """Batches fetched ahead per partition: one to take while the next one arrives."""
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Messages of one partition, in order; belongs to one worker while in hand."""
-
-    partition: TopicPartition
-    """Where they lie."""
-    messages: list[Message]
-    """May be empty: filtered away, and only `next_offset` tells of them."""
-    next_offset: Offset
-    """Offset behind the last of them, filtered ones included."""
-    size_bytes: int
-    """Bytes of the log they came from."""
-    handed: int = 0
-    """Messages that were handed out."""
-    held: int = 1
-    """How many of the last handed out are still in hand, not handled."""
-    confirmed: int = 0
-    """Messages that somebody said are handled."""
-    told: int = 0
-    """Messages that `on_handled` was told of."""
-    is_stopped: bool = False
-    """Hand out no more: the partition is being taken away, or read elsewhere."""
-
-    @property
-    def handled(self) -> int:
-        """Messages that are handled: all handed out but those in hand."""
-        return max(self.handed - self.held, self.confirmed, 0)
-
-    def confirm(self) -> None:
-        """Count what is in hand as handled."""
-        self.confirmed = self.handed
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeAlias
 
-from metaq.client.feed import Batch, Feed
+from metaq.client.feed import Feed
+from metaq.client.fetched_batch import Batch
 from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import Message
 

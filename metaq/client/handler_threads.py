@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from metaq.client.consumer import AsyncConsumer
-from metaq.client.feed import Batch
+from metaq.client.fetched_batch import Batch
 from metaq.client.handling import Handling
 from metaq.client.loop_thread import LoopThread
 from metaq.client.redelivery import RetryPolicy

@@ -25,7 +25,8 @@ from typing import Final, TypeAlias
 
 from metaq.client.dead_letters import encode_origin, origin_of
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
-from metaq.client.feed import Batch, Feed
+from metaq.client.feed import Feed
+from metaq.client.fetched_batch import Batch
 from metaq.client.parking import Parking
 from metaq.client.producer import AsyncProducer
 from metaq.client.redelivery import RetryPolicy, dead_letter_topic, next_delay_s

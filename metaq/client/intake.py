@@ -10,7 +10,8 @@ from typing import Final
 
 from metaq.client.context import ClientContext
 from metaq.client.duplicate_filter import DuplicateFilter
-from metaq.client.feed import Batch, Feed
+from metaq.client.feed import Feed
+from metaq.client.fetched_batch import Batch
 from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, Message, Offset, TopicPartition

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from metaq.client.feed import Batch, Feed
+from metaq.client.feed import Feed
+from metaq.client.fetched_batch import Batch
 from metaq.client.redelivery import RetryPolicy
 from metaq.client.spool import Spool, spool_name
 from metaq.errors import MetaqError

@@ -18,7 +18,7 @@ from metaq.client import AsyncConsumer, LruDuplicateIds, MemoryOffsets, Message
 from metaq.client import duplicate_filter as duplicate_filter_module
 from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.duplicate_ids import key_of
-from metaq.client.feed import Batch
+from metaq.client.fetched_batch import Batch
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
 from metaq.testing.embedded import embedded_broker

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from metaq.client import progress
-from metaq.client.feed import Batch, Feed
+from metaq.client.feed import Feed
+from metaq.client.fetched_batch import Batch
 from metaq.client.progress import Watchdog
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import Message, MessageId, Offset
