@@ -97,6 +97,12 @@ class BatchLimits:
     delay_s_max: float = 0.0
     """Wait no longer than that for `messages_min`."""
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one."""
+        limits = (self.messages_max, self.bytes_max, self.messages_min)
+        return any(limit is not None for limit in limits)
+
 
 def plan_batch_end(
     backlog: Mapping[TopicPartition, LogSpan],
