@@ -1,5 +1,7 @@
 """The figures of Spark with brokers: rows both ways, micro-batches, idle queries."""
 
+import re
+import socket
 import statistics
 import time
 from pathlib import Path
@@ -18,6 +20,7 @@ from metaq.client import Client
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.testing.process import BrokerProcess
+from metaq.zk.embedded import EmbeddedZooKeeper
 
 RECORDS = 4000
 TASKS = 4
@@ -181,22 +184,31 @@ def start(
 
 
 def idle(directory: Path, rounds: int) -> Figure:
-    """Requests to the broker of a query for which nothing comes."""
+    """Requests to broker and ZooKeeper of a query for which nothing comes.
+
+    ZooKeeper counts packets: pings too, and those of the broker's own session.
+    """
     figure = Figure(
-        "Spark: requests of an idle query over four partitions",
+        "Spark: requests of an idle query over four partitions, ZooKeeper's included",
         "requests/s",
         [],
         at_least="10",
         aim="2",
     )
     with (
-        BrokerProcess(directory / "idle", topic=TOPIC, partition_count=4) as broker,
+        EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
+        BrokerProcess(
+            directory / "idle",
+            topic=TOPIC,
+            partition_count=4,
+            arguments=registered_in(zookeeper),
+        ) as broker,
         session() as spark,
     ):
         register_all(spark)
         logs = (
             spark.readStream.format("metaq")
-            .options(**where(broker, subscribe=TOPIC))
+            .options(zookeeper=zookeeper.address, subscribe=TOPIC, progressGroup="idle")
             .load()
             .select("value")
         )
@@ -206,9 +218,9 @@ def idle(directory: Path, rounds: int) -> Figure:
                 time.sleep(0.1)
             time.sleep(2.0)
             for _ in range(rounds):
-                before = request_count(broker)
+                before = request_count(broker) + packet_count(zookeeper)
                 time.sleep(IDLE_S)
-                asked = request_count(broker) - before
+                asked = request_count(broker) + packet_count(zookeeper) - before
                 figure.broker.append(asked / IDLE_S)
         finally:
             query.stop()
@@ -220,3 +232,23 @@ def request_count(broker: BrokerProcess) -> int:
     with Client(brokers=[f"127.0.0.1:{broker.port}"]) as client:
         (told,) = client.stats().values()
     return sum(int(told[name]) for name in ("cmd_get", "cmd_put", "cmd_offset"))
+
+
+def registered_in(zookeeper: EmbeddedZooKeeper) -> list[str]:
+    """Return the arguments with which a broker process registers there."""
+    settings = {
+        "zk.zkEnable": "true",
+        "zk.zkConnect": zookeeper.address,
+        "hostName": "127.0.0.1",
+    }
+    return [f"--set={name}={text}" for name, text in settings.items()]
+
+
+def packet_count(zookeeper: EmbeddedZooKeeper) -> int:
+    """Return how many packets ZooKeeper has received; asking is one of them."""
+    with socket.create_connection(("127.0.0.1", zookeeper.port), 5) as sock:
+        sock.sendall(b"srvr")
+        told = b"".join(iter(lambda: sock.recv(4096), b"")).decode()
+    found = re.search(r"^Received: (\d+)$", told, re.MULTILINE)
+    assert found is not None, told
+    return int(found[1])

@@ -2,16 +2,18 @@
 
 Theory of operation: whoever watches a log that stands still would ask for its end many
 times a second. Where brokers offer to wait, a get with a wait stands at the end of each
-log that is watched: as long as it is not answered the end is known, and asking costs
-nothing. A log that grows is asked for its span the next time somebody wants to know,
-and not before, so a busy log costs three requests for each look at it.
+log that is watched, also of one that nobody has put to yet: as long as it is not
+answered the end is known, and asking costs nothing. A log that grows is asked for its
+span the next time somebody wants to know, and not before, so a busy log costs three
+requests for each look at it.
 
 A log that cannot be asked for a while keeps the span it had: a broker that restarts
 does not hold up whoever reads the others.
 
-Brokers that do not wait, and logs that nobody has put to yet, are asked at most every
-POLL_S, or less often when there are several: all of them together cost one or two
-requests in that time, as long as POLL_MAX_S allows it.
+The logs of brokers that do not wait are asked for their ends every POLL_S, or less
+often when there are several: all of them together cost one request in that time, as
+long as POLL_MAX_S allows it. The start of such a log is asked for when its end has
+moved.
 
 Source: client spec 2.4.
 """
@@ -24,20 +26,20 @@ from typing import Final, TypeAlias
 
 from metaq.client.connection import BrokerConnection
 from metaq.client.context import ClientContext
-from metaq.client.questions import NO_GROUP, ask, log_range
+from metaq.client.questions import NO_GROUP, ask, log_range, nearest_offset
 from metaq.client.replies import NothingThere, parse_get
 from metaq.errors import MetaqError
-from metaq.model import Offset, SizeBytes, TopicPartition
+from metaq.model import MAX_OFFSET, Offset, SizeBytes, TopicPartition
 from metaq.protocol.commands import Get
 from metaq.record.layout import HEADER_BYTES
 
-WAIT_MS: Final = 10_000
+WAIT_MS: Final = 30_000
 """How long a broker is asked to hold a get at the end of a log."""
-POLL_S: Final = 0.5
+POLL_S: Final = 0.75
 """Seconds between two questions to brokers that do not wait, all logs together."""
 ASK_S: Final = 2.0
 """How long a log is asked for its span when there is one from before."""
-POLL_MAX_S: Final = 5.0
+POLL_MAX_S: Final = 10.0
 """The same for one log, however many there are."""
 EARLY_PART: Final = 0.9
 """A get that ends without data before so much of its wait was refused to wait."""
@@ -145,12 +147,12 @@ class LogEnds:
         wait_ms = 0
         if connection:
             wait_ms = min(WAIT_MS, connection.capabilities.wait_ms_max)
-        if tail.span is None or not tail.is_known or not wait_ms:
+        if not tail.is_known or not wait_ms:
             tail.is_known = False
             tail.due_s = self._context.clock.monotonic_s() + pause_s
             return
         tail.poll = asyncio.create_task(
-            self._stand(partition, tail, tail.span[1], wait_ms, pause_s)
+            self._stand(partition, tail, _end_of(tail), wait_ms, pause_s)
         )
 
     async def _ask(
@@ -161,7 +163,7 @@ class LogEnds:
         if tail.span is not None:
             deadline_s = min(deadline_s, now_s + ASK_S)
         try:
-            tail.span = await log_range(self._context, partition, deadline_s=deadline_s)
+            tail.span = await self._span(partition, tail, deadline_s)
         except MetaqError as error:
             since_s = tail.failing_since_s or now_s
             is_patient = error.retriable and now_s - since_s < self._patience_s
@@ -170,6 +172,18 @@ class LogEnds:
             tail.failing_since_s = since_s
         else:
             tail.is_known, tail.failing_since_s = True, None
+
+    async def _span(
+        self, partition: TopicPartition, tail: _Tail, deadline_s: float
+    ) -> Span | None:
+        """Return the span of now; the known one where the end is the same."""
+        if tail.span is not None:
+            end = await nearest_offset(
+                self._context, partition, MAX_OFFSET, deadline_s=deadline_s
+            )
+            if end == tail.span[1]:
+                return tail.span
+        return await log_range(self._context, partition, deadline_s=deadline_s)
 
     async def _stand(
         self,
@@ -207,3 +221,8 @@ class LogEnds:
             tail.due_s = context.clock.monotonic_s() + pause_s
         if not is_same:
             self._news.set()
+
+
+def _end_of(tail: _Tail) -> Offset:
+    """Return where the next message will lie; 0 in a log that is not there yet."""
+    return Offset(0) if tail.span is None else tail.span[1]

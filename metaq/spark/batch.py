@@ -23,6 +23,7 @@ from metaq.spark.plan import LogSpan, plan_reads
 from metaq.spark.read_task import ReadTask, read_rows
 from metaq.spark.segment_bounds import Bounds
 from metaq.spark.segment_filters import PushedFilters, read_filters
+from metaq.spark.versions import tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -61,10 +62,7 @@ class BatchReader(DataSourceReader):
         spans = {}
         for partition, span in settle_all(wanted, logs, options, facts).items():
             spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
-        return [
-            InputPartition(task)
-            for task in plan_tasks(cluster, facts, options, spans, self._pushed.bounds)
-        ]
+        return tasks_of(plan_tasks(cluster, facts, options, spans, self._pushed.bounds))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task.
@@ -134,7 +132,7 @@ def read_partition(
     """Yield the rows of one task, with values as the user wants them."""
     task: ReadTask | None = partition.value
     if task is None:
-        return  # Where there is nothing to read, Spark makes up a task.
+        return
     with Converting(options, value_type) as converting:
         for batch in read_rows(task, options):
             rows = converting.convert(batch)

@@ -8,7 +8,7 @@ named, or the end of a span that was given. A batch therefore never ends inside 
 record, and the ranges of a plan cover its spans exactly, without overlap.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,9 +17,9 @@ from typing import Final, Protocol
 from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 
-PROBES: Final = 15
-"""Boundaries asked for at once while one is searched: four counts tell which of the 16
-gaps it is in."""
+PROBES: Final = 1000
+"""Boundaries asked for at once while one is searched. A guess tells where among them it
+is, and a count or two that it is there; of a short log they are all that there are."""
 PIECES_PER_RANGE: Final = 4
 """How much finer than the result boundaries are asked for; the ranges then come within
 a quarter of the asked size."""
@@ -96,6 +96,12 @@ class BatchLimits:
     """Wait until so many are there, 1 or more."""
     delay_s_max: float = 0.0
     """Wait no longer than that for `messages_min`."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is one."""
+        limits = (self.messages_max, self.bytes_max, self.messages_min)
+        return any(limit is not None for limit in limits)
 
 
 def plan_batch_end(
@@ -210,45 +216,110 @@ def _shares(
 def _end_by_count(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, messages_max: int
 ) -> Offset:
-    def fits(offset: Offset) -> bool:
-        return facts.count(partition, span.start, offset) <= messages_max
+    def count_to(offset: Offset) -> int:
+        return facts.count(partition, span.start, offset)
 
-    return _furthest_boundary(facts, partition, span, fits)
+    search = _Search(facts, partition, span, messages_max, is_count=True)
+    return search.run(count_to)
 
 
 def _end_by_bytes(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, bytes_max: int
 ) -> Offset:
-    def fits(offset: Offset) -> bool:
-        return offset - span.start <= bytes_max
+    def bytes_to(offset: Offset) -> int:
+        return offset - span.start
 
-    return _furthest_boundary(facts, partition, span, fits)
+    search = _Search(facts, partition, span, bytes_max, is_count=False)
+    return search.run(bytes_to)
 
 
-def _furthest_boundary(
-    facts: SpanFacts,
-    partition: TopicPartition,
-    span: LogSpan,
-    fits: Callable[[Offset], bool],
-) -> Offset:
-    """Return the last boundary that fits; the first one behind the start if none does.
+class _Search:
+    """Looks for the last boundary of a span up to which there is not too much.
 
-    Args:
-        facts: names the boundaries.
-        partition: whose they are.
-        span: not empty; its end is the answer where it fits.
-        fits: true up to some offset, false behind it.
+    Each round keeps one gap between boundaries, so the search ends: at a gap between
+    two records, or where the log names no boundary. Boundaries and counts are requests,
+    so it is guessed where the limit lies, as if all records were of one size.
     """
-    if fits(span.end):
-        return span.end
-    low, high = span.start, span.end
-    # Each round keeps one gap between boundaries, so the search ends: at a gap
-    # between two records, or where the log names no boundary.
-    while inner := facts.boundaries(partition, low, high, PROBES):
-        known = _checked(partition, LogSpan(low, high), inner)
-        behind = bisect_left(known, True, key=lambda offset: not fits(offset))
-        low, high = [low, *known][behind], [*known, high][behind]
-    return low if low > span.start else high
+
+    def __init__(
+        self,
+        facts: SpanFacts,
+        partition: TopicPartition,
+        span: LogSpan,
+        limit: int,
+        *,
+        is_count: bool,
+    ) -> None:
+        """Describe a search.
+
+        Args:
+            facts: names the boundaries.
+            partition: whose they are.
+            span: not empty.
+            limit: how much there may be before the boundary.
+            is_count: that is a number of records, not of bytes.
+        """
+        self._facts = facts
+        self._partition = partition
+        self._span = span
+        self._limit = limit
+        self._is_count = is_count
+
+    def run(self, amount_to: Callable[[Offset], int]) -> Offset:
+        """Return the last boundary that fits; the first one if none does.
+
+        Args:
+            amount_to: how much there is from the span's start to an offset.
+        """
+        low, high = (self._span.start, 0), (self._span.end, amount_to(self._span.end))
+        if high[1] <= self._limit:
+            return high[0]
+        while inner := self._inner(low, high):
+            known = [low[0], *inner, high[0]]
+            if self._is_count and high[1] - low[1] == len(known) - 1:
+                # Every record is known; nothing has to be counted.
+                return known[max(self._limit - low[1], low[0] == self._span.start)]
+            low, high = self._narrow(known, low, high, amount_to)
+        return low[0] if low[0] > self._span.start else high[0]
+
+    def _inner(
+        self, low: tuple[Offset, int], high: tuple[Offset, int]
+    ) -> Sequence[Offset]:
+        if self._is_count and high[1] - low[1] <= 1:
+            return ()
+        span = LogSpan(low[0], high[0])
+        inner = self._facts.boundaries(self._partition, low[0], high[0], PROBES)
+        return _checked(self._partition, span, inner)
+
+    def _narrow(
+        self,
+        known: Sequence[Offset],
+        low: tuple[Offset, int],
+        high: tuple[Offset, int],
+        amount_to: Callable[[Offset], int],
+    ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
+        """Return the neighbours in `known` between which the limit is passed.
+
+        Args:
+            known: boundaries, ascending, three or more.
+            low: the first of them, which fits, and how much there is before it.
+            high: the last of them, which does not fit, and the same.
+            amount_to: as for `run`.
+        """
+        first, last, is_guess = 0, len(known) - 1, True
+        while last - first > 1:
+            share = (self._limit - low[1]) / (high[1] - low[1])
+            expected = low[0] + share * (high[0] - low[0])
+            # Every other time the middle: guesses alone may come from one side.
+            middle = (first + last) // 2
+            place = bisect_right(known, expected) - 1 if is_guess else middle
+            place, is_guess = min(max(place, first + 1), last - 1), not is_guess
+            amount = amount_to(known[place])
+            if amount <= self._limit:
+                first, low = place, (known[place], amount)
+            else:
+                last, high = place, (known[place], amount)
+        return low, high
 
 
 def _cut_by_count(

@@ -8,6 +8,7 @@ shipped with `addPyFiles`.
 
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 
@@ -19,6 +20,7 @@ FORMATS: Final[tuple[type[DataSource], ...]] = (
     SegmentsDataSource,
 )
 """One class per format."""
+ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register(spark: SparkSession) -> None:
@@ -27,4 +29,9 @@ def register(spark: SparkSession) -> None:
     The executors need this package too: installed, or shipped with the query.
     """
     for source in FORMATS:
-        spark.dataSource.register(source)
+        try:
+            spark.dataSource.register(source)
+        except PySparkException as error:
+            # Spark 4.0 registers no format anew that it has found by its name.
+            if error.getCondition() != ALREADY_THERE:
+                raise

@@ -24,6 +24,7 @@ from metaq.spark.segment_options import SegmentOptions, parse_segment_options
 from metaq.spark.segment_plan import plan_query, refuse_unreadable
 from metaq.spark.segment_read import read_splits
 from metaq.spark.values import ValueConverter
+from metaq.spark.versions import report_missing_filters, tasks_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -54,6 +55,7 @@ class SegmentsDataSource(DataSource):
             OptionError: An option is wrong.
         """
         options = parse_segment_options(self.options)
+        report_missing_filters(options.can_push_filters)
         # Spark refuses a reader that takes filters while its own setting is off.
         kind = PushingReader if options.can_push_filters else SegmentsReader
         return kind(options, arrow_schema(schema).field("value").type)
@@ -80,7 +82,7 @@ class SegmentsReader(DataSourceReader):
             refuse_unreadable(plan)
         for damage in plan.unreadable:
             _log.warning("a file is left out: %s", damage)
-        return [InputPartition(task) for task in plan.tasks]
+        return tasks_of(plan.tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task.
@@ -90,7 +92,6 @@ class SegmentsReader(DataSourceReader):
             CorruptRecordError: Bytes are damaged, and damage is to fail the query.
             StorageError: The disk refused.
         """
-        # Where there is nothing to read, Spark makes up a task without a value.
         splits = partition.value or ()
         asked = self._options
         converter = ValueConverter(

@@ -24,6 +24,7 @@ from metaq.spark.schema import arrow_schema, row_ddl
 from metaq.spark.sink import BatchWriter
 from metaq.spark.stream import stream_reader
 from metaq.spark.stream_sink import StreamWriter
+from metaq.spark.versions import report_missing_filters, report_missing_limits
 
 _STREAM_ONLY = frozenset(
     spec.name.lower()
@@ -58,6 +59,7 @@ class MetaqDataSource(DataSource):
             OptionError: an option is wrong.
         """
         options = SourceOptions.from_map(self.options, is_stream=False)
+        report_missing_filters(options.is_filter_pushdown)
         # Spark refuses a reader that takes filters while its own setting is off.
         kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
         return kind(options, arrow_schema(schema).field("value").type)
@@ -69,6 +71,7 @@ class MetaqDataSource(DataSource):
             OptionError: an option is wrong.
         """
         options = SourceOptions.from_map(self.options, is_stream=True)
+        report_missing_limits(options.limits.is_any)
         return stream_reader(options, arrow_schema(schema).field("value").type)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

@@ -10,7 +10,6 @@ Spark asks for the end of the logs as often as it can. When nothing is new that 
 is answered late, by up to `IDLE_WAIT_S`, or as soon as something is.
 """
 
-import inspect
 import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -35,6 +34,7 @@ from metaq.spark.offsets import (
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
 from metaq.spark.segment_bounds import EVERYTHING
+from metaq.spark.versions import HAS_LIMITS
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -48,11 +48,6 @@ _log = logging.getLogger(__name__)
 
 IDLE_WAIT_S: Final = 0.2
 """Longest delay of the answer that nothing is new."""
-
-_HAS_LIMITS: Final = (
-    "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
-)
-"""From 4.2 on Spark tells a reader where it stands when it asks for more."""
 
 
 class Progress:
@@ -324,5 +319,5 @@ def stream_reader(
     options: SourceOptions, value_type: pa.DataType
 ) -> DataSourceStreamReader:
     """Return the reader for the Spark that runs."""
-    kind = StreamReader if _HAS_LIMITS else OldStreamReader
+    kind = StreamReader if HAS_LIMITS else OldStreamReader
     return kind(options, value_type)

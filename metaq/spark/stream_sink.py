@@ -12,11 +12,11 @@ from pyspark.sql.types import StructType
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import arrow_schema
 from metaq.spark.sink import Sink, log_written
+from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
 ROWS_MAX: Final = 10_000
 """Rows put together to a batch where Spark hands over rows."""
 
-_HAS_ARROW: Final = hasattr(datasource, "DataSourceStreamArrowWriter")
 _Base: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
@@ -26,7 +26,7 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         """Prepare one micro-batch; raises as `Sink`."""
         self._sink = Sink(options, schema, "")
-        self._schema = None if _HAS_ARROW else arrow_schema(schema)
+        self._schema = None if HAS_ARROW_STREAM_WRITER else arrow_schema(schema)
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Write the rows of one task; raises as `Sink.write_rows`."""

@@ -5,11 +5,13 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
+from metaq.client import log_ends
 from metaq.client.log_ends import LogEnds
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from metaq.testing.fake_broker import FakeBroker
 
 pytestmark = pytest.mark.slow
 
@@ -92,19 +94,60 @@ def test_news_wake_who_waits(broker: EmbeddedBroker) -> None:
 def test_a_partition_without_a_log_is_none_until_it_has_one(
     broker: EmbeddedBroker,
 ) -> None:
-    """It is asked again after a pause."""
+    """It costs nothing either, and its first message wakes who waits."""
 
     async def test(client: AsyncClient, ends: LogEnds) -> None:
         found = await ends.read([SECOND], deadline_s=deadline(client))
         assert found[SECOND] in (None, (0, 0))
+        await asyncio.sleep(0)
+        before = requests(client)
+        for _ in range(200):
+            await ends.read([SECOND], deadline_s=deadline(client))
+            await ends.wait(wait_s=0.0)
+        assert requests(client) - before <= 1
+        waiting = asyncio.create_task(ends.wait(wait_s=WAIT_S))
         await put(client, 1, 1)
-        until_s = deadline(client)
-        while found[SECOND] != (0, 100):
-            assert client.context.clock.monotonic_s() < until_s
-            await ends.wait(wait_s=0.05)
-            found = await ends.read([SECOND], deadline_s=deadline(client))
+        await asyncio.wait_for(waiting, WAIT_S / 2)
+        found = await ends.read([SECOND], deadline_s=deadline(client))
+        assert found == {SECOND: (0, 100)}
 
     run(broker, test)
+
+
+def test_a_broker_that_does_not_wait_is_asked_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One request per log and look that is due; three where the log has grown."""
+
+    async def test(broker: FakeBroker) -> None:
+        def asked() -> int:
+            return broker.statistics().commands["offset"]
+
+        async with AsyncClient(brokers=[str(broker.address)]) as client:
+            await client.context.metadata.topic("test", deadline_s=deadline(client))
+            ends = LogEnds(client.context, patience_s=WAIT_S)
+            expected = {FIRST: (0, 21), SECOND: None}
+            for _ in range(100):
+                found = await ends.read(BOTH, deadline_s=deadline(client))
+                assert found == expected
+            assert asked() == 3
+            monkeypatch.setattr(log_ends, "POLL_S", 0.0)
+            ends.close()
+            for _ in range(10):
+                await ends.read([FIRST], deadline_s=deadline(client))
+            assert asked() == 3 + 2 + 9
+            broker.add(b"x")
+            found = await ends.read([FIRST], deadline_s=deadline(client))
+            assert found == {FIRST: (0, 42)}
+            assert asked() == 3 + 2 + 9 + 3
+            assert broker.statistics().commands["get"] == 0
+            ends.close()
+
+    monkeypatch.setattr(log_ends, "POLL_S", 60.0)
+    monkeypatch.setattr(log_ends, "POLL_MAX_S", 60.0)
+    with FakeBroker({"test": 2}) as broker:
+        broker.add(b"x")
+        asyncio.run(test(broker))
 
 
 def test_a_broker_that_is_away_leaves_what_was_known(broker: EmbeddedBroker) -> None:

@@ -191,12 +191,39 @@ def test_a_batch_waits_until_there_is_enough_or_time_is_up() -> None:
 def test_searching_a_long_log_takes_few_questions() -> None:
     """A question may be a request: their number grows with the logarithm."""
     facts, backlog = book([30] * 200_000)
-    plan_batch_end(backlog, BatchLimits(messages_max=777), facts, waited_s=0)
-    assert facts.questions <= 40
+    for limits in (BatchLimits(messages_max=777), BatchLimits(bytes_max=77_777)):
+        facts.questions = 0
+        plan_batch_end(backlog, limits, facts, waited_s=0)
+        assert facts.questions <= 8
     facts.questions = 0
     ranges = plan_reads(backlog, facts, records_max=10_000)
     assert facts.questions <= 250
     assert len(ranges) <= 27
+
+
+def test_a_short_log_takes_two_questions() -> None:
+    """How many records there are, and where all of them begin."""
+    facts, backlog = book([30] * 1000)
+    for messages_max in (1, 7, 999):
+        facts.questions = 0
+        limits = BatchLimits(messages_max=messages_max)
+        ends = plan_batch_end(backlog, limits, facts, waited_s=0)
+        assert ends == {partition(0): 100 + 30 * messages_max}
+        assert facts.questions <= 3  # one to share the limit, and one of the two again
+
+
+def test_records_of_many_sizes_take_a_few_more_questions() -> None:
+    """A guess that is wrong halves what is left, like any search."""
+    facts, backlog = book([20] * 50_000 + [3000] * 2000 + [25] * 50_000)
+    for messages_max in (1, 49_999, 50_001, 51_000, 52_001, 101_999):
+        facts.questions = 0
+        limits = BatchLimits(messages_max=messages_max)
+        ends = plan_batch_end(backlog, limits, facts, waited_s=0)
+        questions = facts.questions
+        assert facts.count(partition(0), Offset(100), ends[partition(0)]) == (
+            messages_max
+        )
+        assert questions <= 40
 
 
 def test_large_spans_are_cut_for_a_minimum_of_ranges() -> None:

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from metaq.client.context import ClientContext
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters
+from metaq.spark import stream
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import offsets_to_json
@@ -132,6 +134,34 @@ def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
     query = progress(broker, failOnDataLoss="false")
     end = query.advance(stand)
     assert query.spans(stand, end) == {}
+
+
+def test_an_idle_query_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+) -> None:
+    """Neither broker nor ZooKeeper, however often Spark wants to know."""
+    publish(broker, numbered(10), partition=P0)
+    monkeypatch.setattr(stream, "IDLE_WAIT_S", 0.0)
+    query = progress(broker, zookeeper="memory", progressGroup="idle")
+    stand = query.advance(query.advance(query.start()))
+    before = request_count(query), len(broker.zookeeper.calls)
+    for _ in range(200):
+        assert query.advance(stand) == stand
+    after = request_count(query), len(broker.zookeeper.calls)
+    # A wait that ends meanwhile is followed by another one.
+    assert after[0] - before[0] <= len(stand)
+    assert after[1] == before[1]
+
+
+def request_count(query: Progress) -> int:
+    """Return how many requests the query has sent to brokers."""
+
+    async def count(context: ClientContext, deadline_s: float) -> int:
+        del deadline_s
+        found = context.pool.statistics().connections
+        return sum(connection.request_count for connection in found)
+
+    return query._cluster.run(count)
 
 
 def test_what_retention_took_is_named_or_left_out(
