@@ -6,7 +6,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from metaq.errors import DiskError
-from metaq.fs import FileSystem, LinuxCalls
+from metaq.fs import FileSystem
+from metaq.fs.calls import LinuxCalls
 from metaq.model import SizeBytes
 from metaq.record.layout import HEADER_BYTES
 from metaq.spark.jobs.verify import (
