@@ -19,8 +19,6 @@ class MetaqError(Exception):
     """The same call may succeed later without anybody changing anything."""
     refresh_metadata: ClassVar[bool] = False
     """What the caller knows about brokers and partitions is out of date."""
-    closes_connection: ClassVar[bool] = False
-    """The byte stream cannot be trusted any further."""
 
 
 # -- wire -----------------------------------------------------------------------------
@@ -28,8 +26,6 @@ class MetaqError(Exception):
 
 class ProtocolError(MetaqError):
     """Bytes or calls that break the rules of the wire."""
-
-    closes_connection = True
 
 
 class LocalProtocolError(ProtocolError):

@@ -53,6 +53,7 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
+from metaq.errors import ConfigError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.lifecycle import Service
 from metaq.model import LogId
@@ -165,8 +166,7 @@ class Broker(Service):
         self._http_port: int | None = None
         started_s = self._clock.monotonic_s()
         warn_of_settings_without_effect(self._config)
-        # Refused here even if no topic uses it yet: one made later would.
-        parse_schedule(self._config.system.delete_when, local_timezone())
+        check_default_schedule(self._config)
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
         self._schedules.replace_jobs(deletion_schedules(self._config, self._logs))
@@ -273,6 +273,12 @@ class Broker(Service):
         registration = Registration(self._config, coordinator, self._clock)
         await self.start_owned(registration)
         self._registration = self._control.registration = registration
+        # ZooKeeper may be away, and then nothing else is told for all of the time-out.
+        log.info(
+            "registering in zookeeper connect=%s timeout_ms=%d",
+            zookeeper.connect,
+            zookeeper.connection_timeout_ms,
+        )
         await registration.advertise(self._snapshot())
 
     async def _begin_http(self) -> None:
@@ -454,6 +460,18 @@ class Broker(Service):
         except asyncio.CancelledError:
             self._logs.abandon()
             raise
+
+
+def check_default_schedule(config: BrokerConfig) -> None:
+    """Refuse a wrong deleteWhen even if no topic uses it yet: one made later would.
+
+    Raises:
+        ConfigError: the message names file and key.
+    """
+    try:
+        parse_schedule(config.system.delete_when, local_timezone())
+    except ConfigError as error:
+        raise ConfigError(f"{config.path}: [system] deleteWhen: {error}") from error
 
 
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:

@@ -13,6 +13,7 @@ more memory than the rest of the broker.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Final
@@ -114,9 +115,12 @@ class HttpServer(Service):
                 new_connection, self._host, self._port, backlog=CONNECTION_COUNT_MAX
             )
         except OSError as error:
+            # asyncio's own text names the address again.
+            number = error.errno or 0
+            reason = os.strerror(number) if number > 0 else error.strerror or error
             raise ConfigError(
                 f"HTTP cannot be served on httpHost={self._host}"
-                f" httpPort={self._port}: {error.strerror or error}"
+                f" httpPort={self._port}: {reason}"
             ) from error
 
         async def close() -> None:

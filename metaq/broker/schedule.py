@@ -291,7 +291,8 @@ class Schedules:
             try:
                 trigger = parse_schedule(text, self._timezone)
             except ConfigError as error:
-                raise ConfigError(f"topic {min(topics)}: {error}") from error
+                where = f"[topic={min(topics)}] deleteWhen"
+                raise ConfigError(f"{where}: {error}") from error
             due_ms = self._due_after(trigger, now_ms)
             jobs[text] = _Job(trigger, frozenset(topics), due_ms)
         self._jobs = jobs

@@ -105,11 +105,6 @@ class Waiters:
         for log_id in [log_id for log_id in self._by_log if log_id.topic == topic]:
             self.end_log(log_id)
 
-    def end_all(self) -> None:
-        """End every wait now: the broker stops."""
-        for log_id in list(self._by_log):
-            self.end_log(log_id)
-
     def _watch(self, waiter: Waiter, log: WaitableLog) -> None:
         waiter.handles.append(log.wait(waiter.offset, lambda: self.end(waiter)))
 

@@ -198,6 +198,20 @@ def find_topic(
     return target.run(find)
 
 
+def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
+    """Return the error of a command that was given a topic without partitions.
+
+    Args:
+        topic: its name, which may be among the known ones: nodes outlive brokers.
+        known: names of topics to choose from.
+    """
+    others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
+    return NoBrokerError(
+        f"no broker serves topic '{topic}' at the moment; other topics are:"
+        f" {', '.join(others) or 'none'}"
+    )
+
+
 async def _find_by_pattern(
     target: Target,
     topic: str,
@@ -221,10 +235,7 @@ async def _find_by_pattern(
                 if copies is not None and copies.leader is not None:
                     addresses[broker_id] = copies.leader
     if not addresses:
-        names = ", ".join(sorted(known)[:NAMES_SHOWN_MAX]) or "none"
-        raise NoBrokerError(
-            f"no broker serves topic '{topic}' at the moment; topics there are: {names}"
-        )
+        raise nobody_serves(topic, known)
     partitions = [
         TopicPartition(topic, broker_id, 0) for broker_id in sorted(addresses)
     ]

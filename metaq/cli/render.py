@@ -27,10 +27,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-EXIT_OK: Final = 0
 EXIT_PROBLEMS: Final = 1
 """The command failed, or found what it was looking for: damage."""
-EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 """Ctrl-C, as shells count it: 128 + SIGINT."""
 EXIT_PIPE_CLOSED: Final = 141

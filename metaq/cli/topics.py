@@ -1,12 +1,12 @@
 """`metaq topics`: which topics there are, where, and how far they go."""
 
 from metaq.cli import render
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, nobody_serves
 from metaq.client.admin import know_topics
 from metaq.client.context import ClientContext
 from metaq.client.fan_out import for_each
 from metaq.client.questions import log_range
-from metaq.errors import MetaqError, NoBrokerError
+from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import partition_name
@@ -37,10 +37,7 @@ def topics(target: Target, wanted: tuple[str, ...], *, as_json: bool) -> None:
         for topic in names:
             found = _partitions(snapshot, topic)
             if not found and wanted:
-                raise NoBrokerError(
-                    f"no broker serves topic '{topic}' at the moment; topics there"
-                    f" are: {', '.join(known) or 'none'}"
-                )
+                raise nobody_serves(topic, known)
             partitions += found
 
         async def ask(partition: TopicPartition) -> tuple[Offset, Offset] | None:

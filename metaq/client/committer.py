@@ -115,20 +115,21 @@ class Committer:
         # Once for each outage: `health` tells for as long as it lasts.
         level = logging.WARNING if self.last_error is None else logging.DEBUG
         self.last_error = next(iter(failed.values()), None)
+        for partition, error in failed.items():
+            log.log(
+                level,
+                "commit failed group=%s partitions=%d first=%s offset=%d: %s",
+                self._group,
+                len(failed),
+                partition,
+                changed[partition].offset,
+                error,
+            )
+            break
         for partition, offset in changed.items():
-            error = failed.get(partition)
-            if error is None:
+            if partition not in failed:
                 self._committed[partition] = offset
                 self.written.add(partition)
-            else:
-                log.log(
-                    level,
-                    "commit failed group=%s partition=%s offset=%d: %s",
-                    self._group,
-                    partition,
-                    offset.offset,
-                    error,
-                )
 
     async def run(self, handled: Callable[[], Offsets], interval_s: float) -> None:
         """Commit every so often until cancelled; what fails is tried again."""

@@ -90,6 +90,14 @@ class FetchOwner(Protocol):
         """Return where a broker's log is read now: its leader, or a follower."""
         ...
 
+    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
+        """Hear that gets of a partition begin to fail."""
+        ...
+
+    def on_trouble_end(self, partition: TopicPartition) -> None:
+        """Hear that they are answered again, or that there are no more."""
+        ...
+
     def on_stale(self) -> None:
         """Hear that what is known of the cluster may be out of date."""
         ...
@@ -164,6 +172,8 @@ class PartitionFetcher:
     def stop(self) -> None:
         """Ask no more; an answer that still comes is dropped."""
         self._is_stopped = True
+        if self.last_error is not None:
+            self._owner.on_trouble_end(self.partition)
         if self._timer is not None:
             self._timer.cancel()
         if self._connecting is not None:
@@ -254,7 +264,9 @@ class PartitionFetcher:
         except MetaqError as error:
             self._on_error(error)
             return
-        self.last_error = None
+        if self.last_error is not None:
+            self.last_error = None
+            self._owner.on_trouble_end(self.partition)
         self._is_busy = False
         if messages:
             size_bytes = messages[-1].next_offset - messages[0].offset
@@ -285,9 +297,8 @@ class PartitionFetcher:
             self.stop()
             return
         self._error_count += 1
-        # One line when the trouble begins: it may go on for hours.
-        level = logging.DEBUG if self.last_error is not None else logging.WARNING
-        log.log(level, "get failed partition=%s error=%s", self.partition, error)
+        if self.last_error is None:
+            self._owner.on_trouble(self.partition, error)
         self.last_error = error
         self._owner.on_stale()
         self._is_busy = True

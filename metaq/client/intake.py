@@ -58,6 +58,7 @@ class Intake:
         self._marks = marks
         self._duplicates = duplicates
         self._on_fatal = on_fatal
+        self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
         """Messages put into the feed."""
         self.filtered_count = 0
@@ -162,6 +163,22 @@ class Intake:
     def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
         """Return where a broker's logs are read."""
         return self._context.address_of(broker_id)
+
+    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
+        """Tell the log of a failed get, once for each broker and kind of error.
+
+        A broker that goes takes thousands of partitions along, maybe for hours;
+        `health` has them all.
+        """
+        failing = self._failing.setdefault((partition.broker_id, type(error)), set())
+        level = logging.DEBUG if failing else logging.WARNING
+        log.log(level, "get failed partition=%s error=%s", partition, error)
+        failing.add(partition)
+
+    def on_trouble_end(self, partition: TopicPartition) -> None:
+        """Hear that a partition is read again, or no longer ours."""
+        for failing in self._failing.values():
+            failing.discard(partition)
 
     def on_stale(self) -> None:
         """Hear that the cluster may have changed."""

@@ -18,7 +18,6 @@ query stores can be pasted into `startingOffsets`.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias, TypeVar
 
 from metaq.model import MAX_OFFSET, BrokerId, Millis, Offset, TopicPartition
@@ -42,18 +41,6 @@ QUOTED_CHARS_MAX: Final = 80
 
 _PARTITION: Final = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
 _Number = TypeVar("_Number", bound=int)
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetChanges:
-    """How the partitions of two offsets differ; each tuple is sorted."""
-
-    added: tuple[TopicPartition, ...]
-    """Partitions that only the newer one names."""
-    gone: tuple[TopicPartition, ...]
-    """Partitions that only the older one names."""
-    backward: tuple[TopicPartition, ...]
-    """Partitions whose newer offset is below the older one."""
 
 
 def partition_key(partition: TopicPartition) -> str:
@@ -153,25 +140,6 @@ def parse_assigned(text: str, *, option: str) -> frozenset[TopicPartition]:
     if not found:
         _refuse(option, "expected one partition or more", value)
     return frozenset(found)
-
-
-def merge_offsets(first: Offsets, second: Offsets) -> dict[TopicPartition, Offset]:
-    """Return the partitions of both, each with the larger of its offsets."""
-    merged = dict(first)
-    for partition, offset in second.items():
-        merged[partition] = max(offset, merged.get(partition, offset))
-    return merged
-
-
-def compare_offsets(older: Offsets, newer: Offsets) -> OffsetChanges:
-    """Say which partitions came, went, or moved back from `older` to `newer`."""
-    return OffsetChanges(
-        added=tuple(sorted(newer.keys() - older.keys())),
-        gone=tuple(sorted(older.keys() - newer.keys())),
-        backward=tuple(
-            sorted(p for p in older.keys() & newer.keys() if newer[p] < older[p])
-        ),
-    )
 
 
 def _parse_json(option: str, text: str) -> object:

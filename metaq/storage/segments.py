@@ -9,7 +9,7 @@ that, a look-up inside the hole finds nothing. Source: broker spec 2.4.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 
-from metaq.model import Offset, SizeBytes
+from metaq.model import Offset
 from metaq.storage.segment import Segment
 
 
@@ -49,10 +49,6 @@ class Segments:
     def sealed(self) -> tuple[Segment, ...]:
         """Return all but the active one, oldest first."""
         return self._items[:-1]
-
-    def sealed_bytes(self) -> SizeBytes:
-        """Return the size of all sealed segments together."""
-        return SizeBytes(sum(segment.size_bytes for segment in self._items[:-1]))
 
     def find(self, offset: Offset) -> Segment | None:
         """Return the segment whose bytes hold `offset`, or None.

@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -124,7 +123,6 @@ def _is_leader(name: str) -> bool:
 
 
 SnapshotCallback = Callable[[ClusterSnapshot], None]
-TopicsCallback = Callable[[frozenset[str]], None]
 
 
 class ClusterWatch:
@@ -256,44 +254,6 @@ class ClusterWatch:
             names = await self._coordinator.children(path, deadline_s=deadline_s)
             found.update(names or ())
         return frozenset(found)
-
-    def watch_topics(self, on_topics: TopicsCallback) -> Cancel:
-        """Call `on_topics` on the loop with the names of all topics, now and on change.
-
-        Whole sets, no two equal ones in a row; of a topic that nobody serves any more
-        the name stays. The caller ends it before or after `close`.
-        """
-        found: dict[NodeKind, tuple[str, ...]] = {}
-        last: frozenset[str] | None = None
-
-        def publish() -> None:
-            nonlocal last
-            names = frozenset(name for names in found.values() for name in names)
-            if names != last:
-                last = names
-                on_topics(names)
-
-        settler = Settler(
-            self._coordinator, lambda: len(found) == len(_TOPIC_KINDS), publish
-        )
-
-        def on_names(kind: NodeKind, names: tuple[str, ...] | None) -> None:
-            found[kind] = names or ()
-            settler.note()
-
-        cancels = [
-            self._coordinator.watch_children(
-                self._paths.topics(kind), partial(on_names, kind)
-            )
-            for kind in _TOPIC_KINDS
-        ]
-
-        def cancel() -> None:
-            settler.cancel()
-            for end in cancels:
-                end()
-
-        return cancel
 
     # -- snapshots --------------------------------------------------------------------
 

@@ -283,6 +283,30 @@ def test_a_broker_is_advertised_while_it_serves_and_withdrawn_when_it_stops(
     run(scenario())
 
 
+def test_a_start_without_zookeeper_says_what_it_waits_for(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the wait, not behind it; then the broker serves."""
+    caplog.set_level("INFO", "metaq")
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        coordinator = server.coordinator(SystemClock())
+        overrides = {**WITH_ZOOKEEPER, "zk.zkConnectionTimeoutMs": "20"}
+        async with (
+            running_broker(data_dir, overrides, coordinator=coordinator) as broker,
+            Peer(broker) as peer,
+        ):
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+
+    run(scenario())
+    wait = "registering in zookeeper connect=none:1 timeout_ms=20"
+    told = caplog.messages[: caplog.messages.index(wait)]
+    assert not [line for line in told if line.startswith("registration pending")]
+    assert "registration pending" in caplog.text
+
+
 def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
     """Fault 27: one sentence, and the port is closed again."""
 
@@ -424,5 +448,5 @@ def test_a_system_schedule_that_cannot_be_kept_stops_the_start(data_dir: Path) -
         async with running_broker(data_dir, overrides):
             pass
 
-    with pytest.raises(ConfigError, match="15W"):
+    with pytest.raises(ConfigError, match=r"\[system\] deleteWhen: schedule .*15W"):
         run(scenario())

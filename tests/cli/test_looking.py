@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, nobody_serves
 from metaq.cli.stats import stats
 from metaq.cli.topics import topics
 from metaq.client.browse import parse_stats
@@ -116,4 +116,12 @@ def test_one_topic_can_be_asked_for() -> None:
         assert [row["log_end"] for row in rows] == [21, None]
         result = run("topics", "nope", broker=broker)
         assert result.exit_code == 1
-        assert "topics there are: t" in result.stderr
+        assert "other topics are: t" in result.stderr
+
+
+def test_a_topic_that_is_missing_is_not_named_among_the_others() -> None:
+    """ZooKeeper keeps the names of topics whose brokers have gone."""
+    assert str(nobody_serves("b", {"a", "b", "c"})) == (
+        "no broker serves topic 'b' at the moment; other topics are: a, c"
+    )
+    assert str(nobody_serves("b", {"b"})).endswith("other topics are: none")

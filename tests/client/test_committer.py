@@ -55,18 +55,21 @@ def test_a_failure_is_told_until_nothing_is_missing() -> None:
 
 
 def test_an_outage_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """However often the commit is tried; the next outage is news again."""
+    """However often it is tried, of however many; the next outage is news again."""
+    offset = HANDLED[PARTITION]
+    many = {TopicPartition("t", BrokerId(0), n): offset for n in range(1000)}
 
     async def scenario() -> None:
         committer = make_committer()
         for _ in range(2):
             for _ in range(3):
-                await committer.commit(HANDLED)
+                await committer.commit(many)
             await committer.commit({})
 
     with caplog.at_level(logging.INFO):
         asyncio.run(scenario())
-    assert len(caplog.records) == 2
+    line = "commit failed group=g partitions=1000 first=t/0-0 offset=7: away"
+    assert caplog.messages == [line, line]
 
 
 def test_what_failed_is_tried_again() -> None:

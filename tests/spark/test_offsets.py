@@ -11,10 +11,7 @@ from metaq.spark.errors import OffsetTextError
 from metaq.spark.offsets import (
     EARLIEST,
     LATEST,
-    OffsetChanges,
-    compare_offsets,
     format_offsets,
-    merge_offsets,
     offsets_from_json,
     offsets_to_json,
     parse_assigned,
@@ -141,25 +138,3 @@ def test_a_wrong_pick_is_refused_by_name(text: str, named: str) -> None:
     """Nothing is guessed."""
     with pytest.raises(OffsetTextError, match=named):
         parse_assigned(text, option="assign")
-
-
-@given(OFFSETS, OFFSETS)
-def test_merging_keeps_the_larger_offsets(
-    first: dict[TopicPartition, Offset], second: dict[TopicPartition, Offset]
-) -> None:
-    """Progress never goes back, and no partition is forgotten."""
-    merged = merge_offsets(first, second)
-    assert merged == merge_offsets(second, first)
-    assert merged.keys() == first.keys() | second.keys()
-    assert compare_offsets(first, merged).backward == ()
-    assert compare_offsets(second, merged).backward == ()
-    assert all(merged[p] in (first.get(p), second.get(p)) for p in merged)
-
-
-def test_changes_are_told_by_kind() -> None:
-    """What came, what went, and what moved back."""
-    older = {logs(0, 0): Offset(10), logs(0, 1): Offset(10), logs(0, 2): Offset(10)}
-    newer = {logs(0, 0): Offset(9), logs(0, 1): Offset(11), logs(1, 0): Offset(0)}
-    assert compare_offsets(older, newer) == OffsetChanges(
-        added=(logs(1, 0),), gone=(logs(0, 2),), backward=(logs(0, 0),)
-    )
