@@ -28,6 +28,7 @@ from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.intake import Marks
+from metaq.client.layout import parse_layout
 from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
 from metaq.client.names import (
     broadcast_group,
@@ -45,7 +46,7 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
-from metaq.client.ordered import AsyncOrderedProducer, parse_layout
+from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
