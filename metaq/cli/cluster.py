@@ -8,14 +8,15 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 from metaq.client import AsyncClient, Client
+from metaq.client.addresses import parse_address
 from metaq.client.admin import know_topics
 from metaq.client.context import ClientContext
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern
-from metaq.errors import CoordinationError, NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.znodes import SCHEME, BrokerAddress, decode_address
+from metaq.zk.znodes import BrokerAddress
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Target:
 
     def _client_options(self) -> dict[str, Any]:
         for text in self.brokers:
-            parse_address(text)
+            check_address(text)
         options: dict[str, Any] = {
             "root": self.root,
             "session_timeout_s": SESSION_TIMEOUT_S,
@@ -105,16 +106,15 @@ class Target:
         return f"no ZooKeeper answers at {self.zookeeper} {waited}"
 
 
-def parse_address(text: str) -> BrokerAddress:
-    """Read `host:port` or `meta://host:port`.
+def check_address(text: str) -> None:
+    """Refuse what is no address of a broker.
 
     Raises:
-        click.BadParameter: it is neither.
+        click.BadParameter: it is neither `host:port` nor `meta://host:port`.
     """
-    uri = text if text.startswith(SCHEME) else SCHEME + text
     try:
-        return decode_address(uri.encode())
-    except CoordinationError as error:
+        parse_address(text)
+    except ConfigError as error:
         raise click.BadParameter(
             f"'{text}' is not HOST:PORT", param_hint="--broker"
         ) from error

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+from metaq.client.addresses import parse_address
 from metaq.client.batches import encode_records
 from metaq.client.connection import BrokerConnection
 from metaq.client.errors import GivenUpError, NotSentError
@@ -42,7 +43,6 @@ from metaq.client.loop_thread import LoopThread
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ClientOptions
 from metaq.client.pool import ConnectionPool
 from metaq.client.replies import parse_receipt
-from metaq.client.session import parse_address
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition

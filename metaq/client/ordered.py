@@ -26,18 +26,12 @@ from typing import Final, NamedTuple, Self, TypeVar
 from metaq.client.batches import SendResult
 from metaq.client.context import ClientContext
 from metaq.client.errors import NotSentError
-from metaq.client.partitioner import (
-    KeyHash,
-    OutgoingMessage,
-    Selector,
-    parse_partition,
-)
-from metaq.client.producer import AsyncProducer, check_topic
+from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
+from metaq.client.producer import AsyncProducer
 from metaq.client.runs import frozen
 from metaq.client.spool import Spool, spool_name
 from metaq.errors import (
     ClosedError,
-    ConfigError,
     ForbiddenError,
     LocalProtocolError,
     MetaqError,
@@ -45,7 +39,7 @@ from metaq.errors import (
     UnavailableError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
-from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.model import Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.retry import Backoff
@@ -63,9 +57,6 @@ REPLAY_GROUP: Final = 32
 REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
 """Pauses while a partition does not take what is spooled; news of the cluster end
 them."""
-
-PARTITIONS_MAX: Final = 4096
-"""A larger layout is taken for a mistake."""
 
 _NO_ID: Final = MessageId(-1)
 _NO_OFFSET: Final = Offset(-1)
@@ -403,48 +394,6 @@ class AsyncOrderedProducer:
                 for lane in waiting
             ),
         )
-
-
-def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartition, ...]:
-    """Return the partitions of a layout, sorted.
-
-    Args:
-        topic: topic name.
-        layout: MetaQ's `partitionsInfo`, `<broker>:<count>;<broker>:<count>`; or the
-            partitions themselves, each `<broker>-<partition>`.
-
-    Raises:
-        ConfigError: it is neither, has no partition, or too many.
-        LocalProtocolError: the topic can be no topic's name.
-    """
-    check_topic(topic)
-    try:
-        if isinstance(layout, str):
-            found = _parse_counts(topic, layout)
-        else:
-            found = {parse_partition(topic, name) for name in layout}
-    except (ValueError, LocalProtocolError) as error:
-        raise ConfigError(
-            f"layout of topic {topic}: expected '<broker>:<count>;...' or"
-            f" ['<broker>-<partition>', ...], got {layout!r}"
-        ) from error
-    if not 1 <= len(found) <= PARTITIONS_MAX:
-        raise ConfigError(
-            f"layout of topic {topic}: expected 1 to {PARTITIONS_MAX} partitions, got"
-            f" {len(found)}"
-        )
-    return tuple(sorted(found))
-
-
-def _parse_counts(topic: str, text: str) -> set[TopicPartition]:
-    found = set()
-    for part in filter(None, map(str.strip, text.split(";"))):
-        broker, _, count = part.partition(":")
-        broker_id, number = int(broker), int(count)
-        if broker_id < 0 or not 1 <= number <= PARTITIONS_MAX:
-            raise ValueError(part)
-        found |= {TopicPartition(topic, BrokerId(broker_id), n) for n in range(number)}
-    return found
 
 
 async def _finished(work: Callable[..., T], argument: object) -> T:

@@ -23,10 +23,8 @@ coordinator promises that.
     Invariant: what is read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
-Every CHECK_S, and when an owner node of ours is missing, ZooKeeper is asked whether
-our nodes are still there: an operator, a wiped server or a confused member may have
-deleted them. A member node comes back; a partition without its owner node is fenced,
-because somebody else may have it, and claimed again.
+Our nodes may be deleted by others (`node_check.py`): a partition without its owner node
+is fenced, because somebody else may have it, and claimed again.
 
 Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24).
 """
@@ -36,13 +34,13 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Final
 
 from metaq.assignment import Strategy
 from metaq.client.assignments import RETRY, AssignmentSink, Fence
 from metaq.client.errors import NotSettledError
 from metaq.client.fan_out import for_each, raise_first
 from metaq.client.metadata import Metadata
+from metaq.client.node_check import CHECK_S, NodeCheck
 from metaq.client.options import ClientOptions
 from metaq.client.shares import name_some, plan_rebalance, share_of
 from metaq.clock import Clock
@@ -54,9 +52,6 @@ from metaq.zk.paths import NodeKind, NodePaths, partition_name
 from metaq.zk.session import Coordinator, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
-
-CHECK_S: Final = 30.0
-"""How often ZooKeeper is asked whether our nodes are still there."""
 
 Partitions = Collection[TopicPartition]
 
@@ -110,10 +105,10 @@ class GroupSource:
         self._membership = GroupMembership(
             coordinator, paths, group=group, consumer_id=consumer_id
         )
+        self._node_check = NodeCheck(self._membership, self._topics, clock=clock)
         self._members: Members = {}
         self._reading: set[TopicPartition] = set()
         self._epoch = 0
-        self._check_at_s = 0.0
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
@@ -268,7 +263,7 @@ class GroupSource:
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
         expected = {partition_name(p) for p in self._reading if p.topic == topic}
         if not expected.issubset(names or ()):
-            self._check_at_s = 0.0
+            self._node_check.ask_soon()
             self._wake.set()
         elif self.unsettled_since_s is not None:
             self._wake.set()
@@ -323,7 +318,8 @@ class GroupSource:
         if share is None:
             return False
         self._joined.set()
-        await self._check()
+        lost = await self._node_check.find_lost(self._reading, self._deadline_s)
+        self._fence(lost)
         plan = plan_rebalance(owned=self._owned(), reading=self._reading, share=share)
         removed = plan.give_up.intersection(self._reading)
         release_error = await self._give_up(sink, plan.give_up)
@@ -353,37 +349,6 @@ class GroupSource:
             members=self._members,
             partitions={t: snapshot.get_partitions(t) for t in self._topics},
         )
-
-    async def _check(self) -> None:
-        """Ask whether our nodes are still there, if that is due."""
-        if self._clock.monotonic_s() < self._check_at_s:
-            return
-        # Whatever is reported from here on asks for another check.
-        self._check_at_s = self._clock.monotonic_s() + CHECK_S
-        try:
-            lost = await self._find_lost()
-        except MetaqError:
-            self._check_at_s = 0.0
-            raise
-        if lost:
-            log.error(
-                "owner nodes of ours are gone group=%s member=%s partitions=%s",
-                self._membership.group,
-                self._membership.member,
-                name_some(lost),
-            )
-            self._fence(lost)
-
-    async def _find_lost(self) -> set[TopicPartition]:
-        """Return what is read and not owned in ZooKeeper; register if we are not."""
-        if not await self._membership.is_registered(deadline_s=self._deadline_s()):
-            await self._membership.register(self._topics, deadline_s=self._deadline_s())
-        owns = partial(self._membership.owns, deadline_s=self._deadline_s())
-        answers = await for_each(owns, self._reading)
-        raise_first(answers)
-        lost = {partition for partition, is_ours in answers.items() if not is_ours}
-        # The session may have gone meanwhile, with everything that was read.
-        return lost & self._reading
 
     # -- steps ------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from pathlib import Path
 from typing import Protocol, Self, Unpack
 
+from metaq.client.addresses import parse_address
 from metaq.client.browse import (
     GetResult,
     browse_topic,
@@ -28,6 +29,7 @@ from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.intake import Marks
+from metaq.client.layout import parse_layout
 from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
 from metaq.client.names import (
     broadcast_group,
@@ -45,7 +47,7 @@ from metaq.client.options import (
     ProducerOptions,
     Start,
 )
-from metaq.client.ordered import AsyncOrderedProducer, parse_layout
+from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
@@ -54,10 +56,8 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.net.own_host import own_host
 from metaq.zk._kazoo import KazooCoordinator
-from metaq.zk.errors import PayloadError
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress, decode_address
 
 log = logging.getLogger(__name__)
 
@@ -473,16 +473,3 @@ class AsyncClient:
 
 def _new_consumer_id() -> str:
     return f"{own_host()}-{os.getpid()}-{uuid.uuid4()}"
-
-
-def parse_address(text: str) -> BrokerAddress:
-    """Return the address that `host:port` or `meta://host:port` says.
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    bare = text.removeprefix("meta://")
-    try:
-        return decode_address(f"meta://{bare}".encode())
-    except PayloadError as error:
-        raise ConfigError(f"broker: expected host:port, got {text!r}") from error

@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from metaq.client.addresses import parse_address
 from metaq.client.log_reader import GET_BYTES, LogReader
-from metaq.client.session import parse_address
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions

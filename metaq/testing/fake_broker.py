@@ -11,8 +11,6 @@ MetaQ does not know closes the connection as soon as its line is there. Everythi
 on a thread of its own, so that tests with and without an event loop can use it; every
 method may be called from any thread.
 
-Registration is that of our own broker (`metaq.zk.registry`): the nodes are MetaQ's.
-
 Source: broker spec 1.1, 1.2, 3.2.
 """
 
@@ -40,18 +38,15 @@ from metaq.protocol.status import Status
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
 from metaq.testing.fake_metaq import FakeMetaq, Known
+from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.loop_thread import LoopThread, stop_listening
-from metaq.zk.paths import BrokerRole, NodePaths
+from metaq.zk.paths import BrokerRole
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
-from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import BrokerAddress
 
 HOST: Final = "127.0.0.1"
-
-REGISTER_TIMEOUT_S: Final = 10.0
-"""Bound on what start and stop wait for ZooKeeper."""
 
 _VERBS: Final[Mapping[type, str]] = {
     Put: "put",
@@ -150,10 +145,7 @@ class FakeBroker:
             clock=self._clock,
             choose=self._random.randrange,
         )
-        self._make_coordinator = coordinator
-        self._paths = NodePaths(root)
-        self._registry: BrokerRegistry | None = None
-        self._coordinator: Coordinator | None = None
+        self._registration = FakeRegistration(coordinator, root, self._clock)
         self._faults: list[_Fault] = []
         self._drop_after: int | None = None
         self._commands: Counter[str] = Counter()
@@ -224,11 +216,11 @@ class FakeBroker:
         self.port = self._server.sockets[0].getsockname()[1]
         with self._lock:
             self._metaq.port, self._metaq.uri = self.port, str(self.address)
-        await self._register()
+        await self._registration.register(self._snapshot())
 
     async def _go_away(self, *, keeps_nodes: bool) -> None:
         if not keeps_nodes:
-            await self._withdraw()
+            await self._registration.withdraw()
         if self._server is not None:
             await stop_listening(self._server)
             self._server = None
@@ -239,12 +231,7 @@ class FakeBroker:
 
     async def _stop(self) -> None:
         await self._go_away(keeps_nodes=False)
-        if self._coordinator is not None:
-            deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
-            await self._coordinator.stop(deadline_s=deadline_s)
-            self._coordinator = None
-
-    # -- ZooKeeper --------------------------------------------------------------------
+        await self._registration.stop()
 
     def _snapshot(self) -> BrokerSnapshot:
         with self._lock:
@@ -254,30 +241,8 @@ class FakeBroker:
             )
         return BrokerSnapshot(BrokerRole(self.broker_id), self.address, 0, topics)
 
-    async def _register(self) -> None:
-        if self._make_coordinator is None:
-            return
-        if self._coordinator is None:
-            self._coordinator = self._make_coordinator(self._clock)
-            self._coordinator.start()
-        await self._withdraw()
-        self._registry = BrokerRegistry(
-            self._coordinator, self._paths, clock=self._clock
-        )
-        self._registry.start()
-        deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
-        await self._registry.register(self._snapshot(), deadline_s=deadline_s)
-
-    async def _withdraw(self) -> None:
-        if self._registry is not None:
-            deadline_s = self._clock.monotonic_s() + REGISTER_TIMEOUT_S
-            await self._registry.withdraw(deadline_s=deadline_s)
-            await self._registry.stop()
-            self._registry = None
-
     def _update(self) -> None:
-        if self._registry is not None:
-            self._registry.update(self._snapshot())
+        self._registration.update(self._snapshot())
 
     # -- content ----------------------------------------------------------------------
 

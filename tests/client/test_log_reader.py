@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.client import Client, OutgoingMessage
+from metaq.client.addresses import parse_address
 from metaq.client.log_reader import GET_BYTES, LogReader
-from metaq.client.session import parse_address
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.record.layout import HEADER_BYTES

@@ -12,13 +12,12 @@ from metaq.client import ordered
 from metaq.client.batches import SendResult
 from metaq.client.blocking import Client
 from metaq.client.errors import OutcomeUnknownError
-from metaq.client.ordered import AsyncOrderedProducer, Spooled, parse_layout
+from metaq.client.ordered import AsyncOrderedProducer, Spooled
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
 from metaq.errors import (
     ClosedError,
-    ConfigError,
     LocalProtocolError,
     LogDirLockedError,
     StorageError,
@@ -360,33 +359,3 @@ def received(client: Client, count: int) -> list[bytes]:
             assert message is not None
             found.append(message.data)
     return found
-
-
-@pytest.mark.parametrize(
-    ("layout", "names"),
-    [
-        ("0:2", ["0-0", "0-1"]),
-        ("1:1;0:2", ["0-0", "0-1", "1-0"]),
-        (";0:1; ;", ["0-0"]),
-        (["1-0", "0-3"], ["0-3", "1-0"]),
-    ],
-)
-def test_a_layout_is_text_or_a_list(
-    layout: str | Sequence[str], names: list[str]
-) -> None:
-    found = parse_layout("test", layout)
-    assert [f"{p.broker_id}-{p.partition}" for p in found] == names
-
-
-@pytest.mark.parametrize(
-    "layout", ["", ";", "0", "0:", ":1", "a:1", "0:b", "0:0", "0:-1", "-1:1", "0:9999"]
-)
-def test_what_is_no_layout_is_refused(layout: str) -> None:
-    with pytest.raises(ConfigError, match="layout of topic test"):
-        parse_layout("test", layout)
-
-
-@pytest.mark.parametrize("layout", [[], ["0:1"], ["0-"], ["x"]])
-def test_a_list_of_something_else_is_refused(layout: list[str]) -> None:
-    with pytest.raises(ConfigError, match="layout of topic test"):
-        parse_layout("test", layout)

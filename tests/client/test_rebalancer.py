@@ -7,11 +7,8 @@ import pytest
 
 from metaq.client.assignments import Fence
 from metaq.client.errors import NotSettledError
-from metaq.client.rebalancer import CHECK_S
-from metaq.errors import (
-    ClosedError,
-    SessionLostError,
-)
+from metaq.client.node_check import CHECK_S
+from metaq.errors import ClosedError, SessionLostError
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionEvent, SessionState
 from tests.client.group_members import (

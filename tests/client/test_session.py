@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient
+from metaq.client.addresses import parse_address
 from metaq.client.offset_store import MemoryOffsets
-from metaq.client.session import parse_address
 from metaq.errors import ClosedError, ConfigError
 from metaq.testing.fake_broker import FakeBroker
 from metaq.zk.znodes import BrokerAddress
