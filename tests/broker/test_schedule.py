@@ -406,9 +406,7 @@ def test_a_bad_text_leaves_the_old_jobs() -> None:
     """The message names the topic."""
     schedules = Schedules(StoppedClock(utc("2024-01-01 05:00")), UTC)
     schedules.replace_jobs({"a": "0 0 6 * * ?"})
-    with pytest.raises(
-        ConfigError, match=r"^\[topic=b\] deleteWhen: schedule '0 0"
-    ):
+    with pytest.raises(ConfigError, match=r"^\[topic=b\] deleteWhen: schedule '0 0"):
         schedules.replace_jobs({"a": "0 0 7 * * ?", "b": "0 0 6"})
     assert schedules.next_due_ms() == ms("2024-01-01 06:00")
 
