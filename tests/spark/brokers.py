@@ -46,6 +46,11 @@ def options_of(*brokers: EmbeddedBroker, **more: Any) -> dict[str, Any]:
     }
 
 
+def wire(*brokers: EmbeddedBroker, **more: Any) -> dict[str, str]:
+    """Return the same as text, for functions that take options."""
+    return {name: str(value) for name, value in options_of(*brokers, **more).items()}
+
+
 def read(spark: SparkSession, *brokers: EmbeddedBroker, **more: Any) -> DataFrame:
     """Return what a batch read gives; topic `logs` unless something else is said."""
     if not more.keys() & {"subscribe", "subscribePattern", "assign"}:

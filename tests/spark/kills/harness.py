@@ -1,0 +1,182 @@
+"""Drivers that may be killed, and the account of what was to arrive."""
+
+import json
+import os
+import queue
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from metaq.testing.embedded import EmbeddedBroker
+from tests.spark.brokers import publish, stored, tp
+from tests.spark.kills.driver import ANSWER
+from tests.spark.kills.steps import DIRECTORY, give_order, passes
+
+ROOT = Path(__file__).parents[3]
+TIMEOUT_S = 300.0
+ROUNDS = int(os.environ.get("METAQ_KILL_ROUNDS", "1"))
+"""How often each step is passed with a death."""
+ERRORS = "driver.log"
+
+
+class DriverDied(Exception):
+    """It was killed, or ended by itself."""
+
+
+class Driver:
+    """A Spark driver in a process of its own."""
+
+    def __init__(self, directory: Path, master: str) -> None:
+        self._directory = directory
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYSPARK_PYTHON": sys.executable,
+            DIRECTORY: str(directory),
+        }
+        with (directory / ERRORS).open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.kills.driver", master],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._answers: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        self._answer()
+
+    def ask(self, job: str, **words: Any) -> dict[str, Any]:
+        """Run a job and return its answer: `done`, or `error`.
+
+        Raises:
+            DriverDied: There is no answer, and there will be none.
+        """
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"job": job, **words}) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End it, whatever it does."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
+        for end in (self._process.stdin, self._process.stdout):
+            assert end is not None
+            with suppress(BrokenPipeError):
+                end.close()
+
+    def said(self) -> str:
+        """Return the end of what the driver and its JVM have said."""
+        return (self._directory / ERRORS).read_text(errors="replace")[-4000:]
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                self._answers.put(line.removeprefix(ANSWER))
+        self._answers.put(None)
+
+    def _answer(self) -> dict[str, Any]:
+        line = self._answers.get(timeout=TIMEOUT_S)
+        if line is None:
+            raise DriverDied(self.said())
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextmanager
+def driver(directory: Path, master: str) -> Iterator[Driver]:
+    """Run a driver inside the block."""
+    started = Driver(directory, master)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+class Killing:
+    """Who is to die, one after the other."""
+
+    def __init__(self, directory: Path, rng: random.Random) -> None:
+        self.directory = directory
+        self.rng = rng
+        self._number = 0
+        self._skip = 0
+
+    def order(self, step: str, victim: str, *, skip_max: int = 0) -> None:
+        """Have a process die at a step, the first time or a later one."""
+        self._number += 1
+        self._skip = self.rng.randint(0, skip_max)
+        print(f"{self._number}: {victim} dies at '{step}' after {self._skip}")
+        give_order(self.directory, self._number, step, victim, self._skip)
+
+    def assert_done(self, answer: object = None) -> None:
+        """The step was reached often enough for somebody to die."""
+        assert passes(self.directory, self._number) > self._skip, answer
+
+    def shuffled(self, steps: Sequence[str]) -> list[str]:
+        """Return steps in any order, each as often as there are rounds."""
+        return [s for _ in range(ROUNDS) for s in self.rng.sample(steps, len(steps))]
+
+
+class Ledger:
+    """What was published to a topic of two partitions, and what a copy may hold."""
+
+    def __init__(self, broker: EmbeddedBroker, topic: str) -> None:
+        self._broker = broker
+        self.topic = topic
+        self.due: dict[str, list[bytes]] = {"0-0": [], "0-1": []}
+        """Partition → messages that are to arrive, in order."""
+        self._published = 0
+
+    @property
+    def count(self) -> int:
+        """Messages that are to arrive."""
+        return sum(map(len, self.due.values()))
+
+    @property
+    def texts(self) -> dict[str, list[str]]:
+        """The same messages as JSON has them."""
+        return {name: [d.decode() for d in due] for name, due in self.due.items()}
+
+    def publish(self, count: int, *, is_due: bool = True) -> None:
+        """Put so many messages into each partition."""
+        for number, due in enumerate(self.due.values()):
+            first = self._published
+            data = [b"%d: %07d" % (number, n) for n in range(first, first + count)]
+            publish(self._broker, data, partition=tp(number, topic=self.topic))
+            if is_due:
+                due += data
+        self._published += count
+
+    def check(self, copy: str, *, doubles_max: int = 0, is_whole: bool = True) -> int:
+        """Hold a copy against the account; return how many messages are doubled.
+
+        Args:
+            copy: the topic.
+            doubles_max: so many may be there once more than once.
+            is_whole: everything has to be there; else the beginning of each partition.
+        """
+        doubled = 0
+        for partition, messages in stored(self._broker, copy).items():
+            there = [message.data for message in messages]
+            first = list(dict.fromkeys(there))
+            due = self.due[partition]
+            assert first == (due if is_whole else due[: len(first)]), partition
+            doubled += len(there) - len(first)
+        assert doubled <= doubles_max
+        return doubled

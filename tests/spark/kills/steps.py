@@ -1,0 +1,255 @@
+"""The steps of a batch at which processes are killed, and a format that dies there.
+
+A test writes an order into the directory that `DIRECTORY` names: a step, who is to die,
+and how many times the step is passed before. Every process of the driver reads it as it
+comes by. Passes are counted by directories, so that of many processes one dies, once.
+
+    format("metaq")  ->  DyingDataSource, which does what MetaqDataSource does
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from metaq.client.named_batches import NamedSender
+from metaq.spark.batch import BatchReader
+from metaq.spark.cluster import Cluster
+from metaq.spark.jobs.files import ArchiveFiles
+from metaq.spark.sink import BatchWriter
+from metaq.spark.source import MetaqDataSource
+from metaq.spark.stream import StreamReader
+from metaq.spark.stream_sink import StreamWriter
+
+DIRECTORY = "METAQ_KILL_DIR"
+ORDER, DRIVER_PIDS = "order.json", "driver.json"
+PIECE_ROWS = 60
+"""Rows that a reader hands over at a time, so that there is a middle."""
+
+START_STEPS = ("start chosen", "start pinned")
+PLAN_STEPS = ("end chosen", "end logged", "planned")
+COMMIT_STEPS = ("all written", "before commit logged")
+PROGRESS_STEPS = ("commit logged", "progress committed")
+READ_STEPS = ("before first row", "between rows", "after last row")
+WRITE_STEPS = (
+    "before first put",
+    "between puts",
+    "last put sent",
+    "last put answered",
+    "before task ended",
+)
+FILE_STEP = "file changes"
+SELF, EXECUTOR, DRIVER = "self", "executor", "driver"
+
+
+def give_order(directory: Path, number: int, step: str, victim: str, skip: int) -> None:
+    """Have a process die when a step is passed for the time `skip` + 1."""
+    order = {"number": number, "step": step, "victim": victim, "skip": skip}
+    draft = directory / f"{ORDER}.draft"
+    draft.write_text(json.dumps(order))
+    draft.rename(directory / ORDER)
+
+
+def passes(directory: Path, number: int) -> int:
+    """Return how often the step of an order was passed."""
+    return len(list(directory.glob(f"pass-{number}-*")))
+
+
+def reach(step: str) -> None:
+    """Die here if that is the order."""
+    directory = Path(os.environ[DIRECTORY])
+    try:
+        order = json.loads((directory / ORDER).read_text())
+    except FileNotFoundError:
+        return
+    if order["step"] != step:
+        return
+    for turn in count():
+        with suppress(FileExistsError):
+            (directory / f"pass-{order['number']}-{turn}").mkdir()
+            break
+    if turn == order["skip"]:
+        _kill(order["victim"], directory)
+
+
+def _kill(victim: str, directory: Path) -> None:
+    own = os.getpid()
+    pids = [own]
+    if victim == EXECUTOR:
+        pids = [java_above(own), own]
+    elif victim == DRIVER:
+        pids = [*json.loads((directory / DRIVER_PIDS).read_text()), own]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def java_above(pid: int) -> int:
+    """Return the JVM that a Python worker works for."""
+    while True:
+        name, rest = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)
+        if name.endswith("(java"):
+            return pid
+        pid = int(rest.split()[1])
+        assert pid > 1, "no JVM above"
+
+
+class DyingDataSource(MetaqDataSource):
+    """The format `metaq`, whose readers and writers pass the steps."""
+
+    def reader(self, schema: StructType) -> Any:
+        return _as(DyingBatchReader, super().reader(schema))
+
+    def streamReader(self, schema: StructType) -> Any:
+        return _as(DyingStreamReader, super().streamReader(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        return _as(DyingBatchWriter, super().writer(schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:
+        return _as(DyingStreamWriter, super().streamWriter(schema, overwrite))
+
+
+def _as(kind: type, made: Any) -> Any:
+    assert kind.__base__ is type(made)
+    made.__class__ = kind
+    return made
+
+
+class DyingBatchReader(BatchReader):
+    """Reads a batch, and may die."""
+
+    def partitions(self) -> list[InputPartition]:
+        found = super().partitions()
+        reach("planned")
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(super().read(partition))
+
+
+class DyingStreamReader(StreamReader):
+    """Reads micro-batches, and may die."""
+
+    def initialOffset(self) -> dict[str, object]:
+        keep = Cluster.keep_start
+
+        def dying(*words: Any) -> None:
+            reach("start chosen")
+            keep(*words)
+            reach("start pinned")
+
+        with mock.patch.object(Cluster, "keep_start", dying):
+            return super().initialOffset()
+
+    def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:
+        found = super().latestOffset(start, limit)
+        if found != start:
+            reach("end chosen")
+        return found
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> list[InputPartition]:
+        reach("end logged")
+        found = super().partitions(start, end)
+        reach("planned")
+        return found
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _rows(super().read(partition))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        reach("commit logged")
+        super().commit(end)
+        reach("progress committed")
+
+
+class DyingBatchWriter(BatchWriter):
+    """Writes a batch, and may die."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        with _dying_puts():
+            found = super().write(_batches(iterator))
+        reach("before task ended")
+        return found
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        reach("all written")
+        super().commit(messages)
+        reach("before commit logged")
+
+
+class DyingStreamWriter(StreamWriter):
+    """Writes a micro-batch, and may die."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        with _dying_puts():
+            found = super().write(_batches(iterator))
+        reach("before task ended")
+        return found
+
+    def commit(
+        self, messages: Sequence[WriterCommitMessage | None], batchId: int
+    ) -> None:
+        reach("all written")
+        super().commit(messages, batchId)
+        reach("before commit logged")
+
+
+def _rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    reach("before first row")
+    for batch in batches:
+        for first in range(0, batch.num_rows, PIECE_ROWS):
+            if first:
+                reach("between rows")
+            yield batch.slice(first, PIECE_ROWS)
+    reach("after last row")
+
+
+def _batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for number, batch in enumerate(batches):
+        reach("between puts" if number else "before first put")
+        yield batch
+
+
+@contextmanager
+def _dying_puts() -> Iterator[None]:
+    flush = NamedSender.flush
+
+    def dying(sender: NamedSender) -> None:
+        reach("last put sent")
+        flush(sender)
+        reach("last put answered")
+
+    with mock.patch.object(NamedSender, "flush", dying):
+        yield
+
+
+@contextmanager
+def dying_files() -> Iterator[None]:
+    """Pass a step before each change of an archive's files."""
+    with mock.patch.multiple(
+        ArchiveFiles,
+        **{
+            name: _dying_change(getattr(ArchiveFiles, name))
+            for name in ("create", "move", "delete")
+        },
+    ):
+        yield
+
+
+def _dying_change(change: Any) -> Any:
+    def dying(*words: Any) -> None:
+        reach(FILE_STEP)
+        change(*words)
+
+    return dying
