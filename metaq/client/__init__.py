@@ -4,6 +4,7 @@ from metaq.client.batches import SendFuture, SendResult
 from metaq.client.blocking import Client, Consumer
 from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult
+from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
@@ -71,6 +72,7 @@ __all__ = [
     "Client",
     "ClientError",
     "ClientOptions",
+    "ClientStatistics",
     "ClosedError",
     "ConfigError",
     "ConnectionLostError",

@@ -165,7 +165,7 @@ class AsyncConsumer:
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
             committing = self._committer.run(
-                self.feed.handled, self.options.commit_interval_s
+                self._handled, self.options.commit_interval_s
             )
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
@@ -186,6 +186,11 @@ class AsyncConsumer:
         if self.is_closed:
             await self._source.stop()
             raise ClosedError(f"consumer of group '{self.group}' is closed")
+
+    def _handled(self) -> dict[TopicPartition, GroupOffset]:
+        """Return what is handled, and have its ids remembered."""
+        self.feed.tell_handled()
+        return self.feed.handled()
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -391,11 +396,11 @@ class AsyncConsumer:
             self.hand.confirm()
         except MetaqError as error:
             lost = error
+        handled = self._handled()
         if self._duplicates is not None:
-            self.feed.tell_handled()
             self._duplicates.acknowledge()
         failed = await self._committer.commit(
-            self.feed.handled(), deadline_s=self._context.deadline_s(timeout)
+            handled, deadline_s=self._context.deadline_s(timeout)
         )
         for failure in failed.values():
             raise failure

@@ -9,9 +9,9 @@ While a batch is asked about, nothing more is fetched of its partition: batches 
 their order, and what waits is bounded. What is handled is noted by any thread and
 added by one task, all that has gathered in one call.
 
-A message's id is added once it is handled: at once where commits go by themselves, by
-the next commit where they are left to the user. So a rollback finds nothing of what it
-takes back in the cache, unless commits go by themselves.
+A message's id is added once it is handled: when its batch is given back where commits
+go by themselves, by the next commit where they are left to the user. So a rollback
+finds nothing of what it takes back in the cache, unless commits go by themselves.
 
     Invariant: at most one batch of a partition is asked about.
     Invariant: the cache is never waited for beyond its deadline, and its failure

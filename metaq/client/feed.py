@@ -265,6 +265,8 @@ class Feed:
 
     def tell_handled(self) -> None:
         """Tell `on_handled` of the batches in hand now, not when they come back."""
+        if self._on_handled is None:
+            return
         with self._lock:
             in_hand = [lane.in_hand for lane in self._lanes.values()]
         for batch in in_hand:

@@ -136,6 +136,25 @@ def test_what_another_member_has_handled_is_skipped_and_counted(
         assert three.statistics().duplicates is None
 
 
+def test_batches_that_are_asked_about_keep_their_order(
+    broker: Any, members: MakeMember
+) -> None:
+    """Nothing more is fetched of a partition meanwhile; each batch is one call."""
+    data = [b"%02d" % number * 10_000 for number in range(12)]
+    broker.put(*data)
+    calls: list[int] = []
+
+    class Counting(LruDuplicateIds):
+        def seen(self, keys: Sequence[str]) -> list[str]:
+            calls.append(len(keys))
+            return super().seen(keys)
+
+    with members(Counting(), fetch_bytes=1) as one:
+        assert by_loop(one, 12) == data
+    assert sum(calls) == 12
+    assert 1 < len(calls) < 12
+
+
 def test_a_batch_of_nothing_new_is_handled_at_once(
     broker: Any, members: MakeMember
 ) -> None:
@@ -149,6 +168,24 @@ def test_a_batch_of_nothing_new_is_handled_at_once(
         assert two.receive(0.05) is None
     with members(None, offsets=offsets) as three:
         assert three.receive(0.05) is None
+
+
+def test_who_has_closed_has_added_what_it_handled(
+    broker: Any, members: MakeMember
+) -> None:
+    """However slow the store is, within its time-out; and its thread has ended."""
+    broker.put(*numbered(0, 3))
+
+    class Slow(LruDuplicateIds):
+        def add(self, keys: Sequence[str]) -> None:
+            threading.Event().wait(0.05)
+            super().add(keys)
+
+    store = Slow()
+    with members(store) as one:
+        take(one, 3)
+    assert store.statistics().key_count == 3
+    until(lambda: not [t for t in threading.enumerate() if "duplicate" in t.name])
 
 
 def test_other_groups_know_nothing_of_it(broker: Any, members: MakeMember) -> None:
@@ -172,6 +209,17 @@ def test_a_message_that_is_not_handled_comes_to_the_next_member(
         raise ZeroDivisionError
     with members(ids) as two:
         assert by_loop(two, 3) == numbered(2, 5)
+
+
+def test_a_commit_has_the_ids_of_what_is_in_hand_remembered(
+    broker: Any, members: MakeMember
+) -> None:
+    """A process that is killed afterwards takes nothing of them with it."""
+    broker.put(*numbered(0, 5))
+    ids = LruDuplicateIds()
+    with members(ids, commit_interval_s=0.01) as one:
+        take(one, 3)
+        until(lambda: ids.statistics().key_count == 2)
 
 
 def test_seek_and_rollback_deliver_what_is_known(

@@ -355,3 +355,34 @@ def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
         assert feed.take_nowait() is None
 
     asyncio.run(scenario())
+
+
+def test_each_handled_message_is_told_once() -> None:
+    """In hand, given back in pieces, fenced in hand, and given back after that."""
+    told: list[int] = []
+    feed = Feed(
+        clock=ManualClock(),
+        buffer_bytes_max=10 * STEP,
+        buffer_count_max=100,
+        on_room=lambda: None,
+        on_handled=lambda _, messages: told.extend(numbers(messages)),
+    )
+    feed.add(ZERO, BEGIN)
+    feed.put(batch(ZERO, 0, 4))
+    first = take(feed)
+    feed.tell_handled()
+    assert told == []
+    first.handed = 3
+    feed.tell_handled()
+    feed.tell_handled()
+    assert told == [0, 1]
+    first.confirm()
+    feed.done(first)
+    assert told == [0, 1, 2]
+    second = take(feed)
+    second.handed = 1
+    feed.fence(ZERO)
+    assert told == [0, 1, 2]
+    second.confirm()
+    feed.done(second)
+    assert told == [0, 1, 2, 3]
