@@ -124,7 +124,8 @@ class FakeBroker:
                 broker is not registered anywhere.
             root: MetaQ's root in ZooKeeper.
             clock: the machine's by default.
-            seed: of the random choices of partitions and of the order of answers.
+            seed: of the random choices of partitions, of the order of answers and
+                of the sizes of their pieces.
         """
         self.broker_id = BrokerId(broker_id)
         """Its number."""
@@ -132,6 +133,8 @@ class FakeBroker:
         """Port that clients reach it at; valid after `start`."""
         self.split_bytes = 0
         """Answers are written in pieces of so many bytes; 0: each as a whole."""
+        self.splits_anywhere = False
+        """Whether answers are written in pieces of any size, across their ends."""
         self.delay_s = 0.0
         """Each answer leaves so many seconds later; commands are read meanwhile."""
         self.reorder = False
@@ -420,6 +423,12 @@ class FakeBroker:
         before = list(answers)
         while len(set(before)) > 1 and answers == before:
             self._random.shuffle(answers)
+
+    def piece_bytes(self, queued_bytes: int) -> int:
+        """Return how many of the bytes that are queued, 1 or more, go next."""
+        if self.splits_anywhere:
+            return self._random.randint(1, queued_bytes)
+        return self.split_bytes or queued_bytes
 
     def on_command(self, command: Known) -> tuple[Reply | None, bool]:
         """Carry out a command, unless a fault takes it.

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections import deque
 from typing import Final, Protocol
 
 from metaq.errors import RemoteProtocolError
@@ -37,8 +36,6 @@ LIMITS: Final = WireLimits(
 class Host(Protocol):
     """What a connection asks of its broker; all of it on the broker's loop."""
 
-    split_bytes: int
-    """Answers are written in pieces of so many bytes; 0: each as a whole."""
     delay_s: float
     """Each answer leaves so many seconds later."""
     reorder: bool
@@ -64,6 +61,10 @@ class Host(Protocol):
         """Put answers into another order, in place."""
         ...
 
+    def piece_bytes(self, queued_bytes: int) -> int:
+        """Return how many of the bytes that are queued, 1 or more, go next."""
+        ...
+
 
 class FakeSession(asyncio.Protocol):
     """One connection. Owner: the broker's loop."""
@@ -76,7 +77,7 @@ class FakeSession(asyncio.Protocol):
         self._connection = Connection(Role.SERVER, LIMITS)
         self._delayed = 0
         self._held: list[bytes] = []
-        self._pieces: deque[bytes] = deque()
+        self._queued = bytearray()
         self._is_over = False
         self._transport: asyncio.Transport
 
@@ -159,25 +160,22 @@ class FakeSession(asyncio.Protocol):
     def _write(self, answer: bytes) -> None:
         if self._transport.is_closing():
             return
-        if not self._host.split_bytes and not self._pieces:
-            self._transport.write(answer)
-            return
-        if not self._pieces:
+        if not self._queued:
+            if self._host.piece_bytes(len(answer)) >= len(answer):
+                self._transport.write(answer)
+                return
             self._loop.call_soon(self._write_piece)
-        self._pieces.append(answer)
+        self._queued += answer
 
     def _write_piece(self) -> None:
         if self._transport.is_closing():
-            self._pieces.clear()
+            self._queued.clear()
             return
-        answer = self._pieces.popleft()
-        # The knob may have been turned back meanwhile.
-        size_bytes = self._host.split_bytes or len(answer)
-        self._transport.write(answer[:size_bytes])
+        size_bytes = self._host.piece_bytes(len(self._queued))
+        self._transport.write(bytes(self._queued[:size_bytes]))
+        del self._queued[:size_bytes]
         time.sleep(SPLIT_PAUSE_S)
-        if answer[size_bytes:]:
-            self._pieces.appendleft(answer[size_bytes:])
-        if self._pieces:
+        if self._queued:
             self._loop.call_soon(self._write_piece)
         self._close_if_settled()
 
@@ -187,6 +185,6 @@ class FakeSession(asyncio.Protocol):
         self._close_if_settled()
 
     def _close_if_settled(self) -> None:
-        is_settled = not (self._delayed or self._held or self._pieces)
+        is_settled = not (self._delayed or self._held or self._queued)
         if self._is_over and is_settled:
             self._transport.close()

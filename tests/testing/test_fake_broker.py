@@ -121,6 +121,15 @@ def test_answers_come_in_pieces(broker: FakeBroker) -> None:
         assert len(wire.pieces) > 2
 
 
+def test_pieces_may_end_anywhere(broker: FakeBroker) -> None:
+    """Within an answer and behind it; nothing is lost between them."""
+    broker.splits_anywhere = True
+    with Wire(broker.address) as wire:
+        wire.send(*[Version(n) for n in range(100)])
+        assert [wire.reply().opaque for _ in range(100)] == list(range(100))
+        assert len(set(map(len, wire.pieces))) > 2
+
+
 def test_answers_come_late_while_commands_are_read(broker: FakeBroker) -> None:
     """Every command is carried out long before the first answer leaves."""
     broker.delay_s = 60.0
