@@ -1,14 +1,18 @@
 """What every test may use: one printed seed, a data directory, no leaks."""
 
+import contextlib
 import gc
 import os
 import random
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.brokers import BROKERS, AnyBroker, StartBroker, broker_of
 
 SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
 """One number for every random choice of the run; METAQ_SEED repeats a run."""
@@ -68,6 +72,28 @@ def data_dir(tmp_path: Path) -> Path:
     path = tmp_path / "data"
     path.mkdir()
     return path
+
+
+@pytest.fixture(params=BROKERS)
+def broker_kind(request: pytest.FixtureRequest) -> str:
+    """Return the kind of brokers that the test runs with: each has its turn."""
+    return request.param
+
+
+@pytest.fixture
+def start_broker(broker_kind: str, tmp_path: Path, seed: int) -> Iterator[StartBroker]:
+    """Start brokers of one kind, as `broker_of` makes them; stopped after the test."""
+    with contextlib.ExitStack() as stack:
+        count = 0
+
+        def start(*topics: Any, **options: Any) -> AnyBroker:
+            nonlocal count
+            count += 1
+            path = tmp_path / f"broker-{count}"
+            made = broker_of(broker_kind, path, *topics, seed=seed, **options)
+            return stack.enter_context(made)
+
+        yield start
 
 
 @pytest.fixture(autouse=True)

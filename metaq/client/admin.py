@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
+from metaq.client.browse import get_at
 from metaq.client.context import ClientContext
-from metaq.client.errors import CannotAnswerError, GroupInUseError
+from metaq.client.errors import CannotAnswerError, GroupInUseError, NoProgressError
 from metaq.client.fan_out import failures, for_each
 from metaq.client.progress import Lag, lag_of
 from metaq.client.questions import count_between, log_range, offset_at
@@ -25,11 +26,13 @@ from metaq.errors import (
     ClientError,
     ConfigError,
     CoordinationError,
+    CorruptRecordError,
     MetaqError,
     NoBrokerError,
     WireError,
 )
 from metaq.model import Millis, Offset, TopicPartition
+from metaq.record.layout import HEADER_BYTES
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
@@ -269,13 +272,31 @@ async def find_goal(
     try:
         await count_between(context, partition, log_start, goal, deadline_s=deadline_s)
     except CannotAnswerError:
-        # A MetaQ 1.4 broker cannot say where its records begin.
-        return goal
+        # A MetaQ 1.4 broker does not know where its records begin; checksums tell.
+        if goal < log_end:
+            await _read_one(context, partition, goal, deadline_s)
     except WireError as error:
-        raise ClientError(
-            f"{partition}: no message begins at offset {goal}: {error}"
-        ) from error
+        raise _no_message_at(partition, goal, error) from error
     return goal
+
+
+async def _read_one(
+    context: ClientContext, partition: TopicPartition, offset: Offset, deadline_s: float
+) -> None:
+    try:
+        found = await get_at(
+            context, partition, offset, HEADER_BYTES, deadline_s=deadline_s
+        )
+    except (CorruptRecordError, NoProgressError) as error:
+        raise _no_message_at(partition, offset, error) from error
+    if not found.messages:
+        raise _no_message_at(partition, offset, "the log ends within it")
+
+
+def _no_message_at(
+    partition: TopicPartition, offset: Offset, cause: object
+) -> ClientError:
+    return ClientError(f"{partition}: no message begins at offset {offset}: {cause}")
 
 
 async def plan_copy(

@@ -17,18 +17,17 @@ from metaq.client import Client, FileOffsets
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import Message
-from metaq.testing.fake_broker import FakeBroker
-from tests.client.worlds import IDLE, QUICK, JavaBroker, payloads, take, until
+from tests.brokers import AnyBroker, StartBroker, until
+from tests.client.worlds import IDLE, QUICK, payloads, take
 
 
 @pytest.fixture
-def broker() -> Iterator[JavaBroker]:
-    with FakeBroker({"test": 1}) as fake:
-        yield JavaBroker(fake)
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker()
 
 
 @pytest.fixture
-def client(broker: JavaBroker) -> Iterator[Client]:
+def client(broker: AnyBroker) -> Iterator[Client]:
     with Client(brokers=[broker.address], **QUICK) as one:
         yield one
 
@@ -65,7 +64,7 @@ class Caller:
 
 
 def test_any_thread_may_read_one_after_the_other(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(*(b"%d" % n for n in range(6)))
     found: list[Message] = []
@@ -76,7 +75,7 @@ def test_any_thread_may_read_one_after_the_other(
 
 
 def test_closing_ends_a_loop_that_waits_in_another_thread(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(b"0")
     consumer = client.consumer("g", ["test"], **IDLE)
@@ -94,7 +93,7 @@ def test_closing_ends_a_loop_that_waits_in_another_thread(
 
 
 def test_closing_waits_for_a_message_that_another_thread_handles(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     """It is handled once: its offset is committed, and the next one not handed out."""
     broker.put(b"0", b"1", b"2")
@@ -124,7 +123,7 @@ def test_closing_waits_for_a_message_that_another_thread_handles(
 
 
 def test_closing_waits_no_longer_than_it_was_told_to(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(b"0", b"1")
     store = MemoryOffsets()
@@ -148,7 +147,7 @@ def test_closing_waits_no_longer_than_it_was_told_to(
 
 
 def test_the_end_of_a_block_does_not_count_what_another_thread_handles(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(b"0", b"1")
     store = MemoryOffsets()
@@ -170,7 +169,7 @@ def test_the_end_of_a_block_does_not_count_what_another_thread_handles(
 
 
 def test_closing_inside_the_loop_ends_it_at_once(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     """The message in hand is the caller's own: nobody is waited for."""
     broker.put(b"0", b"1")
@@ -193,7 +192,7 @@ def test_closing_inside_the_loop_ends_it_at_once(
 
 
 def test_closing_the_client_inside_a_loop_does_not_wait_for_itself(
-    broker: JavaBroker,
+    broker: AnyBroker,
 ) -> None:
     broker.put(b"0", b"1")
     client = Client(brokers=[broker.address], **QUICK)
@@ -214,7 +213,7 @@ def test_closing_the_client_inside_a_loop_does_not_wait_for_itself(
 
 
 def test_statistics_may_be_asked_while_partitions_come_and_go(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     over = threading.Event()
 
@@ -235,7 +234,7 @@ def test_statistics_may_be_asked_while_partitions_come_and_go(
 
 
 def test_a_blocking_call_on_the_client_s_own_thread_is_refused(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(b"0")
     errors: list[BaseException] = []
@@ -255,7 +254,7 @@ def test_a_blocking_call_on_the_client_s_own_thread_is_refused(
 # -- life -----------------------------------------------------------------------------
 
 
-def test_a_client_that_is_closed_or_not_started_says_so(broker: JavaBroker) -> None:
+def test_a_client_that_is_closed_or_not_started_says_so(broker: AnyBroker) -> None:
     client = Client(brokers=[broker.address], **QUICK)
     with pytest.raises(ClosedError, match="not started"):
         client.consumer("g", ["test"])
@@ -281,15 +280,15 @@ def test_a_client_that_cannot_start_leaves_no_thread() -> None:
     until(lambda: set(threading.enumerate()) <= before)
 
 
-def test_a_call_has_a_timeout(broker: JavaBroker, client: Client) -> None:
-    broker.away()
+def test_a_call_has_a_timeout(broker: AnyBroker, client: Client) -> None:
+    broker.stop()
     with pytest.raises(MetaqError):
         client.get("test", "0-0", 0, timeout=0.05)  # type: ignore[arg-type]  # an int
     with pytest.raises((RequestTimeoutError, MetaqError)):
         client.stats(timeout=0.05)
 
 
-def test_nothing_leaks_from_clients_that_come_and_go(broker: JavaBroker) -> None:
+def test_nothing_leaks_from_clients_that_come_and_go(broker: AnyBroker) -> None:
     broker.put(*(b"%d" % n for n in range(10)))
 
     def use() -> None:
@@ -313,7 +312,7 @@ def _descriptors() -> int:
 
 
 def test_nothing_leaks_from_consumers_that_come_and_go(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     """One client, many consumers: those that are closed are forgotten."""
     broker.put(b"0")
@@ -328,7 +327,7 @@ def test_nothing_leaks_from_consumers_that_come_and_go(
 
 
 def test_closing_the_client_ends_calls_that_wait_in_other_threads(
-    broker: JavaBroker,
+    broker: AnyBroker,
 ) -> None:
     client = Client(brokers=[broker.address], **QUICK)
     client.start()
@@ -348,7 +347,7 @@ def test_closing_the_client_ends_calls_that_wait_in_other_threads(
 
 
 def test_a_thread_that_ended_in_its_loop_is_not_waited_for(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     """What it raised keeps its loop alive; its message is not handled."""
     broker.put(b"0", b"1")
@@ -370,7 +369,7 @@ def test_a_thread_that_ended_in_its_loop_is_not_waited_for(
 
 
 def test_closing_on_the_client_s_own_thread_is_refused_and_closes_nothing(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     errors: list[BaseException] = []
 
@@ -393,7 +392,7 @@ def test_closing_on_the_client_s_own_thread_is_refused_and_closes_nothing(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_in_the_child_of_a_fork_every_call_says_so(
-    broker: JavaBroker, client: Client
+    broker: AnyBroker, client: Client
 ) -> None:
     broker.put(b"0", b"1")
     broker.inner.delay_s = 0.5
@@ -456,7 +455,7 @@ with Client(brokers=[sys.argv[1]], metadata_s=0.05) as client:
 
 @pytest.mark.slow
 def test_an_interrupt_ends_a_program_that_waits_for_messages(
-    broker: JavaBroker,
+    broker: AnyBroker,
 ) -> None:
     broker.put(b"first")
     process = subprocess.Popen(
@@ -499,7 +498,7 @@ consumer.receive(20)
 
 @pytest.mark.slow
 def test_a_program_that_forgets_to_close_ends_by_itself_and_commits(
-    broker: JavaBroker, client: Client, tmp_path: Path
+    broker: AnyBroker, client: Client, tmp_path: Path
 ) -> None:
     broker.put(b"first", b"second")
     path = tmp_path / "offsets.json"

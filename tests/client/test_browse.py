@@ -11,23 +11,19 @@ from metaq.client import Client
 from metaq.client.browse import parse_stats
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
-from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.fake_broker import FaultKind
+from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
 from tests.client.worlds import (
     QUICK,
     WORLDS,
-    JavaBroker,
-    OurBroker,
-    broker_of,
     partition,
     payloads,
-    until,
 )
 
 
-@pytest.fixture(params=["ours", "java"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
-        yield one
+@pytest.fixture
+def broker(start_broker: StartBroker) -> Any:
+    return start_broker({"test": 1, "two": 2})
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -38,7 +34,7 @@ def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of("java", tmp_path, {"test": 1}) as one:
+    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
         yield one
 
 
@@ -85,13 +81,12 @@ def test_browsing_reads_the_chosen_partitions_from_the_chosen_start(
 
 
 def test_an_empty_topic_has_no_messages_and_an_unknown_one_no_broker(
-    client: Any,
+    broker: Any, client: Any
 ) -> None:
     assert list(client.browse("test")) == []
     client_options = {**QUICK, "request_timeout_s": 0.1}
     with (
-        FakeBroker({"test": 1}) as fake,
-        Client(brokers=[JavaBroker(fake).address], **client_options) as other,
+        Client(brokers=[broker.address], **client_options) as other,
         pytest.raises(NoBrokerError, match="no broker serves topic 'nothing'"),
     ):
         list(other.browse("nothing"))
@@ -242,15 +237,13 @@ def test_topics_and_partitions_are_listed_in_numeric_order(
     assert client.partitions("nothing") == ()
 
 
-def test_topics_and_partitions_come_from_zookeeper_too(tmp_path: Path) -> None:
-    with broker_of("ours", tmp_path / "data", {"test": 1, "two": 2}) as broker:
-        assert isinstance(broker, OurBroker)
-        for world in WORLDS.values():
-            with world(**broker.inner.client_options) as client:
-                assert client.topics() == ("test", "two")  # waits for ZooKeeper
-                until(lambda: len(client.partitions("two")) == 2)
-                assert client.partitions("nothing") == ()
-                assert list(client.stats()) == [broker.address]
+def test_topics_and_partitions_come_from_zookeeper_too(broker: Any) -> None:
+    for world in WORLDS.values():
+        with world(**broker.client_options) as client:
+            assert client.topics() == ("test", "two")  # waits for ZooKeeper
+            until(lambda: len(client.partitions("two")) == 2)
+            assert client.partitions("nothing") == ()
+            assert list(client.stats()) == [broker.address]
 
 
 def test_stats_are_names_and_values_of_each_broker(broker: Any, client: Any) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.redelivery import RetryPolicy
 from metaq.model import Message
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryCoordinator
+from tests.brokers import AnyBroker, StartBroker
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
@@ -89,6 +89,7 @@ def test_defaults_are_those_of_metaq() -> None:
 
 
 def test_a_consumer_commits_then_releases_then_leaves(
+    start_broker: StartBroker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The next owner finds the offset, whatever it sees first."""
@@ -103,7 +104,7 @@ def test_a_consumer_commits_then_releases_then_leaves(
         steps.append(path)
         return await delete(self, path, **more)
 
-    async def scenario(broker: EmbeddedBroker) -> None:
+    async def scenario(broker: AnyBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
             async with client.producer() as producer:
                 await producer.send("t", b"x")
@@ -112,9 +113,8 @@ def test_a_consumer_commits_then_releases_then_leaves(
                 monkeypatch.setattr(MemoryCoordinator, "replace", noted_replace)
                 monkeypatch.setattr(MemoryCoordinator, "delete", noted_delete)
 
-    with embedded_broker(topics={"t": 1}) as broker:
-        asyncio.run(scenario(broker))
-        monkeypatch.undo()
+    asyncio.run(scenario(start_broker({"t": 1})))
+    monkeypatch.undo()
     group = "/meta/consumers/g"
     assert steps == [
         f"{group}/offsets/t/0-0",
@@ -127,16 +127,12 @@ def test_a_consumer_commits_then_releases_then_leaves(
 
 
 @pytest.fixture
-def brokers() -> Iterator[EmbeddedBroker]:
+def brokers(start_broker: StartBroker) -> AnyBroker:
     """Two brokers with two topics; returns the one whose ZooKeeper both share."""
     topics = {"one": 3, "two": 2}
-    with (
-        embedded_broker(topics=topics) as first,
-        embedded_broker(
-            topics=topics, zookeeper=first.zookeeper, settings={"brokerId": "1"}
-        ),
-    ):
-        yield first
+    first = start_broker(topics)
+    start_broker(topics, zookeeper=first.zookeeper, broker_id=1)
+    return first
 
 
 @contextlib.asynccontextmanager
@@ -166,7 +162,7 @@ async def consumers_of(
 
 
 async def send_and_collect(
-    broker: EmbeddedBroker, groups: list[str], expected_count: int
+    broker: AnyBroker, groups: list[str], expected_count: int
 ) -> tuple[list[bytes], list[list[bytes]]]:
     """Send a hundred messages over both topics while the groups read."""
     sent = [f"message {number}".encode() for number in range(100)]
@@ -189,7 +185,7 @@ async def send_and_collect(
 
 @pytest.mark.slow
 def test_ten_consumers_of_one_group_have_each_message_once(
-    brokers: EmbeddedBroker,
+    brokers: AnyBroker,
 ) -> None:
     """Two brokers, two topics, attributes: exactly a hundred, whoever reads them."""
     sent, found = asyncio.run(send_and_collect(brokers, ["g"] * 10, 100))
@@ -197,7 +193,7 @@ def test_ten_consumers_of_one_group_have_each_message_once(
 
 
 @pytest.mark.slow
-def test_each_of_ten_groups_has_every_message_once(brokers: EmbeddedBroker) -> None:
+def test_each_of_ten_groups_has_every_message_once(brokers: AnyBroker) -> None:
     """Groups know nothing of each other."""
     groups = [f"g{number}" for number in range(10)]
     sent, found = asyncio.run(send_and_collect(brokers, groups, 1000))
@@ -209,10 +205,12 @@ def test_each_of_ten_groups_has_every_message_once(brokers: EmbeddedBroker) -> N
     "data",
     [b"", b"\0" * 50, b"\r\nput t 0 5 0 1\r\nhello", "§ 数据 \u2028".encode(), b"\xff"],
 )
-def test_payloads_of_any_bytes_come_back(data: bytes) -> None:
+def test_payloads_of_any_bytes_come_back(
+    start_broker: StartBroker, data: bytes
+) -> None:
     """Empty ones, control characters, what looks like a command."""
 
-    async def scenario(broker: EmbeddedBroker) -> None:
+    async def scenario(broker: AnyBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
             async with client.producer() as producer:
                 await producer.send("t", data)
@@ -221,14 +219,13 @@ def test_payloads_of_any_bytes_come_back(data: bytes) -> None:
                 assert message is not None
                 assert (bytes(message.data), message.attribute) == (data, None)
 
-    with embedded_broker(topics={"t": 1}) as broker:
-        asyncio.run(scenario(broker))
+    asyncio.run(scenario(start_broker({"t": 1})))
 
 
-def test_gets_of_one_byte_grow_until_messages_fit() -> None:
+def test_gets_of_one_byte_grow_until_messages_fit(start_broker: StartBroker) -> None:
     """MetaQ's client delivers nothing at first; this one asks for what it needs."""
 
-    async def scenario(broker: EmbeddedBroker) -> None:
+    async def scenario(broker: AnyBroker) -> None:
         async with AsyncClient(**broker.client_options) as client:
             async with client.producer() as producer:
                 await producer.send_many("t", [b"x" * 200, b"y" * 100_000])
@@ -238,14 +235,15 @@ def test_gets_of_one_byte_grow_until_messages_fit() -> None:
                     assert message is not None
                     assert len(message.data) == size
 
-    with embedded_broker(topics={"t": 1}) as broker:
-        asyncio.run(scenario(broker))
+    asyncio.run(scenario(start_broker({"t": 1})))
 
 
-def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error() -> None:
+def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error(
+    start_broker: StartBroker,
+) -> None:
     """Subscribing comes first, the topic may come later."""
 
-    async def scenario(broker: EmbeddedBroker) -> None:
+    async def scenario(broker: AnyBroker) -> None:
         async with (
             AsyncClient(**broker.client_options) as client,
             client.consumer("g", ["nobody"]) as consumer,
@@ -254,14 +252,19 @@ def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error() -> None:
             assert consumer.assignment() == frozenset()
             assert consumer.health().is_ok
 
-    with embedded_broker(topics={"t": 1}) as broker:
-        asyncio.run(scenario(broker))
+    asyncio.run(scenario(start_broker({"t": 1})))
 
 
-def handle(data: list[bytes], handler: Any, policy: RetryPolicy, count: int) -> None:
+def handle(
+    start_broker: StartBroker,
+    data: list[bytes],
+    handler: Any,
+    policy: RetryPolicy,
+    count: int,
+) -> None:
     """Have messages handled until the handler was called so many times."""
 
-    async def scenario(broker: EmbeddedBroker) -> None:
+    async def scenario(broker: AnyBroker) -> None:
         seen = asyncio.Event()
         calls = 0
 
@@ -279,14 +282,13 @@ def handle(data: list[bytes], handler: Any, policy: RetryPolicy, count: int) -> 
                 task = asyncio.create_task(consumer.run(counted, retry=policy))
                 async with asyncio.timeout(PATIENCE_S):
                     await seen.wait()
-                    while sum(lag.messages or 0 for lag in await lags(consumer)):
+                    while sum(lag.bytes for lag in await lags(consumer)):
                         await asyncio.sleep(0.01)
                 await consumer.close()
                 await task
         assert calls == count
 
-    with embedded_broker(topics={"t": 1}) as broker:
-        asyncio.run(scenario(broker))
+    asyncio.run(scenario(start_broker({"t": 1})))
 
 
 async def lags(consumer: AsyncConsumer) -> list[Any]:
@@ -294,7 +296,9 @@ async def lags(consumer: AsyncConsumer) -> list[Any]:
     return list((await consumer.lag()).values())
 
 
-def test_messages_refused_twice_are_handled_three_times() -> None:
+def test_messages_refused_twice_are_handled_three_times(
+    start_broker: StartBroker,
+) -> None:
     """Five messages, fifteen deliveries, in order."""
     data = [f"message {number}".encode() for number in range(5)]
     found: list[bytes] = []
@@ -304,12 +308,15 @@ def test_messages_refused_twice_are_handled_three_times() -> None:
         if found.count(message.data) < 3:
             raise ValueError("again")
 
-    handle(data, refuse_twice, RetryPolicy(first_s=0.001, max_s=0.001), 15)
+    handle(
+        start_broker, data, refuse_twice, RetryPolicy(first_s=0.001, max_s=0.001), 15
+    )
     assert found == [text for text in data for _ in range(3)]
 
 
 @pytest.mark.slow
 def test_a_message_that_always_fails_is_parked_and_the_others_go_on(
+    start_broker: StartBroker,
     tmp_path: Path,
 ) -> None:
     """Six deliveries, two more from the local store, and the healthy one once."""
@@ -328,6 +335,6 @@ def test_a_message_that_always_fails_is_parked_and_the_others_go_on(
         replay_first_s=0.05,
         replay_interval_s=0.05,
     )
-    handle([b"bad", b"good"], fail, policy, 9)
+    handle(start_broker, [b"bad", b"good"], fail, policy, 9)
     assert Counter(found) == {b"bad": 8, b"good": 1}
     assert found[:6] == [b"bad"] * 6

@@ -16,31 +16,28 @@ from metaq.client.offset_store import MemoryOffsets
 from metaq.client.progress import ConsumerState
 from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
-from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.fake_broker import FaultKind
+from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
 from tests.client.worlds import (
     IDLE,
     QUICK,
     WORLDS,
-    JavaBroker,
-    broker_of,
     partition,
     payloads,
     take,
-    until,
 )
 
 ZERO = partition(0)
 
 
-@pytest.fixture(params=["ours", "java"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
-        yield one
+@pytest.fixture
+def broker(start_broker: StartBroker) -> Any:
+    return start_broker({"test": 1, "two": 2})
 
 
 @pytest.fixture
 def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of("java", tmp_path, {"test": 1}) as one:
+    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
         yield one
 
 
@@ -261,7 +258,7 @@ def test_a_topic_that_comes_later_is_read(broker: Any, client: Any) -> None:
 def test_a_message_much_larger_than_a_get_is_read(broker: Any, client: Any) -> None:
     large = bytes(range(256)) * 1024
     broker.put(b"small", large, b"last")
-    if not broker.has_long_poll:
+    if not broker.has_extensions:
         broker.inner.transfer_bytes_max = 1000
     options = {"fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
@@ -481,8 +478,8 @@ def test_a_broker_that_restarts_under_load_costs_nothing(
     options = {"fetch_bytes": 65536, "buffer_count_max": 50, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         found = take(consumer, 200)
-        broker.away()
-        broker.back()
+        broker.stop()
+        broker.start()
         broker.put(*numbered(500, 600))
         found += take(consumer, 400)
         assert payloads(found) == numbered(0, 600)
@@ -490,14 +487,15 @@ def test_a_broker_that_restarts_under_load_costs_nothing(
 
 
 @pytest.mark.slow
-def test_a_broker_that_is_away_does_not_keep_another_one_waiting(java: Any) -> None:
+def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
+    java: Any, tmp_path: Path
+) -> None:
     """Partitions that cannot be read yet are read as soon as they can."""
-    with FakeBroker({"test": 1}, broker_id=1) as second:
-        other = JavaBroker(second)
+    with broker_of(METAQ_1_4, tmp_path, broker_id=1) as other:
         java.put(b"here")
         other.put(b"there")
         # Registered, and not able to answer questions about its logs.
-        second.inject(FaultKind.REFUSE, verb="offset", status=500, count=3)
+        other.inner.inject(FaultKind.REFUSE, verb="offset", status=500, count=3)
         addresses = [java.address, other.address]
         with Client(brokers=addresses, **QUICK) as client:
             assert len(client.partitions("test")) == 2
@@ -558,7 +556,7 @@ def test_an_idle_consumer_asks_seldom(broker: Any, client: Any) -> None:
         assert consumer.receive(0.5) is None
         count = consumer.statistics().fetches[ZERO].get_count
         # 0.02 + 0.04 + ... passes half a second with the seventh pause.
-        assert count <= (3 if broker.has_long_poll else 9)
+        assert count <= (3 if broker.has_extensions else 9)
 
 
 @pytest.mark.slow
@@ -611,8 +609,8 @@ def test_lag_counts_what_is_not_handled(broker: Any, client: Any) -> None:
         take(consumer, 4)
         lag = consumer.lag()[ZERO]
         assert lag.bytes == 7 * step  # three are handled, one is in hand
-        assert lag.messages == (7 if broker.has_long_poll else None)
-        if broker.has_long_poll:
+        assert lag.messages == (7 if broker.has_extensions else None)
+        if broker.has_extensions:
             assert lag.seconds is not None
             assert 0 <= lag.seconds < 60
         take(consumer, 6)

@@ -4,7 +4,7 @@ The broker is real, ZooKeeper is in memory; both worlds.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.progress import ConsumerState
 from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import BrokerId, Message, TopicPartition
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import (
@@ -25,6 +24,7 @@ from metaq.zk.znodes import (
     encode_address,
     encode_registration,
 )
+from tests.brokers import AnyBroker, StartBroker
 
 PATIENCE_S = 20.0
 PARTITIONS = 4
@@ -32,9 +32,8 @@ PATHS = NodePaths()
 
 
 @pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    with embedded_broker(topics={"t": PARTITIONS}) as running:
-        yield running
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"t": PARTITIONS})
 
 
 def part(number: int) -> TopicPartition:
@@ -61,7 +60,7 @@ async def put_each(client: AsyncClient, text: str) -> None:
 
 
 @asynccontextmanager
-async def client_of(broker: EmbeddedBroker, **more: Any) -> AsyncIterator[AsyncClient]:
+async def client_of(broker: AnyBroker, **more: Any) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(**broker.client_options, **more) as client:
         yield client
 
@@ -90,12 +89,12 @@ async def joined(client: AsyncClient, group: str = "g", **options: Any) -> Reade
     return Reader(consumer)
 
 
-def stored(broker: EmbeddedBroker, number: int, group: str = "g") -> bytes:
+def stored(broker: AnyBroker, number: int, group: str = "g") -> bytes:
     node = broker.zookeeper.nodes.get(PATHS.group_offset(group, part(number)))
     return b"" if node is None else node.data
 
 
-def test_a_group_shares_and_hands_over(broker: EmbeddedBroker) -> None:
+def test_a_group_shares_and_hands_over(broker: AnyBroker) -> None:
     """Two share; one leaves, the other takes over; a third goes on where they were."""
 
     async def scenario() -> None:
@@ -127,7 +126,7 @@ def test_a_group_shares_and_hands_over(broker: EmbeddedBroker) -> None:
 
 @pytest.mark.parametrize("is_group", [True, False])
 def test_a_topic_that_nobody_serves_is_told(
-    broker: EmbeddedBroker, is_group: bool, caplog: pytest.LogCaptureFixture
+    broker: AnyBroker, is_group: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By one line for each consumer: names are mistyped."""
 
@@ -146,7 +145,7 @@ def test_a_topic_that_nobody_serves_is_told(
     assert set(told()) == {"no broker serves the topic: group=g topic=tt"}
 
 
-def test_a_lost_session_loses_and_repeats_nothing(broker: EmbeddedBroker) -> None:
+def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
     """What was handled and not committed is not handed to this process again."""
 
     async def scenario() -> None:
@@ -172,7 +171,7 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: EmbeddedBroker) -> Non
 
 @pytest.mark.parametrize("ignore_committed", [False, True])
 def test_a_session_lost_before_the_first_commit_passes_over_nothing(
-    broker: EmbeddedBroker, ignore_committed: bool
+    broker: AnyBroker, ignore_committed: bool
 ) -> None:
     """What comes meanwhile lies before the latest offset of afterwards."""
 
@@ -200,7 +199,7 @@ def test_a_session_lost_before_the_first_commit_passes_over_nothing(
 
 
 def test_a_message_in_hand_is_waited_for_and_committed(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """The next owner is handed what comes behind it."""
 
@@ -231,7 +230,7 @@ def test_a_message_in_hand_is_waited_for_and_committed(
     asyncio.run(scenario())
 
 
-def test_a_late_commit_of_a_former_owner_is_refused(broker: EmbeddedBroker) -> None:
+def test_a_late_commit_of_a_former_owner_is_refused(broker: AnyBroker) -> None:
     """A handler that takes longer than the bound loses its partition, and is told."""
 
     async def scenario() -> None:
@@ -255,7 +254,7 @@ def test_a_late_commit_of_a_former_owner_is_refused(broker: EmbeddedBroker) -> N
 
 
 def test_a_server_that_restarts_is_not_noticed_by_readers(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """They read on while it is away; what they commit afterwards is stored."""
 
@@ -274,7 +273,7 @@ def test_a_server_that_restarts_is_not_noticed_by_readers(
     asyncio.run(scenario())
 
 
-def test_fixed_partitions_are_read_without_a_group(broker: EmbeddedBroker) -> None:
+def test_fixed_partitions_are_read_without_a_group(broker: AnyBroker) -> None:
     """No member, no owner; two read the same; offsets are stored all the same."""
 
     async def scenario() -> None:
@@ -301,7 +300,7 @@ def test_fixed_partitions_are_read_without_a_group(broker: EmbeddedBroker) -> No
 
 
 def test_a_broadcast_reaches_every_machine(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each machine is a group of its own, named after its address.
 
@@ -326,7 +325,7 @@ def test_a_broadcast_reaches_every_machine(
     asyncio.run(scenario())
 
 
-def test_a_follower_is_read_when_the_leader_is_gone(broker: EmbeddedBroker) -> None:
+def test_a_follower_is_read_when_the_leader_is_gone(broker: AnyBroker) -> None:
     """The group shares what followers serve; the leader is preferred when it is back.
 
     The broker plays both: its address stands in another tree.
@@ -351,7 +350,7 @@ def test_a_follower_is_read_when_the_leader_is_gone(broker: EmbeddedBroker) -> N
     asyncio.run(scenario())
 
 
-def test_both_worlds_share_a_group(broker: EmbeddedBroker) -> None:
+def test_both_worlds_share_a_group(broker: AnyBroker) -> None:
     """A consumer of threads and one of a loop."""
     with Client(**broker.client_options) as client:
         with client.consumer("g", ["t"], consumer_id="sync") as consumer:
@@ -380,7 +379,7 @@ def test_both_worlds_share_a_group(broker: EmbeddedBroker) -> None:
     ],
 )
 def test_what_no_consumer_is_made_of(
-    broker: EmbeddedBroker, group: str, topics: Any, options: dict[str, Any]
+    broker: AnyBroker, group: str, topics: Any, options: dict[str, Any]
 ) -> None:
     """It is told when it is asked for, before anything is written."""
 
@@ -393,7 +392,7 @@ def test_what_no_consumer_is_made_of(
 
 
 def test_a_member_is_named_as_metaq_names_it(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`<group>_<ip>-<pid>-<uuid>`, or with the id that was asked for."""
     monkeypatch.setattr("metaq.client.session.own_host", lambda: "10.0.0.7")

@@ -6,8 +6,7 @@ import random
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -21,7 +20,7 @@ from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import TIMEOUT_S, until
 
 SOON = RetryPolicy(attempts_max=3, first_s=0.001, max_s=0.002)
@@ -29,10 +28,9 @@ LATER = RetryPolicy(attempts_max=3, first_s=100.0, max_s=100.0)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+def broker(start_broker: StartBroker) -> AnyBroker:
     topics = {"test": 2, "test.dead": 1}
-    with embedded_broker(topics=topics, data_path=tmp_path / "data") as made:
-        yield made
+    return start_broker(topics)
 
 
 async def fill(client: AsyncClient, partition: int, *texts: bytes) -> None:
@@ -81,7 +79,7 @@ async def run_until(
 
 
 def test_each_partition_is_handled_in_order_and_one_at_a_time(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     log, at_work, most_at_work = Log(), [0, 0], [0, 0]
 
@@ -108,7 +106,7 @@ def test_each_partition_is_handled_in_order_and_one_at_a_time(
 
 
 def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """With one worker: nobody waits with a batch in hand."""
     log = Log()
@@ -123,8 +121,7 @@ def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
             await fill(client, 0, b"bad", b"behind")
             await fill(client, 1, *[b"fine"] * 5)
             async with client.consumer("g", ["test"]) as consumer:
-                done = handled_everything(consumer, 5)
-                await run_until(consumer, handler, done, retry=LATER)
+                await run_until(consumer, handler, lambda: log.count == 6, retry=LATER)
                 assert log.seen == {0: [b"bad"], 1: [b"fine"] * 5}
                 # The next run counts from the start, and does not wait.
                 log.seen.clear()
@@ -141,7 +138,7 @@ def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
 
 
 def test_what_a_failing_run_handled_is_committed_and_the_rest_comes_again(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     log = Log()
 
@@ -166,7 +163,7 @@ def test_what_a_failing_run_handled_is_committed_and_the_rest_comes_again(
 
 
 def test_a_message_given_up_becomes_a_dead_letter_and_reading_goes_on(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     log = Log()
     policy = RetryPolicy(attempts_max=2, first_s=0.001, max_s=0.001, then="dead_letter")
@@ -207,7 +204,7 @@ def test_a_message_given_up_becomes_a_dead_letter_and_reading_goes_on(
 
 @pytest.mark.slow
 def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The handler gets the message no more; the letter is sent when it can be."""
     log = Log()
@@ -260,7 +257,7 @@ def problems(consumer: AsyncConsumer) -> tuple[str, ...]:
 
 
 def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """An error, not silence."""
     policy = RetryPolicy(then="dead_letter", dead_letter_topic="no topic")
@@ -278,7 +275,7 @@ def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
     asyncio.run(scenario())
 
 
-def test_dropped_messages_are_counted(broker: EmbeddedBroker) -> None:
+def test_dropped_messages_are_counted(broker: AnyBroker) -> None:
     async def handler(message: Message) -> None:
         raise Reject("never")
 
@@ -297,7 +294,7 @@ def test_dropped_messages_are_counted(broker: EmbeddedBroker) -> None:
 
 
 def test_cancelling_a_run_leaves_the_message_in_hand_unhandled(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     begun = asyncio.Event()
 
@@ -322,7 +319,7 @@ def test_cancelling_a_run_leaves_the_message_in_hand_unhandled(
 
 
 def test_a_handler_that_swallows_its_cancellation_is_the_last(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     begun, seen = asyncio.Event(), []
 
@@ -346,7 +343,7 @@ def test_a_handler_that_swallows_its_cancellation_is_the_last(
 
 
 def test_what_is_cancelled_inside_a_handler_is_a_failure_of_it(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     async def handler(message: Message) -> None:
         inner = asyncio.ensure_future(asyncio.sleep(100))
@@ -365,7 +362,7 @@ def test_what_is_cancelled_inside_a_handler_is_a_failure_of_it(
 
 
 def test_closing_the_consumer_waits_for_the_handler_and_ends_the_run(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     begun, released = asyncio.Event(), asyncio.Event()
 
@@ -394,7 +391,7 @@ def test_closing_the_consumer_waits_for_the_handler_and_ends_the_run(
 
 
 def test_a_partition_that_waits_after_a_failure_goes_at_once(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     async def handler(message: Message) -> None:
         raise ValueError("no number")
@@ -414,7 +411,7 @@ def test_a_partition_that_waits_after_a_failure_goes_at_once(
     asyncio.run(scenario())
 
 
-def test_a_consumer_is_run_by_one_at_a_time(broker: EmbeddedBroker) -> None:
+def test_a_consumer_is_run_by_one_at_a_time(broker: AnyBroker) -> None:
     async def handler(message: Message) -> None: ...
 
     async def scenario() -> None:
@@ -432,7 +429,7 @@ def test_a_consumer_is_run_by_one_at_a_time(broker: EmbeddedBroker) -> None:
     asyncio.run(scenario())
 
 
-def test_a_consumer_that_is_not_started_is_not_run(broker: EmbeddedBroker) -> None:
+def test_a_consumer_that_is_not_started_is_not_run(broker: AnyBroker) -> None:
     """It would wait for ever."""
 
     async def handler(message: Message) -> None: ...
@@ -450,7 +447,7 @@ def test_a_consumer_that_is_not_started_is_not_run(broker: EmbeddedBroker) -> No
 
 
 def test_a_handler_that_is_too_late_has_handled_nothing(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """Its partition went without it, and somebody else has the message."""
     begun, released = asyncio.Event(), asyncio.Event()
@@ -482,7 +479,7 @@ def test_a_handler_that_is_too_late_has_handled_nothing(
 
 @pytest.mark.slow
 def test_partitions_that_move_lose_and_repeat_nothing(
-    broker: EmbeddedBroker, rng: random.Random
+    broker: AnyBroker, rng: random.Random
 ) -> None:
     """Members come and go while handlers are at work and fail now and then."""
     broker.create_topic("many", 4)
@@ -535,7 +532,7 @@ def test_partitions_that_move_lose_and_repeat_nothing(
 # -- the sync world -------------------------------------------------------------------
 
 
-def test_threads_handle_each_partition_in_order(broker: EmbeddedBroker) -> None:
+def test_threads_handle_each_partition_in_order(broker: AnyBroker) -> None:
     texts = [b"%d" % n for n in range(20)]
     log, names = Log(), set()
 
@@ -564,7 +561,7 @@ def test_threads_handle_each_partition_in_order(broker: EmbeddedBroker) -> None:
     assert all(name.startswith("metaq-handler-") for name in names)
 
 
-def test_threads_stop_at_a_message_given_up(broker: EmbeddedBroker) -> None:
+def test_threads_stop_at_a_message_given_up(broker: AnyBroker) -> None:
     log = Log()
 
     def handler(message: Message) -> None:
@@ -585,7 +582,7 @@ def test_threads_stop_at_a_message_given_up(broker: EmbeddedBroker) -> None:
 
 
 def test_an_interrupt_waits_for_the_handler_at_work(
-    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it finishes is handled; the next message is not begun."""
     log, workers = Log(), []
@@ -616,7 +613,7 @@ def test_an_interrupt_waits_for_the_handler_at_work(
     assert log.seen == {0: [b"a"]}
 
 
-def test_the_failure_of_a_consumer_ends_its_run(broker: EmbeddedBroker) -> None:
+def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
     """In both worlds."""
 
     async def handler(message: Message) -> None: ...
@@ -640,7 +637,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: EmbeddedBroker) -> None:
             consumer.run(lambda _: None, concurrency=3)
 
 
-def test_threads_send_dead_letters(broker: EmbeddedBroker) -> None:
+def test_threads_send_dead_letters(broker: AnyBroker) -> None:
     def handler(message: Message) -> None:
         if message.data == b"good":
             threading.Thread(target=consumer.close).start()

@@ -1,7 +1,7 @@
 """`client/log_ends.py`: spans of logs, and what it costs to know them."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,8 +10,8 @@ from metaq.client.log_ends import LogEnds
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker
+from tests.brokers import AnyBroker, StartBroker
 
 pytestmark = pytest.mark.slow
 
@@ -22,14 +22,12 @@ WAIT_S = 20.0
 
 
 @pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    """Return a broker with two partitions."""
-    with embedded_broker(topics={"test": 2}) as found:
-        yield found
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"test": 2})
 
 
 def run(
-    broker: EmbeddedBroker, test: Callable[[AsyncClient, LogEnds], Awaitable[None]]
+    broker: AnyBroker, test: Callable[[AsyncClient, LogEnds], Awaitable[None]]
 ) -> None:
     async def main() -> None:
         async with AsyncClient(**broker.client_options) as client:
@@ -58,7 +56,7 @@ async def put(client: AsyncClient, partition: int, count: int) -> None:
             await producer.send("test", b"x" * 80, partition=f"0-{partition}")
 
 
-def test_a_log_that_stands_still_costs_nothing(broker: EmbeddedBroker) -> None:
+def test_a_log_that_stands_still_costs_nothing(broker: AnyBroker) -> None:
     """Hundreds of looks, and no request after the first."""
 
     async def test(client: AsyncClient, ends: LogEnds) -> None:
@@ -76,13 +74,17 @@ def test_a_log_that_stands_still_costs_nothing(broker: EmbeddedBroker) -> None:
     run(broker, test)
 
 
-def test_news_wake_who_waits(broker: EmbeddedBroker) -> None:
-    """A message ends the wait; the next look has the new end."""
+def test_news_wake_who_waits(broker: AnyBroker) -> None:
+    """A message ends the wait; the next look has the new end.
+
+    MetaQ 1.4 cannot wake anybody: there, a look after a while has it.
+    """
+    wait_s = WAIT_S if broker.has_extensions else log_ends.POLL_S
 
     async def test(client: AsyncClient, ends: LogEnds) -> None:
         await put(client, 0, 1)
         await ends.read([FIRST], deadline_s=deadline(client))
-        waiting = asyncio.create_task(ends.wait(wait_s=WAIT_S))
+        waiting = asyncio.create_task(ends.wait(wait_s=wait_s))
         await put(client, 0, 1)
         await asyncio.wait_for(waiting, WAIT_S / 2)
         found = await ends.read([FIRST], deadline_s=deadline(client))
@@ -92,7 +94,7 @@ def test_news_wake_who_waits(broker: EmbeddedBroker) -> None:
 
 
 def test_a_partition_without_a_log_is_none_until_it_has_one(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """It costs nothing either, and its first message wakes who waits."""
 
@@ -150,7 +152,7 @@ def test_a_broker_that_does_not_wait_is_asked_seldom(
         asyncio.run(test(broker))
 
 
-def test_a_broker_that_is_away_leaves_what_was_known(broker: EmbeddedBroker) -> None:
+def test_a_broker_that_is_away_leaves_what_was_known(broker: AnyBroker) -> None:
     """For a while; a log that was never known cannot be answered for."""
 
     async def test(client: AsyncClient, ends: LogEnds) -> None:

@@ -1,17 +1,15 @@
-"""`client/log_reader.py` against a real broker."""
+"""`client/log_reader.py` against brokers."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from metaq.client import Client, OutgoingMessage
 from metaq.client.addresses import parse_address
 from metaq.client.log_reader import GET_BYTES, LogReader
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.record.layout import HEADER_BYTES
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.brokers import AnyBroker, Metaq14Broker, StartBroker
 
 pytestmark = pytest.mark.slow
 
@@ -22,18 +20,15 @@ SEGMENT_BYTES = 700_000
 
 
 @pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
+def broker(start_broker: StartBroker) -> AnyBroker:
     """Return a broker whose log of five MB has segments smaller than a get."""
-    settings = {"maxSegmentSize": str(SEGMENT_BYTES)}
-    with embedded_broker(settings=settings) as found:
-        fill(found)
-        yield found
-
-
-def fill(broker: EmbeddedBroker) -> None:
-    messages = [OutgoingMessage(data, partition="0-0") for data in PAYLOADS]
-    with Client(brokers=[broker.address]) as client, client.producer() as producer:
-        producer.send_many(PARTITION.topic, messages)
+    made = start_broker(settings={"maxSegmentSize": str(SEGMENT_BYTES)})
+    step = SEGMENT_BYTES // RECORD_BYTES
+    for number in range(0, len(PAYLOADS), step):
+        made.put(*PAYLOADS[number : number + step])
+        if isinstance(made, Metaq14Broker):
+            made.inner.roll()
+    return made
 
 
 def payloads_in(data: bytes) -> list[bytes]:
@@ -44,7 +39,7 @@ def payloads_in(data: bytes) -> list[bytes]:
     ]
 
 
-def reader_of(broker: EmbeddedBroker, *, retry_timeout_s: float = 20.0) -> LogReader:
+def reader_of(broker: AnyBroker, *, retry_timeout_s: float = 20.0) -> LogReader:
     return LogReader(
         PARTITION,
         parse_address(broker.address),
@@ -53,7 +48,7 @@ def reader_of(broker: EmbeddedBroker, *, retry_timeout_s: float = 20.0) -> LogRe
     )
 
 
-def test_pieces_are_the_log_without_gap_or_overlap(broker: EmbeddedBroker) -> None:
+def test_pieces_are_the_log_without_gap_or_overlap(broker: AnyBroker) -> None:
     """Segments end within what was asked ahead; no byte is lost or doubled."""
     with reader_of(broker) as reader:
         span = reader.span()
@@ -64,7 +59,7 @@ def test_pieces_are_the_log_without_gap_or_overlap(broker: EmbeddedBroker) -> No
     assert payloads_in(data) == PAYLOADS
 
 
-def test_a_range_may_begin_and_end_anywhere(broker: EmbeddedBroker) -> None:
+def test_a_range_may_begin_and_end_anywhere(broker: AnyBroker) -> None:
     """Bytes are bytes; nothing behind the end is asked for."""
     with reader_of(broker) as reader:
         whole = b"".join(reader.pieces(Offset(0), Offset(3_000_000)))
@@ -73,7 +68,7 @@ def test_a_range_may_begin_and_end_anywhere(broker: EmbeddedBroker) -> None:
     assert len(whole) == 3_000_000 > 2 * GET_BYTES
 
 
-def test_reading_goes_on_after_the_broker_was_away(broker: EmbeddedBroker) -> None:
+def test_reading_goes_on_after_the_broker_was_away(broker: AnyBroker) -> None:
     """The piece that was lost is asked for again, at the same offset."""
     with reader_of(broker) as reader:
         pieces = reader.pieces(Offset(0), Offset(5_000_000))
@@ -87,7 +82,7 @@ def test_reading_goes_on_after_the_broker_was_away(broker: EmbeddedBroker) -> No
 
 
 def test_a_log_that_ends_early_is_named_with_its_numbers(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
 ) -> None:
     """Behind the log end there is nothing to wait for."""
     end = len(PAYLOADS) * RECORD_BYTES
@@ -98,7 +93,7 @@ def test_a_log_that_ends_early_is_named_with_its_numbers(
         assert reader.span() == (0, end)
 
 
-def test_a_broker_that_stays_away_is_an_error(broker: EmbeddedBroker) -> None:
+def test_a_broker_that_stays_away_is_an_error(broker: AnyBroker) -> None:
     """Trying ends."""
     broker.stop()
     with (

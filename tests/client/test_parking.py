@@ -19,9 +19,9 @@ from metaq.errors import LogDirLockedError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fs import FaultyFileSystem
 from metaq.zk.znodes import GroupOffset
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import until
 from tests.client.test_feed import batch
 
@@ -29,9 +29,8 @@ PLACE = TopicPartition("t", BrokerId(0), 0)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with embedded_broker(data_path=tmp_path / "data") as made:
-        yield made
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker()
 
 
 def policy(directory: Path | str, **changes: float) -> RetryPolicy:
@@ -47,7 +46,7 @@ def parked(directory: Path, group: str) -> list[bytes]:
 
 
 def test_a_parked_message_is_handled_later_and_the_live_ones_meanwhile(
-    broker: EmbeddedBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     seen: list[bytes] = []
     rejections = iter(range(3))
@@ -98,7 +97,7 @@ def closed_when(consumer: Consumer, condition: Callable[[], object]) -> Iterator
 
 
 def test_what_is_parked_survives_and_is_handled_by_the_next_run(
-    broker: EmbeddedBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     """In the sync world, by the same threads as all other messages."""
     directory = tmp_path / "parked"
@@ -137,7 +136,7 @@ def test_what_is_parked_survives_and_is_handled_by_the_next_run(
 
 
 def test_a_directory_that_another_one_uses_is_an_error(
-    broker: EmbeddedBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     async def handler(message: Message) -> None: ...
 

@@ -16,7 +16,8 @@ from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
-from tests.client.worlds import IDLE, QUICK, WORLDS, broker_of, partition, take, until
+from tests.brokers import METAQ_1_4, broker_of, until
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
 
 ZERO, ONE = partition(0), partition(1)
 BOUND_S = 60.0
@@ -205,7 +206,7 @@ def test_one_of_several_partitions_is_named(bench: Bench) -> None:
 
 @pytest.fixture
 def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of("java", tmp_path, {"test": 1}) as one:
+    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
         yield one
 
 
@@ -253,8 +254,8 @@ def test_lag_of_a_log_whose_start_moved_counts_from_there(
 def test_lag_raises_when_the_broker_is_away(java: Any, client: Any) -> None:
     with client.consumer("g", ["test"], **IDLE) as consumer:
         until(consumer.assignment)
-        java.away()
+        java.stop()
         with pytest.raises(MetaqError):
             consumer.lag(0.05)
-        java.back()
+        java.start()
         until(lambda: consumer.health().is_ok)

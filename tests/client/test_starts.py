@@ -15,23 +15,21 @@ from metaq.client.options import Start
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset
 from metaq.zk.znodes import GroupOffset
+from tests.brokers import METAQ_1_4, PYTHON, StartBroker, broker_of, until
 from tests.client.worlds import (
     IDLE,
     QUICK,
-    broker_of,
     partition,
     payloads,
     take,
-    until,
 )
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
 
 
-@pytest.fixture(params=["ours", "java"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with broker_of(request.param, tmp_path / "data", {"test": 1, "two": 2}) as one:
-        yield one
+@pytest.fixture
+def broker(start_broker: StartBroker) -> Any:
+    return start_broker({"test": 1, "two": 2})
 
 
 @pytest.fixture
@@ -58,6 +56,7 @@ def test_a_new_group_that_wants_the_latest_gets_what_comes(
 ) -> None:
     broker.put(b"0", b"1")
     with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
+        until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"2")
         assert payloads(take(consumer, 1)) == [b"2"]
@@ -71,6 +70,7 @@ def test_the_latest_is_remembered_although_nothing_was_read(
     store = MemoryOffsets()
     options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
+        until(consumer.assignment)
         assert consumer.receive(0.05) is None
     broker.put(b"1")
     assert first(client, "test", store, start="latest") == b"1"
@@ -80,6 +80,7 @@ def test_an_empty_partition_begins_at_its_first_message(
     broker: Any, client: Client
 ) -> None:
     with client.consumer("g", ["test"], start="latest", **IDLE) as consumer:
+        until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"0")
         assert payloads(take(consumer, 1)) == [b"0"]
@@ -99,6 +100,7 @@ def test_an_offset_is_kept_within_the_log(broker: Any, client: Client) -> None:
     assert first(client, "test", start=offsets[1]) == b"1"
     assert first(client, "test", start=Offset(0)) == b"0"
     with client.consumer("g", ["test"], start=Offset(2**62), **IDLE) as consumer:
+        until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"3")
         assert payloads(take(consumer, 1)) == [b"3"]
@@ -123,12 +125,13 @@ def test_a_time_begins_at_the_first_message_of_it_or_cannot_be_answered(
     moment = datetime(2020, 1, 1, tzinfo=UTC)
     future = datetime(2100, 1, 1, tzinfo=UTC)
     client.partitions("test")
-    if not broker.has_long_poll:
+    if not broker.has_extensions:
         with pytest.raises(CannotAnswerError, match=r"test/0-0: .* no times"):
             first(client, "test", start=moment)
         return
     assert first(client, "test", start=moment) == b"0"
     with client.consumer("g", ["test"], start=future, **IDLE) as consumer:
+        until(consumer.assignment)
         assert consumer.receive(0.05) is None
         broker.put(b"3")
         assert payloads(take(consumer, 1)) == [b"3"]
@@ -137,7 +140,7 @@ def test_a_time_begins_at_the_first_message_of_it_or_cannot_be_answered(
 def test_a_time_between_two_messages_begins_at_the_second_or_before(
     tmp_path: Path,
 ) -> None:
-    with broker_of("ours", tmp_path / "data", {"test": 1}) as broker:
+    with broker_of(PYTHON, tmp_path / "data", {"test": 1}) as broker:
         broker.put(b"old")
         with Client(brokers=[broker.address], **QUICK) as client:
             stamped = _stamp(client)
@@ -168,7 +171,7 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, start: Any, wanted: bytes | None
 ) -> None:
     """Messages that were deleted unread are an error in the log, and counted."""
-    with broker_of("java", tmp_path, {"test": 1}) as broker:
+    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as broker:
         offsets = broker.put(b"0", b"1")
         broker.inner.roll()
         (log_start,) = broker.put(b"2")

@@ -1,23 +1,18 @@
-"""Both worlds of the client behind one set of blocking calls, and brokers for them.
+"""Both worlds of the client behind one set of blocking calls.
 
 A test is written once, as for the sync world. `AsyncWorld` runs the same calls of the
 async client on an event loop of its own.
 """
 
-import contextlib
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
 from metaq.client.consumer import AsyncConsumer
-from metaq.model import BrokerId, Message, Offset, TopicPartition
-from metaq.testing.embedded import EmbeddedBroker
-from metaq.testing.fake_broker import FakeBroker
+from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.loop_thread import LoopThread
 
-TIMEOUT_S = 20.0
 QUICK: dict[str, Any] = {
     "reconnect_first_s": 0.005,
     "reconnect_max_s": 0.02,
@@ -26,14 +21,6 @@ QUICK: dict[str, Any] = {
 """Client options that let tests be short."""
 IDLE: dict[str, Any] = {"idle_step_s": 0.01, "idle_max_s": 0.02}
 """The same for consumers of a broker without long poll."""
-
-
-def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None:
-    """Wait for a condition that no event tells of."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come true"
-        time.sleep(0.002)
 
 
 class AsyncWorldConsumer:
@@ -128,91 +115,6 @@ class AsyncWorld:
 
 
 WORLDS: dict[str, Any] = {"sync": Client, "async": AsyncWorld}
-
-
-class BrokerUnderTest(Protocol):
-    """What tests ask of either broker."""
-
-    has_long_poll: bool
-
-    @property
-    def address(self) -> str: ...
-    def put(
-        self, *data: bytes, topic: str = "test", partition: int = 0
-    ) -> list[Offset]: ...
-    def create_topic(self, topic: str, partitions: int) -> None: ...
-    def away(self) -> None: ...
-    def back(self) -> None: ...
-
-
-class OurBroker:
-    """The real broker in this process."""
-
-    has_long_poll = True
-
-    def __init__(self, broker: EmbeddedBroker) -> None:
-        self.inner = broker
-
-    @property
-    def address(self) -> str:
-        return self.inner.address
-
-    def put(
-        self, *data: bytes, topic: str = "test", partition: int = 0
-    ) -> list[Offset]:
-        with Client(brokers=[self.address]) as client, client.producer() as producer:
-            place = f"0-{partition}"
-            futures = [
-                producer.send_nowait(topic, one, partition=place) for one in data
-            ]
-            return [future.result().offset for future in futures]
-
-    def create_topic(self, topic: str, partitions: int) -> None:
-        self.inner.create_topic(topic, partitions)
-
-    def away(self) -> None:
-        self.inner.stop()
-
-    def back(self) -> None:
-        self.inner.start()
-
-
-class JavaBroker:
-    """The fake MetaQ 1.4 broker: no long poll, no counts, no times."""
-
-    has_long_poll = False
-
-    def __init__(self, broker: FakeBroker) -> None:
-        self.inner = broker
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.inner.port}"
-
-    def put(
-        self, *data: bytes, topic: str = "test", partition: int = 0
-    ) -> list[Offset]:
-        return [self.inner.add(one, topic=topic, partition=partition) for one in data]
-
-    def create_topic(self, topic: str, partitions: int) -> None:
-        self.inner.create_topic(topic, partitions)
-
-    def away(self) -> None:
-        self.inner.go_away()
-
-    def back(self) -> None:
-        self.inner.come_back()
-
-
-@contextlib.contextmanager
-def broker_of(kind: str, data_path: Any, topics: dict[str, int]) -> Iterator[Any]:
-    """Run a broker of one kind: "ours" or "java"."""
-    if kind == "ours":
-        with EmbeddedBroker(data_path, topics=topics) as ours:
-            yield OurBroker(ours)
-    else:
-        with FakeBroker(topics) as fake:
-            yield JavaBroker(fake)
 
 
 def partition(number: int = 0, topic: str = "test") -> TopicPartition:
