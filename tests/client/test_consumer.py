@@ -424,14 +424,14 @@ def test_a_log_whose_start_moves_on_is_followed_and_the_gap_is_told(
 
 
 def test_a_closed_partition_is_told_by_health_and_read_when_it_opens(
-    java: Any, java_client: Any
+    broker: Any, client: Any
 ) -> None:
-    java.put(b"m")
-    java.inner.close_partition()
-    with java_client.consumer("g", ["test"], **IDLE) as consumer:
+    broker.put(b"m")
+    broker.close_partition()
+    with client.consumer("g", ["test"], **IDLE) as consumer:
         until(lambda: consumer.health().problems)
         assert not consumer.health().is_ok
-        java.inner.open_partition()
+        broker.open_partition()
         assert consumer.receive(10).data == b"m"
         until(lambda: consumer.health().is_ok)
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
 import pytest
 
@@ -16,16 +15,17 @@ from metaq.client.metadata import (
 )
 from metaq.client.options import ClientOptions
 from metaq.client.pool import ConnectionPool
+from metaq.client.session import parse_address
 from metaq.clock import SystemClock
 from metaq.config import TopicRules
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Command, Reply, Result, Stats
-from metaq.testing.broker import running_broker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
 from metaq.zk.znodes import BrokerAddress
+from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
 
 CLOCK = SystemClock()
@@ -297,22 +297,19 @@ def test_stopping_wakes_who_waits() -> None:
     run(scenario)
 
 
-def test_a_real_broker_tells_what_zookeeper_would(data_dir: Path) -> None:
+def test_a_broker_tells_what_zookeeper_would(start_broker: StartBroker) -> None:
     """Configured counts and patterns come from its configuration file."""
+    broker = start_broker({"test": 2, "wild-*": 1}, broker_id=4)
 
-    async def main() -> None:
-        async with running_broker(data_dir) as broker:
-            address = BrokerAddress("127.0.0.1", broker.port)
+    async def scenario(metadata: AddressMetadata) -> None:
+        snapshot = await metadata.topic("test", deadline_s=soon())
+        assert partitions(snapshot, "test") == ["test/4-0", "test/4-1"]
+        leader = snapshot.brokers[BrokerId(4)].leader
+        assert str(leader) == f"meta://{broker.address}"
+        snapshot = await metadata.topic("wild-1", deadline_s=soon())
+        assert partitions(snapshot, "wild-1") == ["wild-1/4-0"]
 
-            async def scenario(metadata: AddressMetadata) -> None:
-                snapshot = await metadata.topic("test", deadline_s=soon())
-                assert partitions(snapshot, "test") == ["test/0-0", "test/0-1"]
-                snapshot = await metadata.topic("wild-1", deadline_s=soon())
-                assert partitions(snapshot, "wild-1") == ["wild-1/0-0", "wild-1/0-1"]
-
-            await with_addresses([address], scenario)
-
-    asyncio.run(main())
+    asyncio.run(with_addresses([parse_address(broker.address)], scenario))
 
 
 def facts(broker_id: int, *, is_follower: bool = False) -> BrokerFacts:

@@ -5,6 +5,7 @@ import errno
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,28 +25,32 @@ from metaq.errors import (
 )
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, TopicPartition
-from metaq.record.flags import decode_payload
 from metaq.retry import Backoff
-from metaq.testing.embedded import embedded_broker
-from metaq.testing.fake_broker import FakeBroker, FaultKind
+from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.zk import MemoryZooKeeper
+from tests.brokers import METAQ_1_4, AnyBroker, StartBroker, broker_of
 from tests.client.scripted import until
 
 SHORT_S = 0.1
 """How long a send may try, where it is bound to fail."""
 
 
+ONE_BROKER = {"java": "answers that come late or never"}
+
+
 @pytest.fixture
-def broker() -> Iterator[FakeBroker]:
-    zookeeper = MemoryZooKeeper()
-    with FakeBroker({"test": 2}, coordinator=zookeeper.coordinator) as made:
-        made.zookeeper = zookeeper
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"test": 2})
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Iterator[AnyBroker]:
+    with broker_of(METAQ_1_4, tmp_path / "data", {"test": 2}) as made:
         yield made
 
 
-def client_of(broker: FakeBroker) -> AsyncClient:
-    return AsyncClient(coordinator=broker.zookeeper.coordinator)
+def client_of(broker: AnyBroker) -> AsyncClient:
+    return AsyncClient(**broker.client_options)
 
 
 def by_key(
@@ -55,19 +60,12 @@ def by_key(
     return partitions[int(message.key)]
 
 
-def texts(broker: FakeBroker, partition: int = 0) -> list[bytes]:
-    return [
-        decode_payload(record.payload, record.flag)[0]
-        for record in broker.records("test", partition)
-    ]
-
-
 def waiting(producer: AsyncOrderedProducer) -> int:
     return sum(producer.statistics().waiting.values())
 
 
 def test_messages_go_directly_to_the_partition_that_was_chosen(
-    broker: FakeBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with (
@@ -82,11 +80,11 @@ def test_messages_go_directly_to_the_partition_that_was_chosen(
             assert producer.statistics().sent_count == 1
 
     asyncio.run(scenario())
-    assert texts(broker, 1) == [b"a"]
+    assert broker.stored("test", 1) == [b"a"]
 
 
 def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
-    broker: FakeBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
         async with (
@@ -96,13 +94,13 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
             ) as producer,
         ):
             await producer.send(b"0", key="0")
-            await asyncio.to_thread(broker.go_away)
+            await asyncio.to_thread(broker.stop)
             for number in range(1, 4):
                 spooled = await producer.send(b"%d" % number, key="0", timeout=SHORT_S)
                 assert isinstance(spooled, Spooled)
                 assert spooled.waiting_count == number
             assert "test/0-0" in producer.statistics().problems[0]
-            await asyncio.to_thread(broker.come_back)
+            await asyncio.to_thread(broker.start)
             # Whether it is spooled or not, the next one comes behind.
             await producer.send(b"4", key="0")
             await until(lambda: not waiting(producer))
@@ -110,10 +108,10 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
             assert producer.statistics().problems == ()
 
     asyncio.run(scenario())
-    assert texts(broker) == [b"%d" % n for n in range(6)]
+    assert broker.stored() == [b"%d" % n for n in range(6)]
 
 
-def test_a_closed_partition_keeps_its_order(broker: FakeBroker, tmp_path: Path) -> None:
+def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -> None:
     """The defect of MetaQ's producer: there, what comes later overtakes."""
     broker.close_partition()
 
@@ -132,21 +130,21 @@ def test_a_closed_partition_keeps_its_order(broker: FakeBroker, tmp_path: Path) 
             await until(lambda: not waiting(producer))
 
     asyncio.run(scenario())
-    assert texts(broker) == [b"%d" % n for n in range(30)]
+    assert broker.stored() == [b"%d" % n for n in range(30)]
 
 
 def test_what_is_spooled_survives_and_goes_before_what_comes_then(
-    broker: FakeBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
-        await asyncio.to_thread(broker.go_away)
+        await asyncio.to_thread(broker.stop)
         async with client_of(broker) as client:
             async with client.ordered_producer(
                 "test", ["0-1"], tmp_path, timeout_s=SHORT_S
             ) as producer:
                 for number in range(3):
                     await producer.send(b"%d" % number, attribute="k=v")
-            await asyncio.to_thread(broker.come_back)
+            await asyncio.to_thread(broker.start)
             async with client.ordered_producer("test", ["0-1"], tmp_path) as producer:
                 assert waiting(producer) == 3
                 await producer.send(b"3", attribute="k=v")
@@ -154,18 +152,17 @@ def test_what_is_spooled_survives_and_goes_before_what_comes_then(
                 assert producer.statistics().replayed_count >= 3
 
     asyncio.run(scenario())
-    assert texts(broker, 1) == [b"0", b"1", b"2", b"3"]
-    assert {r.flag for r in broker.records("test", 1)} == {1}
+    assert broker.stored("test", 1) == [b"0", b"1", b"2", b"3"]
+    with Client(**broker.client_options) as client:
+        assert {m.attribute for m in client.browse("test")} == {"k=v"}
 
 
-def test_an_unknown_outcome_is_told_and_not_spooled(
-    broker: FakeBroker, tmp_path: Path
-) -> None:
-    broker.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
+def test_an_unknown_outcome_is_told_and_not_spooled(java: Any, tmp_path: Path) -> None:
+    java.inner.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
 
     async def scenario() -> None:
         async with (
-            client_of(broker) as client,
+            client_of(java) as client,
             client.ordered_producer("test", ["0-0"], tmp_path) as producer,
         ):
             with pytest.raises(OutcomeUnknownError):
@@ -177,7 +174,7 @@ def test_an_unknown_outcome_is_told_and_not_spooled(
 
 @pytest.mark.slow
 def test_order_holds_whatever_is_refused(
-    broker: FakeBroker, tmp_path: Path, rng: random.Random
+    broker: AnyBroker, tmp_path: Path, rng: random.Random
 ) -> None:
     """Many senders at once, and partitions that close and open.
 
@@ -219,18 +216,18 @@ def test_order_holds_whatever_is_refused(
     for sender in range(4):
         mine = [
             int(text.split(b":")[1])
-            for text in texts(broker, sender % 2)
+            for text in broker.stored("test", sender % 2)
             if text.startswith(b"%d:" % sender)
         ]
         assert mine == list(range(count))
 
 
-def test_a_disk_that_takes_nothing_is_an_error(broker: FakeBroker) -> None:
+def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
     """Nobody is told that a message is safe when it is not."""
     fs = FaultyFileSystem()
 
     async def scenario() -> None:
-        await asyncio.to_thread(broker.go_away)
+        await asyncio.to_thread(broker.stop)
         async with client_of(broker) as client:
             producer = client.ordered_producer(
                 "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
@@ -249,14 +246,14 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: FakeBroker) -> None:
 
 
 def test_a_full_disk_sends_nothing_twice(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is acknowledged and cannot be removed waits for its removal alone."""
     monkeypatch.setattr(ordered, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
     fs = FaultyFileSystem()
 
     async def scenario() -> None:
-        await asyncio.to_thread(broker.go_away)
+        await asyncio.to_thread(broker.stop)
         async with client_of(broker) as client:
             producer = client.ordered_producer(
                 "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
@@ -266,7 +263,7 @@ def test_a_full_disk_sends_nothing_twice(
                 for number in range(3):
                     await producer.send(b"%d" % number)
                 fs.set_capacity(1)
-                await asyncio.to_thread(broker.come_back)
+                await asyncio.to_thread(broker.start)
                 await until(lambda: "room" in producer.statistics().problems[0])
                 calls = fs.calls
                 await until(lambda: fs.calls > calls + 2)  # it tried again
@@ -274,17 +271,17 @@ def test_a_full_disk_sends_nothing_twice(
                 await until(lambda: not waiting(producer))
 
     asyncio.run(scenario())
-    assert texts(broker) == [b"0", b"1", b"2"]
+    assert broker.stored() == [b"0", b"1", b"2"]
 
 
 def test_a_cancelled_send_leaves_order_and_turn_intact(
-    broker: FakeBroker, tmp_path: Path
+    java: Any, tmp_path: Path
 ) -> None:
-    broker.delay_s = 0.05
+    java.inner.delay_s = 0.05
 
     async def scenario() -> None:
         async with (
-            client_of(broker) as client,
+            client_of(java) as client,
             client.ordered_producer("test", ["0-0"], tmp_path) as producer,
         ):
             await producer.send(b"0")
@@ -295,11 +292,11 @@ def test_a_cancelled_send_leaves_order_and_turn_intact(
             assert isinstance(await second, SendResult)
 
     asyncio.run(scenario())
-    assert texts(broker) in ([b"0", b"2"], [b"0", b"1", b"2"])
+    assert java.stored() in ([b"0", b"2"], [b"0", b"1", b"2"])
 
 
 def test_a_choice_outside_of_the_layout_is_refused(
-    broker: FakeBroker, tmp_path: Path
+    broker: AnyBroker, tmp_path: Path
 ) -> None:
     def elsewhere(topic: str, partitions: object, message: object) -> TopicPartition:
         return TopicPartition(topic, BrokerId(7), 7)
@@ -320,7 +317,7 @@ def test_a_choice_outside_of_the_layout_is_refused(
     asyncio.run(scenario())
 
 
-def test_a_directory_has_one_producer(broker: FakeBroker, tmp_path: Path) -> None:
+def test_a_directory_has_one_producer(broker: AnyBroker, tmp_path: Path) -> None:
     async def scenario() -> None:
         async with client_of(broker) as client:
             async with client.ordered_producer("test", ["0-0", "0-1"], tmp_path):
@@ -333,12 +330,9 @@ def test_a_directory_has_one_producer(broker: FakeBroker, tmp_path: Path) -> Non
     asyncio.run(scenario())
 
 
-def test_the_sync_world_has_it_too(tmp_path: Path) -> None:
-    """Against a real broker, over its restart."""
-    with (
-        embedded_broker(topics={"test": 2}, data_path=tmp_path / "data") as broker,
-        Client(**broker.client_options) as client,
-    ):
+def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
+    """Over a restart of its broker."""
+    with Client(**broker.client_options) as client:
         spools = tmp_path / "spools"
         with client.ordered_producer("test", "0:2", spools) as producer:
             assert isinstance(producer.send(b"0", key="k"), SendResult)

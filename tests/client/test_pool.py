@@ -3,18 +3,18 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
 from metaq.client.errors import ConnectionLostError
 from metaq.client.options import ClientOptions
 from metaq.client.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
+from metaq.client.session import parse_address
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.protocol.commands import Result, Stats
-from metaq.testing.broker import running_broker
 from metaq.zk.znodes import BrokerAddress
+from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
 
 CLOCK = SystemClock()
@@ -251,13 +251,15 @@ def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
 
 
 def test_a_real_broker_is_asked_thousands_of_times_and_restarted(
-    data_dir: Path,
+    start_broker: StartBroker,
 ) -> None:
     """Pipelined requests, a restart on the same port, and the next connection."""
+    broker = start_broker()
+    address = parse_address(broker.address)
 
     async def ask(pool: ConnectionPool, address: BrokerAddress, count: int) -> None:
         connection = await pool.get(address, deadline_s=soon())
-        assert connection.capabilities.has_mput
+        assert connection.capabilities.has_mput == broker.has_extensions
         replies = await asyncio.gather(
             *(
                 connection.call(Stats("", connection.next_opaque()), deadline_s=soon())
@@ -267,13 +269,11 @@ def test_a_real_broker_is_asked_thousands_of_times_and_restarted(
         assert all(isinstance(r, Result) and r.status == 200 for r in replies)
 
     async def scenario(pool: ConnectionPool) -> None:
-        async with running_broker(data_dir) as broker:
-            address = BrokerAddress("127.0.0.1", broker.port)
-            await ask(pool, address, 2000)
+        await ask(pool, address, 2000)
+        await asyncio.to_thread(broker.stop)
         await until(lambda: pool.ready(address) is None)
-        same_port = {"serverPort": str(address.port)}
-        async with running_broker(data_dir, same_port):
-            await ask(pool, address, 1)
+        await asyncio.to_thread(broker.start)
+        await ask(pool, address, 1)
         assert pool.statistics().lost_count >= 1
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""The producer over sockets: the real broker, and a fake MetaQ 1.4 broker."""
+"""The producer over sockets."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,21 @@ from metaq.clock import SystemClock
 from metaq.errors import ServerError
 from metaq.protocol.commands import Get, Value
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.testing.broker import make_config, running_broker
+from metaq.testing.broker import make_config
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from metaq.zk.znodes import BrokerAddress
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.producing import FixedMetadata
 
 CLOCK = SystemClock()
 CLIENT = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.05)
+
+
+ONE_BROKER = {
+    "test_a_broker_that_restarts_under_load_loses_nothing": "another port; no doubles",
+    "test_a_metaq_1_4_broker_gets_single_puts": "what it must not be sent",
+    "test_a_metaq_1_4_broker_that_drops_connections": "connections cut on cue",
+}
 
 
 class Sending:
@@ -61,7 +69,7 @@ async def sending_to(
         await sending.pool.close(deadline_s=CLOCK.monotonic_s() + 5)
 
 
-def address_of(broker: Broker) -> BrokerAddress:
+def address_of(broker: Broker | AnyBroker) -> BrokerAddress:
     return BrokerAddress("127.0.0.1", broker.port)
 
 
@@ -87,14 +95,13 @@ async def read_log(sending: Sending, address: BrokerAddress) -> list[tuple[int, 
         offset += position
 
 
-def test_results_are_what_the_broker_stored(data_dir: Path) -> None:
+def test_results_are_what_the_broker_stored(start_broker: StartBroker) -> None:
     """Ids, offsets and bytes of every message, read back from the log."""
 
+    broker = start_broker()
+
     async def main() -> None:
-        async with (
-            running_broker(data_dir) as broker,
-            sending_to(address_of(broker), batch_count_max=5000) as sending,
-        ):
+        async with sending_to(address_of(broker), batch_count_max=5000) as sending:
             one = [b"%d" % n for n in range(9000)]
             results = await sending.producer.send_many("test", one)
             last = await sending.producer.send("test", b"data", attribute="k=v")
@@ -107,8 +114,10 @@ def test_results_are_what_the_broker_stored(data_dir: Path) -> None:
     asyncio.run(main())
 
 
-def test_empty_messages_and_mixed_attributes_travel(data_dir: Path) -> None:
+def test_empty_messages_and_mixed_attributes_travel(start_broker: StartBroker) -> None:
     """No data, an empty attribute, and plain bytes in one batch."""
+
+    broker = start_broker()
 
     async def main() -> None:
         messages = [
@@ -118,10 +127,7 @@ def test_empty_messages_and_mixed_attributes_travel(data_dir: Path) -> None:
             bytearray(b"y"),
             memoryview(b"z"),
         ]
-        async with (
-            running_broker(data_dir) as broker,
-            sending_to(address_of(broker)) as sending,
-        ):
+        async with sending_to(address_of(broker)) as sending:
             await sending.producer.send_many("test", messages * 4)
             stored = await read_log(sending, address_of(broker))
             payloads = [b"", b"\0\0\0\0", b"\0\0\0\2\xc3\xa9x", b"y", b"z"]
@@ -130,14 +136,13 @@ def test_empty_messages_and_mixed_attributes_travel(data_dir: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_refusal_has_the_text_of_the_broker(data_dir: Path) -> None:
+def test_a_refusal_has_the_text_of_the_broker(start_broker: StartBroker) -> None:
     """A partition that the broker does not have: a 500, at once."""
 
+    broker = start_broker()
+
     async def main() -> None:
-        async with (
-            running_broker(data_dir) as broker,
-            sending_to(address_of(broker)) as sending,
-        ):
+        async with sending_to(address_of(broker)) as sending:
             with pytest.raises(ServerError, match="partition"):
                 await sending.producer.send("test", b"x", partition="0-77")
 
@@ -184,14 +189,13 @@ def test_a_broker_that_restarts_under_load_loses_nothing(data_dir: Path) -> None
     asyncio.run(main())
 
 
-def test_threads_send_through_one_accumulator(data_dir: Path) -> None:
+def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None:
     """From any thread, results in any thread; the order of each thread is kept."""
 
+    broker = start_broker()
+
     async def main() -> None:
-        async with (
-            running_broker(data_dir) as broker,
-            sending_to(address_of(broker), buffer_count_max=50) as sending,
-        ):
+        async with sending_to(address_of(broker), buffer_count_max=50) as sending:
             await sending.producer.prepare("test")
             accumulator = sending.producer.accumulator
             found: dict[str, list[SendResult]] = {}
@@ -215,6 +219,19 @@ def test_threads_send_through_one_accumulator(data_dir: Path) -> None:
                 names = [stored[r.message_id].decode() for r in results]
                 assert names == [f"{name}-{n}" for n in range(200)]
                 assert [r.offset for r in results] == sorted(r.offset for r in results)
+
+    asyncio.run(main())
+
+
+def test_a_closed_partition_is_avoided(start_broker: StartBroker) -> None:
+    """403 on one partition: the messages lie in the other."""
+    broker = start_broker({"test": 2})
+    broker.close_partition("test", 1)
+
+    async def main() -> None:
+        async with sending_to(address_of(broker), partitions=2) as sending:
+            results = [await sending.producer.send("test", b"x") for _ in range(6)]
+            assert {r.partition.partition for r in results} == {0}
 
     asyncio.run(main())
 
@@ -254,17 +271,4 @@ def test_a_metaq_1_4_broker_that_drops_connections(kind: FaultKind) -> None:
             assert set(fake.payloads()) == set(sent)
 
     with FakeBroker() as fake:
-        asyncio.run(main(fake))
-
-
-def test_a_closed_partition_of_a_metaq_1_4_broker_is_avoided() -> None:
-    """403 on one partition: the messages lie in the other."""
-
-    async def main(fake: FakeBroker) -> None:
-        async with sending_to(fake.address, partitions=2) as sending:
-            results = [await sending.producer.send("test", b"x") for _ in range(6)]
-            assert {r.partition.partition for r in results} == {0}
-
-    with FakeBroker({"test": 2}) as fake:
-        fake.close_partition("test", 1)
         asyncio.run(main(fake))

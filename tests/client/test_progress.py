@@ -16,7 +16,7 @@ from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
-from tests.brokers import METAQ_1_4, broker_of, until
+from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
 
 ZERO, ONE = partition(0), partition(1)
@@ -204,6 +204,14 @@ def test_one_of_several_partitions_is_named(bench: Bench) -> None:
 # -- with a broker --------------------------------------------------------------------
 
 
+ONE_BROKER = {"java": "the log's start moves"}
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> Any:
+    return start_broker()
+
+
 @pytest.fixture
 def java(tmp_path: Path) -> Iterator[Any]:
     with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
@@ -211,35 +219,43 @@ def java(tmp_path: Path) -> Iterator[Any]:
 
 
 @pytest.fixture(params=["sync", "async"])
-def client(request: pytest.FixtureRequest, java: Any) -> Iterator[Any]:
+def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+@pytest.fixture(params=["sync", "async"])
+def java_client(request: pytest.FixtureRequest, java: Any) -> Iterator[Any]:
     with WORLDS[request.param](brokers=[java.address], **QUICK) as one:
         yield one
 
 
 @pytest.mark.slow
 def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
-    java: Any,
+    broker: Any,
     client: Any,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is told by `health` and by one line, for as long as it takes."""
     monkeypatch.setattr("metaq.client.fetcher.ERROR_PAUSE_MAX_S", 0.05)
-    java.put(b"m")
-    java.inner.close_partition()
+    broker.put(b"m")
+    broker.close_partition()
     with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:
         assert consumer.receive(1.2) is None
         assert len(consumer.health().problems) == 1
         assert caplog.text.count("get failed") == 1
-        java.inner.open_partition()
+        broker.open_partition()
         assert consumer.receive(10).data == b"m"
 
 
 def test_lag_of_a_log_whose_start_moved_counts_from_there(
-    java: Any, client: Any
+    java: Any, java_client: Any
 ) -> None:
     java.put(b"aa", b"bb")
-    with client.consumer("g", ["test"], commit_interval_s=None, **IDLE) as consumer:
+    with java_client.consumer(
+        "g", ["test"], commit_interval_s=None, **IDLE
+    ) as consumer:
         take(consumer, 2)
         java.inner.close_partition()
         until(lambda: consumer.health().problems)
@@ -251,11 +267,11 @@ def test_lag_of_a_log_whose_start_moved_counts_from_there(
         assert lag.messages is None
 
 
-def test_lag_raises_when_the_broker_is_away(java: Any, client: Any) -> None:
+def test_lag_raises_when_the_broker_is_away(broker: Any, client: Any) -> None:
     with client.consumer("g", ["test"], **IDLE) as consumer:
         until(consumer.assignment)
-        java.stop()
+        broker.stop()
         with pytest.raises(MetaqError):
             consumer.lag(0.05)
-        java.start()
+        broker.start()
         until(lambda: consumer.health().is_ok)
