@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import secrets
@@ -12,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.brokers import BROKERS, AnyBroker, StartBroker, broker_of
+from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
 
 SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
 """One number for every random choice of the run; METAQ_SEED repeats a run."""
@@ -83,14 +84,25 @@ def broker_kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def start_broker(broker_kind: str, tmp_path: Path, seed: int) -> Iterator[StartBroker]:
     """Start brokers of one kind, as `broker_of` makes them; stopped after the test."""
+    with _starting(broker_kind, tmp_path, seed) as start:
+        yield start
+
+
+@pytest.fixture
+def start_metaq_1_4(tmp_path: Path, seed: int) -> Iterator[StartBroker]:
+    """Start MetaQ 1.4 brokers, for tests of this kind alone; they say why."""
+    with _starting(METAQ_1_4, tmp_path, seed) as start:
+        yield start
+
+
+@contextlib.contextmanager
+def _starting(kind: str, tmp_path: Path, seed: int) -> Iterator[StartBroker]:
     with contextlib.ExitStack() as stack:
-        count = 0
+        numbers = itertools.count()
 
         def start(*topics: Any, **options: Any) -> AnyBroker:
-            nonlocal count
-            count += 1
-            path = tmp_path / f"broker-{count}"
-            made = broker_of(broker_kind, path, *topics, seed=seed, **options)
+            path = tmp_path / f"{kind}-{next(numbers)}"
+            made = broker_of(kind, path, *topics, seed=seed, **options)
             return stack.enter_context(made)
 
         yield start

@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -18,18 +17,16 @@ from metaq.cli.bench import (
 from metaq.cli.cluster import Target
 from metaq.client import Client
 from metaq.errors import RequestTimeoutError
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
-    data = tmp_path_factory.mktemp("broker") / "data"
-    with embedded_broker(topics={"test": 2}, data_path=data) as made:
-        yield made
+from tests.brokers import AnyBroker, StartBroker
 
 
 @pytest.fixture
-def target(broker: EmbeddedBroker) -> Target:
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"test": 2})
+
+
+@pytest.fixture
+def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
 
 
@@ -46,7 +43,7 @@ def figures(capsys: pytest.CaptureFixture[str]) -> dict[str, float]:
 
 @pytest.mark.slow
 def test_each_part_measures_what_it_says(
-    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Messages are stored, read back, and timed; one more opens the connections."""
     bench_produce(target, options(count=50))
@@ -66,7 +63,7 @@ def test_each_part_measures_what_it_says(
 
 
 @pytest.mark.slow
-def test_messages_that_are_not_there_are_told(broker: EmbeddedBroker) -> None:
+def test_messages_that_are_not_there_are_told(broker: AnyBroker) -> None:
     """Reading more than there is ends, and says why."""
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
     with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
@@ -74,7 +71,7 @@ def test_messages_that_are_not_there_are_told(broker: EmbeddedBroker) -> None:
 
 
 @pytest.mark.slow
-def test_what_ends_the_reading_ends_the_sending(broker: EmbeddedBroker) -> None:
+def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
     """An error or Ctrl-C does not wait for an hour of messages that are not due yet."""
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
     hour = replace(options(count=3600), rate=1)

@@ -24,7 +24,7 @@ from metaq.client import Client
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
 from metaq.model import Offset
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.brokers import BROKERS, AnyBroker, broker_of
 
 PATIENCE_S = 10.0
 RECORD_BYTES = 20 + 1
@@ -33,18 +33,18 @@ DRY = WriteOptions(is_dry=True, is_forced=False, as_json=True)
 FORCE = WriteOptions(is_dry=False, is_forced=True, as_json=True)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
+@pytest.fixture(scope="module", params=BROKERS)
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AnyBroker]:
     data = tmp_path_factory.mktemp("broker") / "data"
-    with embedded_broker(topics={"test": 2}, data_path=data) as made:
-        with Client(**made.client_options) as client, client.producer() as producer:
-            for number in range(5):
-                producer.send("test", b"%d" % number, partition="0-0")
+    with broker_of(request.param, data, {"test": 2}) as made:
+        made.put(*(b"%d" % number for number in range(5)))
         yield made
 
 
 @pytest.fixture
-def target(broker: EmbeddedBroker) -> Target:
+def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), PATIENCE_S, broker.coordinator_factory)
 
 
@@ -57,9 +57,9 @@ def put_offset(target: Target, group: str, offset: int) -> None:
 
 
 def test_groups_are_listed_with_their_lag(
-    target: Target, capsys: pytest.CaptureFixture[str]
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One row per group; a pipe gets tabs and a header."""
+    """One row per group; a pipe gets tabs and a header. MetaQ 1.4 does not count."""
     put_offset(target, "listed", 2 * RECORD_BYTES)
     capsys.readouterr()
     groups(target, "", as_json=False)
@@ -69,11 +69,12 @@ def test_groups_are_listed_with_their_lag(
         "lag_bytes",
     ]  # fmt: skip
     found = {line.split("\t")[0]: line.split("\t") for line in lines}
-    assert found["listed"][1:] == ["0", "test", "2", "0", "3", str(3 * RECORD_BYTES)]
+    count = "3" if broker.has_extensions else "-"
+    assert found["listed"][1:] == ["0", "test", "2", "0", count, str(3 * RECORD_BYTES)]
 
 
 def test_one_group_is_shown_with_its_members(
-    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who is there, who owns what, how far it is: for people and for machines."""
     with (
@@ -167,7 +168,7 @@ def test_offsets_go_from_group_to_group(
 
 
 def test_a_group_with_members_is_moved_by_force_alone(
-    broker: EmbeddedBroker, target: Target, capsys: pytest.CaptureFixture[str]
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without force nothing is written; with it, the danger is told."""
     with (
@@ -236,7 +237,7 @@ def test_a_goal_that_is_none_is_wrong_usage(text: str) -> None:
         parse_goal(text)
 
 
-def test_groups_need_zookeeper(broker: EmbeddedBroker) -> None:
+def test_groups_need_zookeeper(broker: AnyBroker) -> None:
     """With --broker alone it is one sentence and exit code 1."""
     for words in (["groups"], ["offsets", "show", "g"]):
         result = CliRunner().invoke(main, [*words, "--broker", broker.address])

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,54 +11,59 @@ from metaq.cli.stats import stats
 from metaq.cli.topics import topics
 from metaq.client.browse import parse_stats
 from metaq.errors import NoBrokerError
-from metaq.protocol.commands import Result, Stats
+from metaq.testing.fake_broker import FaultKind
 from metaq.testing.zk import MemoryZooKeeper
+from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
-from tests.client.memory_broker import MemoryBroker
+
+ONE_BROKER = {"java": "a refusal on cue, a log whose start moved"}
 
 
-def test_stats_prints_what_the_broker_says() -> None:
+@pytest.fixture
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"t": 2, "wild-*": 1}, broker_id=7)
+
+
+@pytest.fixture
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4({"t": 2}, broker_id=7)
+
+
+def test_stats_prints_what_the_broker_says(broker: AnyBroker) -> None:
     """The lines are the broker's own."""
-    with MemoryBroker() as broker:
-        result = run("stats", broker=broker)
-        assert result.exit_code == 0
-        assert result.stdout == "STATS\npid 1\nbroker_id 7\nEND\n"
+    result = run("stats", broker=broker)
+    assert result.exit_code == 0
+    assert result.stdout.startswith("STATS\npid ")
+    assert "\nbroker_id 7\n" in result.stdout
+    assert result.stdout.endswith("\nEND\n")
 
 
-def test_stats_for_machines_are_names_and_values() -> None:
+def test_stats_for_machines_are_names_and_values(broker: AnyBroker) -> None:
     """One object per broker."""
-    with MemoryBroker() as broker:
-        result = run("stats", "topics", "--json", broker=broker)
-        assert json.loads(result.stdout) == {
-            "broker": 7,
-            "address": str(broker.address),
-            "stats": {"t": "partitions 2 message_count 1", "wild-*": "*Empty*"},
-        }
+    broker.put(b"x", topic="t")
+    found = json.loads(run("stats", "topics", "--json", broker=broker).stdout)
+    assert (found["broker"], found["address"]) == (7, f"meta://{broker.address}")
+    assert found["stats"]["t"].startswith("partitions ")
+    assert found["stats"]["wild-*"] == "*Empty*"
 
 
-def test_the_raw_configuration_is_not_taken_apart() -> None:
+def test_the_raw_configuration_is_not_taken_apart(broker: AnyBroker) -> None:
     """`config` is a file, not names and values."""
-    with MemoryBroker() as broker:
-        broker.refuse = lambda command: (
-            Result(200, b"[system]\nbrokerId=0\n", command.opaque)
-            if isinstance(command, Stats) and command.item == "config"
-            else None
-        )
-        result = run("stats", "config", "--json", broker=broker)
-        assert json.loads(result.stdout)["stats"] == "[system]\nbrokerId=0\n"
+    result = run("stats", "config", "--json", broker=broker)
+    assert "[system]" in json.loads(result.stdout)["stats"].splitlines()
 
 
-def test_a_broker_that_refuses_is_told_and_fails() -> None:
+def test_a_broker_that_refuses_is_told_and_fails(java: Any) -> None:
     """Its error names it; the exit code is 1."""
-    with MemoryBroker() as broker:
-        broker.refuse = lambda command: (
-            Result(500, b"Config file not found", command.opaque)
-            if isinstance(command, Stats) and command.item == "config"
-            else None
-        )
-        result = run("stats", "config", broker=broker)
-        assert result.exit_code == 1
-        assert result.stderr == "metaq: broker 7: Config file not found\n"
+    # Its id and topics are asked for first.
+    run("topics", broker=java)
+    asked_count = java.inner.statistics().commands["stats"]
+    java.inner.inject(
+        FaultKind.REFUSE, verb="stats", after=asked_count, body=b"not found", count=9
+    )
+    result = run("stats", "pid", broker=java)
+    assert result.exit_code == 1
+    assert result.stderr == "metaq: broker 7: not found\n"
 
 
 def test_an_address_that_is_none_names_its_option() -> None:
@@ -92,31 +98,31 @@ def test_values_may_hold_spaces() -> None:
     assert parse_stats(text) == {"put": "Count=1, Value=2", "alone": ""}
 
 
-def test_topics_are_listed_with_their_offsets() -> None:
+def test_topics_are_listed_with_their_offsets(java: Any) -> None:
     """One row per partition; a partition without a log has no offsets."""
-    with MemoryBroker() as broker:
-        broker.starts["t", 0] = 100
-        broker.add(b"x")
-        result = run("topics", broker=broker)
-        assert result.exit_code == 0
-        address = str(broker.address)
-        assert [line.split("\t") for line in result.stdout.splitlines()] == [
-            ["topic", "partition", "broker", "puts", "gets", "log_start", "log_end"],
-            ["t", "7-0", address, "True", "True", "100", "121"],
-            ["t", "7-1", address, "True", "True", "-", "-"],
-        ]
+    java.put(b"x" * 80, topic="t")
+    java.inner.roll("t")
+    java.put(b"x", topic="t")
+    java.inner.trim("t")
+    result = run("topics", broker=java)
+    assert result.exit_code == 0
+    address = f"meta://{java.address}"
+    assert [line.split("\t") for line in result.stdout.splitlines()] == [
+        ["topic", "partition", "broker", "puts", "gets", "log_start", "log_end"],
+        ["t", "7-0", address, "True", "True", "100", "121"],
+        ["t", "7-1", address, "True", "True", "-", "-"],
+    ]
 
 
-def test_one_topic_can_be_asked_for() -> None:
+def test_one_topic_can_be_asked_for(broker: AnyBroker) -> None:
     """An unknown one is an error that names those there are."""
-    with MemoryBroker() as broker:
-        broker.add(b"x")
-        result = run("topics", "t", "--json", broker=broker)
-        rows = [json.loads(line) for line in result.stdout.splitlines()]
-        assert [row["log_end"] for row in rows] == [21, None]
-        result = run("topics", "nope", broker=broker)
-        assert result.exit_code == 1
-        assert "other topics are: t" in result.stderr
+    broker.put(b"x", topic="t")
+    result = run("topics", "t", "--json", broker=broker)
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["log_end"] or 0 for row in rows] == [21, 0]
+    result = run("topics", "nope", broker=broker)
+    assert result.exit_code == 1
+    assert "other topics are: t" in result.stderr
 
 
 def test_a_topic_that_is_missing_is_not_named_among_the_others() -> None:

@@ -13,8 +13,8 @@ from metaq import __version__
 from metaq.cli import main as module
 from metaq.cli.main import main
 from metaq.errors import ConfigError
+from tests.brokers import StartBroker
 from tests.cli.runner import run
-from tests.client.memory_broker import MemoryBroker
 
 INTERRUPTED_WHILE_LOADING = """
 import os, runpy, signal, sys
@@ -211,31 +211,29 @@ cli.main(["topics"])
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", ["topics >&-", "topics nothing 2>&-"])
-def test_closed_outputs_take_everything(words: str) -> None:
+def test_closed_outputs_take_everything(start_broker: StartBroker, words: str) -> None:
     """As /dev/null would; the exit code is what it always is."""
-    with MemoryBroker() as broker:
-        line = f"-m metaq {words} --broker 127.0.0.1:{broker.port}"
-        child = subprocess.run(
-            ["sh", "-c", f"exec {sys.executable} {line}"],
-            capture_output=True,
-            timeout=30,
-            check=False,
-        )
+    line = f"-m metaq {words} --broker {start_broker().address}"
+    child = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} {line}"],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
     assert child.stderr == child.stdout == b""
     assert child.returncode == (1 if "nothing" in words else 0)
 
 
 @pytest.mark.slow
-def test_a_closed_standard_input_is_an_empty_one() -> None:
-    """`metaq produce t <&-` finds no lines, and says so."""
-    with MemoryBroker() as broker:
-        words = f"-m metaq produce t --broker 127.0.0.1:{broker.port} <&-"
-        child = subprocess.run(
-            ["sh", "-c", f"exec {sys.executable} {words}"],
-            capture_output=True,
-            timeout=30,
-            check=False,
-        )
+def test_a_closed_standard_input_is_an_empty_one(start_broker: StartBroker) -> None:
+    """`metaq produce test <&-` finds no lines, and says so."""
+    words = f"-m metaq produce test --broker {start_broker().address} <&-"
+    child = subprocess.run(
+        ["sh", "-c", f"exec {sys.executable} {words}"],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
     assert child.stderr == b""
     assert child.stdout.startswith(b"0 messages, 0 B in ")
     assert child.returncode == 0

@@ -17,6 +17,10 @@ from metaq.spark.jobs.window_stats import WindowStats
 from metaq.testing.embedded import embedded_broker
 from tests.cli.runner import run
 
+ONE_BROKER = {
+    "test_a_topic_is_ingested_archived_and_audited": "Spark, which takes long to start",
+}
+
 ROOT = Path(__file__).parents[2]
 JOBS = ("archive", "replay", "ingest", "stats", "audit", "verify")
 

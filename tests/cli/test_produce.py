@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,11 +14,28 @@ from metaq.cli.produce import ProduceOptions, iter_lines, produce
 from metaq.client import Client
 from metaq.errors import ClientError, NoBrokerError
 from metaq.protocol.commands import Mput, Result
-from metaq.testing.embedded import embedded_broker
+from metaq.testing.fake_broker import FaultKind
+from tests.brokers import AnyBroker, StartBroker
 from tests.cli.runner import run
-from tests.client.memory_broker import JAVA, MemoryBroker
+from tests.client.memory_broker import MemoryBroker
 
 LINES = [b"first", b"", b"with CR\r", b"\xff\x00 binary", b"last"]
+
+
+ONE_BROKER = {
+    "MemoryBroker": "batches are lost, refused and not answered on cue",
+    "java": "the same to single puts",
+}
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"t": 2}, broker_id=7)
+
+
+@pytest.fixture
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4({"t": 2}, broker_id=7)
 
 
 @pytest.fixture
@@ -50,40 +68,34 @@ def test_a_file_without_lines_is_refused() -> None:
         list(iter_lines(lambda _size: stream.read(20), line_bytes_max=50))
 
 
-@pytest.mark.parametrize("is_java", [False, True])
-def test_every_byte_of_a_line_arrives(file: Path, *, is_java: bool) -> None:
+def test_every_byte_of_a_line_arrives(file: Path, broker: AnyBroker) -> None:
     """CR, NUL and bytes that are no text are kept; LF is not part of a line."""
-    with MemoryBroker() as broker:
-        if is_java:
-            broker.capabilities = JAVA
-        result = run(
-            "produce", "t", "--file", str(file), "--partition", "7-1", broker=broker
-        )
-        assert result.exit_code == 0, result.output
-        assert broker.payloads("t", 1) == LINES
-        assert result.stdout.startswith("5 messages, 26 B in ")
-        assert "partitions 7-1: 5" in result.stdout
-        assert result.stderr == ""
+    result = run(
+        "produce", "t", "--file", str(file), "--partition", "7-1", broker=broker
+    )
+    assert result.exit_code == 0, result.output
+    assert broker.stored("t", 1) == LINES
+    assert result.stdout.startswith("5 messages, 26 B in ")
+    assert "partitions 7-1: 5" in result.stdout
+    assert result.stderr == ""
 
 
 def test_chunks_go_round_the_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read at once stays together; the next goes to the next partition."""
     monkeypatch.setattr("metaq.cli.produce.CHUNK_BYTES", 8)
     path = tmp_path / "lines"
     path.write_bytes(b"1234567\n" * 10)
-    with MemoryBroker() as broker:
-        result = run("produce", "t", "--file", str(path), broker=broker)
-        assert result.exit_code == 0, result.output
-        assert [len(broker.payloads("t", p)) for p in (0, 1)] == [5, 5]
+    result = run("produce", "t", "--file", str(path), broker=broker)
+    assert result.exit_code == 0, result.output
+    assert [len(broker.stored("t", p)) for p in (0, 1)] == [5, 5]
 
 
-def test_the_summary_is_json_on_request(file: Path) -> None:
+def test_the_summary_is_json_on_request(file: Path, broker: AnyBroker) -> None:
     """Counts, bytes, time, rate, and what is in doubt."""
-    with MemoryBroker() as broker:
-        words = ["produce", "t", "--file", str(file), "--partition", "0", "--json"]
-        result = run(*words, broker=broker)
+    words = ["produce", "t", "--file", str(file), "--partition", "0", "--json"]
+    result = run(*words, broker=broker)
     summary = json.loads(result.stdout)
     assert summary.pop("seconds") >= 0
     assert summary.pop("messages_per_s") > 0
@@ -97,15 +109,14 @@ def test_the_summary_is_json_on_request(file: Path) -> None:
     }
 
 
-def test_an_attribute_goes_with_every_message(file: Path) -> None:
+def test_an_attribute_goes_with_every_message(file: Path, broker: AnyBroker) -> None:
     """The payload carries the attribute block, and cat takes it off again."""
-    with MemoryBroker() as broker:
-        words = ["--file", str(file), "--partition", "0", "--attribute", "blue"]
-        assert run("produce", "t", *words, broker=broker).exit_code == 0
-        result = run("cat", "t", "--json", broker=broker)
-        messages = [json.loads(line) for line in result.stdout.splitlines()]
-        assert {m["attribute"] for m in messages} == {"blue"}
-        assert messages[0]["data"] == "first"
+    words = ["--file", str(file), "--partition", "0", "--attribute", "blue"]
+    assert run("produce", "t", *words, broker=broker).exit_code == 0
+    result = run("cat", "t", "--json", broker=broker)
+    messages = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {m["attribute"] for m in messages} == {"blue"}
+    assert messages[0]["data"] == "first"
 
 
 def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:
@@ -169,38 +180,57 @@ def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> Non
         assert result.stderr.endswith("metaq: low on space\n")
 
 
+@pytest.mark.parametrize(
+    ("kind", "count", "exit_code", "text"),
+    [
+        (FaultKind.DROP_STORED, 1, 0, "lines may be stored twice"),
+        (FaultKind.SWALLOW, 1000, 1, "4 lines got no answer: outcome unknown"),
+        (FaultKind.REFUSE, 1000, 1, "metaq: no room"),
+    ],
+)
+def test_what_became_of_the_lines_of_a_metaq_1_4_broker_is_told(
+    java: Any, file: Path, kind: FaultKind, count: int, exit_code: int, text: str
+) -> None:
+    """Each has an outcome of its own; the last one, without LF, is sent behind them."""
+    java.inner.inject(kind, count=count, body=b"no room")
+    words = ["--file", str(file), "--partition", "7-0", "--timeout", "0.4"]
+    result = run("produce", "t", *words, broker=java)
+    assert result.exit_code == exit_code
+    assert text in result.stderr
+    wanted = LINES if kind is FaultKind.DROP_STORED else []
+    assert set(java.stored("t")) == set(wanted)
+
+
 @pytest.mark.parametrize("partition", ["9", "7-9", "x"])
 def test_a_partition_that_does_not_exist_is_wrong_usage(
-    file: Path, partition: str
+    file: Path, broker: AnyBroker, partition: str
 ) -> None:
     """Those that exist are listed."""
-    with MemoryBroker() as broker:
-        words = ["--file", str(file), "--partition", partition]
-        result = run("produce", "t", *words, broker=broker)
-        assert result.exit_code == 2
-        assert "7-0, 7-1" in " ".join(result.stderr.split())
+    words = ["--file", str(file), "--partition", partition]
+    result = run("produce", "t", *words, broker=broker)
+    assert result.exit_code == 2
+    assert "7-0, 7-1" in " ".join(result.stderr.split())
 
 
-def test_an_unknown_topic_is_told(file: Path) -> None:
+def test_an_unknown_topic_is_told(file: Path, broker: AnyBroker) -> None:
     """The topics that there are are named."""
-    with MemoryBroker() as broker:
-        result = run("produce", "nope", "--file", str(file), broker=broker)
-        assert result.exit_code == 1
-        assert "'nope'" in result.stderr
+    result = run("produce", "nope", "--file", str(file), broker=broker)
+    assert result.exit_code == 1
+    assert "'nope'" in result.stderr
 
 
 def test_a_topic_that_a_pattern_admits_gets_its_first_message(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    file: Path, start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """ZooKeeper knows it only when somebody has put to it."""
-    with embedded_broker(topics={"wild-*": 1}, data_path=tmp_path / "data") as broker:
-        target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
-        options = ProduceOptions(
-            topic="wild-one", file=file, partition=None, attribute=None, as_json=True
-        )
-        produce(target, options)
-        assert json.loads(capsys.readouterr().out)["messages"] == len(LINES)
-        with Client(brokers=[broker.address]) as client:
-            assert [m.data for m in client.browse("wild-one")] == LINES
-        with pytest.raises(NoBrokerError, match=r"'tame' at the moment; .* wild-"):
-            find_topic(target, "tame", (), kind="puts")
+    broker = start_broker({"wild-*": 1})
+    target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
+    options = ProduceOptions(
+        topic="wild-one", file=file, partition=None, attribute=None, as_json=True
+    )
+    produce(target, options)
+    assert json.loads(capsys.readouterr().out)["messages"] == len(LINES)
+    with Client(brokers=[broker.address]) as client:
+        assert [m.data for m in client.browse("wild-one")] == LINES
+    with pytest.raises(NoBrokerError, match=r"'tame' at the moment; .* wild-"):
+        find_topic(target, "tame", (), kind="puts")

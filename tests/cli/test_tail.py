@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +14,21 @@ from metaq.cli.tail import TailOptions, read_state, tail
 from metaq.client import Client
 from metaq.errors import ConfigError, LocalProtocolError
 from metaq.model import Message
-from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.fake_broker import FakeBroker, FaultKind
+from tests.brokers import AnyBroker, StartBroker
+
+ONE_BROKER = {
+    "test_a_broker_that_fails_for_a_while_is_waited_for": "it fails on cue",
+}
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
-    with embedded_broker(topics={"logs": 4}, data_path=tmp_path / "data") as made:
-        yield made
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker({"logs": 4})
 
 
 @pytest.fixture
-def target(broker: EmbeddedBroker) -> Target:
+def target(broker: AnyBroker) -> Target:
     return Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
 
 
@@ -43,13 +45,13 @@ def options(directory: Path, *, attribute: str | None = None) -> TailOptions:
     )
 
 
-def messages(broker: EmbeddedBroker) -> list[Message]:
+def messages(broker: AnyBroker) -> list[Message]:
     with Client(**broker.client_options) as client:
         return list(client.browse("logs"))
 
 
 def test_lines_of_one_file_stay_in_order(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
     target: Target,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -77,7 +79,7 @@ def test_lines_of_one_file_stay_in_order(
 
 
 def test_the_place_is_kept_after_the_lines_are_stored(
-    broker: EmbeddedBroker,
+    broker: AnyBroker,
     target: Target,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -20,10 +20,17 @@ from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, payloads, take
 
+ONE_BROKER = {"java": "an answer that is late"}
+
 
 @pytest.fixture
 def broker(start_broker: StartBroker) -> AnyBroker:
     return start_broker()
+
+
+@pytest.fixture
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4()
 
 
 @pytest.fixture
@@ -391,12 +398,14 @@ def test_closing_on_the_client_s_own_thread_is_refused_and_closes_nothing(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-def test_in_the_child_of_a_fork_every_call_says_so(
-    broker: AnyBroker, client: Client
-) -> None:
-    broker.put(b"0", b"1")
-    broker.inner.delay_s = 0.5
-    with client.consumer("g", ["test"], **IDLE) as consumer, client.producer() as out:
+def test_in_the_child_of_a_fork_every_call_says_so(java: Any) -> None:
+    java.put(b"0", b"1")
+    java.inner.delay_s = 0.5
+    with (
+        Client(brokers=[java.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        client.producer() as out,
+    ):
         take(consumer, 1)
         future = out.send_nowait("test", b"2")
         calls: dict[str, Callable[[], Any]] = {
@@ -414,7 +423,7 @@ def test_in_the_child_of_a_fork_every_call_says_so(
         }
         wrong = _in_child(calls)
         assert wrong == []
-        broker.inner.delay_s = 0.0
+        java.inner.delay_s = 0.0
         assert future.result(20).offset > 0
         assert take(consumer, 1)[0].data == b"1"  # the parent goes on
 

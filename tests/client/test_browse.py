@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +11,15 @@ from metaq.client.browse import parse_stats
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
+from tests.brokers import StartBroker, until
 from tests.client.worlds import (
     QUICK,
     WORLDS,
     partition,
     payloads,
 )
+
+ONE_BROKER = {"java": "damage, faults on cue, a log whose start moves"}
 
 
 @pytest.fixture
@@ -33,9 +34,8 @@ def client(request: pytest.FixtureRequest, broker: Any) -> Iterator[Any]:
 
 
 @pytest.fixture
-def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
-        yield one
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4()
 
 
 @pytest.fixture(params=["sync", "async"])

@@ -36,6 +36,8 @@ from tests.client.asking import (
 from tests.client.memory_broker import OURS
 from tests.client.scripted import ScriptedBroker, Talk, free_address, until
 
+ONE_BROKER = {"ScriptedBroker": "replies come as the test says, byte by byte"}
+
 
 def test_open_learns_what_the_broker_can_do() -> None:
     """Capabilities come from the version reply, before anything else is sent."""

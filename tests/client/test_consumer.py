@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from metaq.client.progress import ConsumerState
 from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind
-from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
+from tests.brokers import StartBroker, until
 from tests.client.worlds import (
     IDLE,
     QUICK,
@@ -26,6 +25,11 @@ from tests.client.worlds import (
     payloads,
     take,
 )
+
+ONE_BROKER = {
+    "java": "damage, faults on cue, a log whose start moves, a broker that never waits",
+    "test_a_broker_that_is_away_does_not_keep_another_one_waiting": "it fails on cue",
+}
 
 ZERO = partition(0)
 
@@ -36,9 +40,8 @@ def broker(start_broker: StartBroker) -> Any:
 
 
 @pytest.fixture
-def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
-        yield one
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4()
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -488,22 +491,22 @@ def test_a_broker_that_restarts_under_load_costs_nothing(
 
 @pytest.mark.slow
 def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
-    java: Any, tmp_path: Path
+    java: Any, start_metaq_1_4: StartBroker
 ) -> None:
     """Partitions that cannot be read yet are read as soon as they can."""
-    with broker_of(METAQ_1_4, tmp_path, broker_id=1) as other:
-        java.put(b"here")
-        other.put(b"there")
-        # Registered, and not able to answer questions about its logs.
-        other.inner.inject(FaultKind.REFUSE, verb="offset", status=500, count=3)
-        addresses = [java.address, other.address]
-        with Client(brokers=addresses, **QUICK) as client:
-            assert len(client.partitions("test")) == 2
-            with client.consumer("g", ["test"], **IDLE) as consumer:
-                assert consumer.receive(10).data == b"here"
-                assert consumer.health().state is ConsumerState.JOINING
-                assert consumer.receive(10).data == b"there"
-                until(lambda: consumer.health().is_ok)
+    other: Any = start_metaq_1_4(broker_id=1)
+    java.put(b"here")
+    other.put(b"there")
+    # Registered, and not able to answer questions about its logs.
+    other.inner.inject(FaultKind.REFUSE, verb="offset", status=500, count=3)
+    addresses = [java.address, other.address]
+    with Client(brokers=addresses, **QUICK) as client:
+        assert len(client.partitions("test")) == 2
+        with client.consumer("g", ["test"], **IDLE) as consumer:
+            assert consumer.receive(10).data == b"here"
+            assert consumer.health().state is ConsumerState.JOINING
+            assert consumer.receive(10).data == b"there"
+            until(lambda: consumer.health().is_ok)
 
 
 @pytest.mark.slow

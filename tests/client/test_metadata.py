@@ -28,6 +28,8 @@ from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
 
+ONE_BROKER = {"ScriptedBroker": "brokers change what they tell, or fall silent"}
+
 CLOCK = SystemClock()
 OPTIONS = ClientOptions(metadata_s=0.01, reconnect_first_s=0.005, reconnect_max_s=0.01)
 RARELY = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.01)

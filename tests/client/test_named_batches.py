@@ -27,6 +27,8 @@ from metaq.zk.paths import partition_name
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.memory_broker import JAVA, OURS, MemoryBroker
 
+ONE_BROKER = {"MemoryBroker": "batches are lost, refused and not answered on cue"}
+
 PARTITION = TopicPartition("test", BrokerId(0), 0)
 ID = BrokerId(7)
 P0, P1 = TopicPartition("t", ID, 0), TopicPartition("t", ID, 1)

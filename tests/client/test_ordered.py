@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fs import FaultyFileSystem
-from tests.brokers import METAQ_1_4, AnyBroker, StartBroker, broker_of
+from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import until
 
 SHORT_S = 0.1
@@ -44,9 +44,8 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 
 
 @pytest.fixture
-def java(tmp_path: Path) -> Iterator[AnyBroker]:
-    with broker_of(METAQ_1_4, tmp_path / "data", {"test": 2}) as made:
-        yield made
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4({"test": 2})
 
 
 def client_of(broker: AnyBroker) -> AsyncClient:

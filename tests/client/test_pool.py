@@ -17,6 +17,8 @@ from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
 
+ONE_BROKER = {"ScriptedBroker": "connections end when and how the test says"}
+
 CLOCK = SystemClock()
 OPTIONS = ClientOptions(reconnect_first_s=0.01, reconnect_max_s=0.02)
 

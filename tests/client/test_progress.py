@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
-from tests.brokers import METAQ_1_4, StartBroker, broker_of, until
+from tests.brokers import StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, take
 
 ZERO, ONE = partition(0), partition(1)
@@ -213,9 +212,8 @@ def broker(start_broker: StartBroker) -> Any:
 
 
 @pytest.fixture
-def java(tmp_path: Path) -> Iterator[Any]:
-    with broker_of(METAQ_1_4, tmp_path, {"test": 1}) as one:
-        yield one
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4()
 
 
 @pytest.fixture(params=["sync", "async"])

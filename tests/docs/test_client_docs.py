@@ -9,14 +9,20 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from kazoo.client import KazooClient
 
 from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.metric_table import METRICS
 from metaq.client.metrics import PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
+from metaq.clock import Clock
+from metaq.testing.fake_broker import FakeBroker
+from metaq.zk._kazoo import KazooCoordinator
+from tests.brokers import BROKERS, PYTHON
 from tests.docs.metric_table import HEAD, table
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
+SESSION_TIMEOUT_MS = 4000
 TEXT = PAGE.read_text()
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 
@@ -85,14 +91,37 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         local.stdout.close()
 
 
+@pytest.fixture(params=BROKERS)
+def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterator[str]:
+    """Return what stands for "127.0.0.1:2181" and leads to one broker of a kind."""
+    if request.param == PYTHON:
+        yield zookeeper
+        return
+    client = KazooClient(zookeeper)
+    client.start()
+    client.ensure_path("/metaq-1-4")
+    client.stop()
+    client.close()
+    chroot = f"{zookeeper}/metaq-1-4"
+
+    def make(clock: Clock) -> KazooCoordinator:
+        return KazooCoordinator(
+            chroot, session_timeout_ms=SESSION_TIMEOUT_MS, clock=clock
+        )
+
+    with FakeBroker(coordinator=make, seed=seed) as broker:
+        broker.reorder = broker.splits_anywhere = True
+        yield chroot
+
+
 @pytest.mark.slow
 @pytest.mark.zookeeper
-def test_the_snippets_run_one_after_the_other(tmp_path: Path, zookeeper: str) -> None:
+def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> None:
     """As they stand, but for the port: the page's, then the README's."""
     for name, text in {**FILES, **README}.items():
         assert text.count('"127.0.0.1:2181"') == 1, name
         script = tmp_path / name
-        script.write_text(text.replace("127.0.0.1:2181", zookeeper))
+        script.write_text(text.replace("127.0.0.1:2181", cluster))
         done = subprocess.run(
             [sys.executable, "-W", "error", str(script)],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
