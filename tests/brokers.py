@@ -7,7 +7,7 @@ with. MetaQ 1.4's answers come out of order and in pieces that end anywhere.
 import contextlib
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -25,7 +25,8 @@ from metaq.zk.znodes import decode_registration
 PYTHON = "metaq-python"
 """The real broker, in this process."""
 METAQ_1_4 = "metaq-1.4"
-"""The fake MetaQ 1.4 broker: no batches, no long poll, no counts, no times."""
+"""The fake MetaQ 1.4 broker: no batches, no long poll, no counts, no times, and
+no order among puts that are in flight together."""
 BROKERS = (PYTHON, METAQ_1_4)
 
 TIMEOUT_S = 20.0
@@ -77,6 +78,16 @@ class AnyBroker(Protocol):
     @abstractmethod
     def stored(self, topic: str = "test", partition: int = 0) -> list[bytes]:
         """Return the data of every message, oldest first."""
+
+    def assert_stored(
+        self, wanted: Sequence[bytes], topic: str = "test", partition: int = 0
+    ) -> None:
+        """Compare what is stored with what was sent, in flight together."""
+        found = self.stored(topic, partition)
+        if self.has_extensions:
+            assert found == wanted
+        else:
+            assert sorted(found) == sorted(wanted)
 
     @abstractmethod
     def create_topic(self, topic: str, partitions: int = 1) -> None:
@@ -233,6 +244,6 @@ def broker_of(
     fake = FakeBroker(
         topics, broker_id=broker_id, coordinator=zookeeper.coordinator, seed=seed
     )
-    fake.reorder = fake.splits_anywhere = True
+    fake.reorder = fake.splits_anywhere = fake.misorders_puts = True
     with fake:
         yield Metaq14Broker(fake, zookeeper)

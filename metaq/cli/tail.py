@@ -84,7 +84,10 @@ def tail(target: Target, options: TailOptions) -> None:
     try:
         with (
             found.target.client() as client,
-            client.producer(timeout_s=target.timeout_s) as producer,
+            # One at a time: MetaQ 1.4 keeps no order among puts in flight.
+            client.producer(
+                timeout_s=target.timeout_s, in_flight_batches_max=1
+            ) as producer,
             Interrupts() as interrupts,
             serve_while_running(client, options.metrics_port),
         ):

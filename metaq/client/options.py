@@ -75,7 +75,8 @@ class ProducerOptions:
     """Most messages in a batch; a broker that announces less is given less."""
     in_flight_batches_max: int = 3
     """Batches of one partition that are sent and not answered, 1..5. With 1 even
-    a refused and repeated batch keeps its place in the order."""
+    a refused and repeated batch keeps its place in the order, and so does every put
+    to a MetaQ 1.4 broker."""
     buffer_bytes_max: int = 64 * MIB
     """Most bytes that are appended and not answered, over all topics."""
     buffer_count_max: int = 1_000_000

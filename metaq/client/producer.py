@@ -9,8 +9,8 @@
 in memory only: closing waits for it, a crash loses it.
 
 *Order.* Messages of one caller to one partition lie there in the order of the calls,
-as long as nothing is refused (see `ProducerOptions.in_flight_batches_max`), and as
-long as a MetaQ 1.4 broker keeps the order of puts, which it does not promise.
+as long as nothing is refused. A MetaQ 1.4 broker may store messages that are in flight
+together in any order. `ProducerOptions.in_flight_batches_max` of 1 keeps it in both.
 
 *Outcomes.* Every message gets one by its deadline: its place in the log; or an error
 after which it is certainly not stored; or `OutcomeUnknownError`. Batches that may be

@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from metaq.clock import Clock, SystemClock
 from metaq.model import BrokerId, LogId, MessageId, Offset
@@ -139,6 +139,9 @@ class FakeBroker:
         """Each answer leaves so many seconds later; commands are read meanwhile."""
         self.reorder = False
         """Whether answers of a connection that are due together change places."""
+        self.misorders_puts = False
+        """Whether puts of a connection that arrive together change places before they
+        are carried out, as in MetaQ's pool of threads (broker spec 9)."""
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._lock = threading.RLock()
@@ -418,11 +421,11 @@ class FakeBroker:
         with self._lock:
             self._unknown += 1
 
-    def shuffle(self, answers: list[bytes]) -> None:
-        """Put answers into another order, in place; two or more never keep theirs."""
-        before = list(answers)
-        while len(set(before)) > 1 and answers == before:
-            self._random.shuffle(answers)
+    def shuffle(self, items: list[Any]) -> None:
+        """Put items into another order, in place; two or more never keep theirs."""
+        before = list(items)
+        while len(set(before)) > 1 and items == before:
+            self._random.shuffle(items)
 
     def piece_bytes(self, queued_bytes: int) -> int:
         """Return how many of the bytes that are queued, 1 or more, go next."""

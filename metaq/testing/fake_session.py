@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from metaq.errors import RemoteProtocolError
-from metaq.protocol.commands import Mput, Quit, Reply, Result, Value
+from metaq.protocol.commands import Mput, Put, Quit, Reply, Result, Value
 from metaq.protocol.connection import (
     NEED_DATA,
     Connection,
@@ -40,6 +40,8 @@ class Host(Protocol):
     """Each answer leaves so many seconds later."""
     reorder: bool
     """Whether answers that are due together change places."""
+    misorders_puts: bool
+    """Whether puts that arrive together are carried out in another order."""
 
     def on_opened(self, session: "FakeSession") -> None:
         """Take in a new connection."""
@@ -57,8 +59,8 @@ class Host(Protocol):
         """Carry out a command; return its answer, and whether to cut instead."""
         ...
 
-    def shuffle(self, answers: list[bytes]) -> None:
-        """Put answers into another order, in place."""
+    def shuffle(self, items: list[Any]) -> None:
+        """Put answers or commands into another order, in place."""
         ...
 
     def piece_bytes(self, queued_bytes: int) -> int:
@@ -77,6 +79,7 @@ class FakeSession(asyncio.Protocol):
         self._connection = Connection(Role.SERVER, LIMITS)
         self._delayed = 0
         self._held: list[bytes] = []
+        self._puts: list[Put] = []
         self._queued = bytearray()
         self._is_over = False
         self._transport: asyncio.Transport
@@ -102,10 +105,15 @@ class FakeSession(asyncio.Protocol):
         try:
             while not self._is_over:
                 event = self._connection.next_event()
+                if self._host.misorders_puts and isinstance(event, Put):
+                    self._puts.append(event)
+                    continue
+                self._carry_out_puts()
                 if event is NEED_DATA:
                     return
                 self._on_event(event)
         except RemoteProtocolError:
+            self._carry_out_puts()
             self._host.on_unknown()
             self._end()
 
@@ -115,6 +123,13 @@ class FakeSession(asyncio.Protocol):
         """Close at once; what is queued is lost."""
         self._is_over = True
         self._transport.abort()
+
+    def _carry_out_puts(self) -> None:
+        puts, self._puts = self._puts, []
+        self._host.shuffle(puts)
+        for put in puts:
+            if not self._is_over:
+                self._on_event(put)
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, Oversized | Mput):

@@ -277,7 +277,8 @@ def handle(
 
         async with AsyncClient(**broker.client_options) as client:
             async with client.producer() as producer:
-                await producer.send_many("t", data)
+                for one in data:
+                    await producer.send("t", one)
             async with client.consumer("g", ["t"]) as consumer:
                 task = asyncio.create_task(consumer.run(counted, retry=policy))
                 async with asyncio.timeout(PATIENCE_S):

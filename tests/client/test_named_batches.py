@@ -23,7 +23,6 @@ from metaq.protocol.commands import Mput, Put, Result, Version
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
-from metaq.zk.paths import partition_name
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.memory_broker import JAVA, OURS, MemoryBroker
 
@@ -64,24 +63,17 @@ def run(broker: AnyBroker, batches: list[list[bytes]], spare: str) -> SentStatis
         return sender.statistics()
 
 
-def stored(broker: AnyBroker) -> list[bytes]:
-    with Client(brokers=[broker.address]) as client:
-        names = [partition_name(PARTITION)]
-        messages = client.browse(PARTITION.topic, partitions=names)
-        return [message.data for message in messages]
-
-
 @pytest.mark.slow
 def test_another_run_stores_nothing_twice(broker: AnyBroker) -> None:
     """Batches of one message are named too; what is new is stored.
 
-    MetaQ 1.4 knows no names: there, nothing is lost, and the order is kept.
+    MetaQ 1.4 knows no names: there, nothing is lost.
     """
     batches = [[b"a", b"b"], [b"c"], [b"d", b"e"]]
     run(broker, batches[:2], "first")
     done = run(broker, batches, "second")
     twice = [] if broker.has_extensions else [b"a", b"b", b"c"]
-    assert stored(broker) == [*twice, b"a", b"b", b"c", b"d", b"e"]
+    broker.assert_stored([*twice, b"a", b"b", b"c", b"d", b"e"])
     assert (done.message_count, done.renamed_count) == (5, 0)
 
 
@@ -93,7 +85,7 @@ def test_other_messages_under_the_same_numbers_are_never_lost(
     run(broker, [[b"a", b"b"], [b"c", b"d"]], "first")
     done = run(broker, [[b"b", b"a"], [b"c", b"d"], [b"x", b"y", b"z"]], "second")
     wanted = b"abcdbaxyz" if broker.has_extensions else b"abcdbacdxyz"
-    assert sorted(stored(broker)) == sorted(bytes([byte]) for byte in wanted)
+    assert sorted(broker.stored()) == sorted(bytes([byte]) for byte in wanted)
     renamed_count = 2 if broker.has_extensions else 0
     assert (done.message_count, done.renamed_count) == (7, renamed_count)
 
@@ -112,7 +104,9 @@ def test_each_message_keeps_its_own_flag(broker: AnyBroker) -> None:
             spare="s",
         )
         sender.flush()
-    assert stored(broker) == [b"data", b"bare"]
+    with Client(brokers=[broker.address]) as client:
+        found = {m.data: m.attribute for m in client.browse("test")}
+    assert found == {b"data": "attribute", b"bare": None}
 
 
 # -- brokers that misbehave -----------------------------------------------------------

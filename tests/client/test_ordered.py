@@ -254,13 +254,11 @@ def test_a_full_disk_sends_nothing_twice(
     async def scenario() -> None:
         await asyncio.to_thread(broker.stop)
         async with client_of(broker) as client:
-            producer = client.ordered_producer(
-                "test", ["0-0"], Path("/s"), timeout_s=SHORT_S
-            )
+            producer = client.ordered_producer("test", ["0-0"], Path("/s"))
             producer._fs = fs
             async with producer:
                 for number in range(3):
-                    await producer.send(b"%d" % number)
+                    await producer.send(b"%d" % number, timeout=SHORT_S)
                 fs.set_capacity(1)
                 await asyncio.to_thread(broker.start)
                 await until(lambda: "room" in producer.statistics().problems[0])

@@ -110,7 +110,7 @@ def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterat
         )
 
     with FakeBroker(coordinator=make, seed=seed) as broker:
-        broker.reorder = broker.splits_anywhere = True
+        broker.reorder = broker.splits_anywhere = broker.misorders_puts = True
         yield chroot
 
 

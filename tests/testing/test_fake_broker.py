@@ -108,6 +108,19 @@ def test_reordered_answers_are_all_there_and_not_in_order(broker: FakeBroker) ->
     assert broker.payloads() == [b"%d" % n for n in range(20)]
 
 
+def test_puts_that_arrive_together_are_stored_in_another_order(
+    broker: FakeBroker,
+) -> None:
+    """Once each; what the answers say of each is true."""
+    broker.misorders_puts = True
+    with Wire(broker.address) as wire:
+        wire.send(*[put(n, b"%d" % n) for n in range(8)])
+        replies = [wire.reply() for _ in range(8)]
+    assert sorted(broker.payloads()) == [b"%d" % n for n in range(8)]
+    assert [reply.opaque for reply in replies] != list(range(8))
+    assert broker.payloads() == [b"%d" % reply.opaque for reply in replies]
+
+
 def test_answers_come_in_pieces(broker: FakeBroker) -> None:
     """The bytes are the same, whatever the pieces."""
     broker.add(b"x" * 1000)
