@@ -15,7 +15,6 @@ Source: broker spec 1.1, 1.2, 3.2.
 """
 
 import asyncio
-import enum
 import random
 import threading
 from collections import Counter
@@ -37,6 +36,7 @@ from metaq.protocol.commands import (
 from metaq.protocol.status import Status
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
+from metaq.testing.fake_faults import Fault, FaultKind, Faults
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
@@ -45,6 +45,8 @@ from metaq.zk.paths import BrokerRole
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import BrokerAddress
+
+__all__ = ["FakeBroker", "FakeBrokerStatistics", "FaultKind"]
 
 HOST: Final = "127.0.0.1"
 
@@ -55,28 +57,6 @@ _VERBS: Final[Mapping[type, str]] = {
     Version: "version",
     Stats: "stats",
 }
-
-
-class FaultKind(enum.Enum):
-    """What happens to a command in place of a plain answer."""
-
-    REFUSE = "not carried out; answered with a status"
-    SWALLOW = "not carried out; never answered"
-    SWALLOW_STORED = "carried out; never answered"
-    DROP = "not carried out; the connection is cut"
-    DROP_STORED = "carried out; the connection is cut before the answer"
-
-
-@dataclass(slots=True)
-class _Fault:
-    """A fault that waits for its commands."""
-
-    kind: FaultKind
-    verb: str
-    after: int
-    count: int
-    status: int
-    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +132,10 @@ class FakeBroker:
             choose=self._random.randrange,
         )
         self._registration = FakeRegistration(coordinator, root, self._clock)
-        self._faults: list[_Fault] = []
+        self._faults = Faults()
         self._drop_after: int | None = None
         self._commands: Counter[str] = Counter()
-        self._empty_gets = self._unknown = self._fault_count = 0
+        self._empty_gets = self._unknown = 0
         self._connection_count = 0
         self._sessions: set[FakeSession] = set()
         self._server: asyncio.Server | None = None
@@ -366,7 +346,7 @@ class FakeBroker:
             body: of the answer, for REFUSE.
         """
         with self._lock:
-            self._faults.append(_Fault(kind, verb, after, count, status, body))
+            self._faults.add(Fault(kind, verb, after, count, status, body))
 
     def drop_connections(self) -> None:
         """Cut every open connection."""
@@ -396,7 +376,7 @@ class FakeBroker:
                 open_connection_count=len(self._sessions),
                 empty_get_count=self._empty_gets,
                 unknown_count=self._unknown,
-                fault_count=self._fault_count,
+                fault_count=self._faults.met_count,
             )
 
     # -- for its connections ----------------------------------------------------------
@@ -442,7 +422,7 @@ class FakeBroker:
         verb = _VERBS.get(type(command), "other")
         with self._lock:
             self._commands[verb] += 1
-            fault = self._take_fault(verb)
+            fault = self._faults.take(verb)
             kind = None if fault is None else fault.kind
             if fault is not None and kind is FaultKind.REFUSE:
                 return Result(fault.status, fault.body, command.opaque), False
@@ -454,18 +434,3 @@ class FakeBroker:
             if isinstance(command, Get) and isinstance(reply, Result):
                 self._empty_gets += reply.status == Status.NOT_FOUND
             return reply, False
-
-    def _take_fault(self, verb: str) -> _Fault | None:
-        """Return the fault that this command meets; all that wait count it."""
-        taken = None
-        for fault in [f for f in self._faults if f.verb in {"", verb}]:
-            if fault.after:
-                fault.after -= 1
-            elif taken is None:
-                taken = fault
-        if taken is not None:
-            self._fault_count += 1
-            taken.count -= 1
-            if not taken.count:
-                self._faults.remove(taken)
-        return taken

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -21,8 +20,8 @@ from metaq.client.duplicate_ids import key_of
 from metaq.client.fetched_batch import Batch
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
-from metaq.testing.embedded import embedded_broker
 from metaq.testing.zk import MemoryCoordinator
+from tests.brokers import StartBroker, until
 from tests.client.test_group_consumers import (
     PARTITIONS,
     client_of,
@@ -34,21 +33,18 @@ from tests.client.worlds import (
     IDLE,
     QUICK,
     WORLDS,
-    broker_of,
     partition,
     payloads,
     take,
-    until,
 )
 
 ZERO = partition(0)
 MakeMember: TypeAlias = Callable[..., Any]
 
 
-@pytest.fixture(params=["ours", "java"])
-def broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    with broker_of(request.param, tmp_path / "data", {"test": 1}) as one:
-        yield one
+@pytest.fixture
+def broker(start_broker: StartBroker) -> Any:
+    return start_broker()
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -339,35 +335,37 @@ def test_a_store_that_hangs_delays_and_blocks_nobody(
 # -- a group --------------------------------------------------------------------------
 
 
-def test_after_an_unclean_take_over_each_message_was_delivered_once() -> None:
+def test_after_an_unclean_take_over_each_message_was_delivered_once(
+    start_broker: StartBroker,
+) -> None:
     """A session is lost before anything was committed; others have its partitions."""
+    broker = start_broker({"t": PARTITIONS})
 
     async def scenario() -> None:
         options = {"commit_interval_s": 3600.0, "duplicate_ids": LruDuplicateIds()}
-        with embedded_broker(topics={"t": PARTITIONS}) as broker:
-            async with client_of(broker) as client, client_of(broker) as other:
-                one = await joined(client, **options)
-                two = await joined(other, **options)
-                await until_async(lambda: len(one.consumer.assignment()) == 2)
-                await until_async(lambda: len(two.consumer.assignment()) == 2)
-                commits = one.consumer.statistics().commit_count
-                for number in range(50):
-                    await put_each(client, f"{number}")
-                await until_async(lambda: len(one.texts + two.texts) == 200)
-                one.consumer.hand.count()
-                coordinator = client.context.coordinator
-                assert isinstance(coordinator, MemoryCoordinator)
-                broker.zookeeper.expire(coordinator)
-                await asyncio.sleep(0)
-                assert not one.consumer.assignment()
-                await one.consumer.close()
-                await one.task
-                assert one.consumer.statistics().commit_count == commits
-                await until_async(lambda: skipped_by(two.consumer) == 100)
-                await put_each(other, "b")
-                await until_async(lambda: len(one.texts + two.texts) == 204)
-                assert len(set(one.texts + two.texts)) == 204
-                await two.stop()
+        async with client_of(broker) as client, client_of(broker) as other:
+            one = await joined(client, **options)
+            two = await joined(other, **options)
+            await until_async(lambda: len(one.consumer.assignment()) == 2)
+            await until_async(lambda: len(two.consumer.assignment()) == 2)
+            commits = one.consumer.statistics().commit_count
+            for number in range(50):
+                await put_each(client, f"{number}")
+            await until_async(lambda: len(one.texts + two.texts) == 200)
+            one.consumer.hand.count()
+            coordinator = client.context.coordinator
+            assert isinstance(coordinator, MemoryCoordinator)
+            broker.zookeeper.expire(coordinator)
+            await asyncio.sleep(0)
+            assert not one.consumer.assignment()
+            await one.consumer.close()
+            await one.task
+            assert one.consumer.statistics().commit_count == commits
+            await until_async(lambda: skipped_by(two.consumer) == 100)
+            await put_each(other, "b")
+            await until_async(lambda: len(one.texts + two.texts) == 204)
+            assert len(set(one.texts + two.texts)) == 204
+            await two.stop()
 
     asyncio.run(scenario())
 

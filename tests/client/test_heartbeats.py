@@ -21,6 +21,8 @@ from tests.client.asking import (
 )
 from tests.client.scripted import ScriptedBroker, until
 
+ONE_BROKER = {"ScriptedBroker": "answers that are slow, late or never come"}
+
 
 def on_time(
     scenario: Callable[

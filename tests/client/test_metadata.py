@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from metaq.client import metadata as metadata_module
+from metaq.client.addresses import parse_address
 from metaq.client.broker_facts import BrokerFacts
 from metaq.client.metadata import (
     AddressMetadata,
@@ -15,7 +16,6 @@ from metaq.client.metadata import (
 )
 from metaq.client.options import ClientOptions
 from metaq.client.pool import ConnectionPool
-from metaq.client.session import parse_address
 from metaq.clock import SystemClock
 from metaq.config import TopicRules
 from metaq.errors import ClosedError, NoBrokerError

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from metaq.client.addresses import parse_address
 from metaq.client.errors import ConnectionLostError
 from metaq.client.options import ClientOptions
 from metaq.client.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
-from metaq.client.session import parse_address
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.protocol.commands import Result, Stats
