@@ -11,8 +11,7 @@ from click.testing import CliRunner
 from metaq.cli.main import main
 from metaq.client import Client
 from tests.brokers import PYTHON, AnyBroker, StartBroker, broker_of
-from tests.cli.runner import run
-from tests.client.memory_broker import id_at
+from tests.cli.runner import id_at, run
 
 NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z
 

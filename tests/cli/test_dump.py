@@ -14,8 +14,7 @@ from metaq.model import MessageId, Position
 from metaq.record.flags import encode_payload
 from metaq.record.layout import Record, encode_record
 from metaq.record.scan import Corrupt, Incomplete
-from tests.cli.runner import run
-from tests.client.memory_broker import id_at
+from tests.cli.runner import id_at, run
 
 BASE = 1000
 NOON = 1_769_860_800_000  # 2026-01-31T12:00:00Z

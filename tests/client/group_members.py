@@ -1,7 +1,7 @@
 """Members of a group on an in-memory ZooKeeper, with sinks that only keep books."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 
 from metaq.assignment import Strategy, assign
 from metaq.client.metadata import ZooKeeperMetadata
@@ -11,7 +11,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
 from metaq.zk.znodes import TopicRegistration, encode_registration
-from tests.zk.virtual import VirtualClock
+from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 PATHS = NodePaths()
@@ -107,6 +107,7 @@ class Member:
             options=options,
         )
         self.name = f"{GROUP}_{consumer_id}"
+        self.has_quit = False
 
     @property
     def reading(self) -> set[TopicPartition]:
@@ -130,6 +131,7 @@ class Member:
         await self.quit()
 
     async def quit(self) -> None:
+        self.has_quit = True
         await self.metadata.stop()
         await self.coordinator.stop(deadline_s=CLOCK.monotonic_s() + 1)
 
@@ -140,8 +142,50 @@ class Member:
         self.server.abandon(self.coordinator)
         assert self.source._task is not None
         self.source._task.cancel()
+        self.has_quit = True
         await self.metadata.stop()
         return number
+
+
+class Group:
+    """Members of one ZooKeeper; those that are still there at the end leave."""
+
+    def __init__(self, partitions: int) -> None:
+        self.server = MemoryZooKeeper()
+        self.members: list[Member] = []
+        serve(self.server, partitions)
+
+    def make(self, consumer_id: str = "c1") -> Member:
+        member = Member(self.server, consumer_id)
+        self.members.append(member)
+        return member
+
+    async def join(self, consumer_id: str = "c1") -> Member:
+        return await self.make(consumer_id).join()
+
+    async def leave(self) -> None:
+        for member in self.members:
+            if not member.has_quit:
+                await member.leave()
+
+
+def run_group(
+    scenario: Callable[[Group, Member], Awaitable[None]],
+    partitions: int,
+    *,
+    is_joined: bool = True,
+) -> None:
+    """Run a scenario in virtual time, with one member."""
+
+    async def run() -> None:
+        group = Group(partitions)
+        one = group.make()
+        if is_joined:
+            await one.join()
+        await scenario(group, one)
+        await group.leave()
+
+    run_virtually(run())
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""A broker in memory, on a real socket, that misbehaves on request."""
+"""A broker in memory, on a real socket, that takes batches and fails on cue."""
 
 import contextlib
 import socket
@@ -9,19 +9,15 @@ from typing import Self
 
 from metaq.model import MessageId
 from metaq.protocol.commands import (
-    Get,
     Mput,
-    OffsetQuery,
     Put,
     Result,
     Stats,
-    Value,
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities, encode_version_body
-from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.zk.znodes import BrokerAddress
 
@@ -36,23 +32,14 @@ OURS = Capabilities(
 JAVA = Capabilities("1.4.6.3-SNAPSHOT")
 
 
-def id_at(wall_ms: int, sequence: int = 0) -> MessageId:
-    return MessageId(((wall_ms - EPOCH_MS) << MS_SHIFT) | sequence)
-
-
 class MemoryBroker:
-    """Segments of bytes per (topic, partition); one thread per connection."""
+    """Takes puts and tells its partitions; one thread per connection."""
 
     def __init__(self, capabilities: Capabilities = OURS, partitions: int = 2) -> None:
         self.capabilities = capabilities
         self.partition_count = partitions
-        self.segments: dict[tuple[str, int], list[bytearray]] = defaultdict(
-            lambda: [bytearray()]
-        )
-        self.starts: dict[tuple[str, int], int] = defaultdict(int)
-        self.transfer_max = 1 << 20
+        self.logs: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
         self.next_id = 1_000_000
-        self.config = b"not a configuration"
         self.commands: list[object] = []
         self.connection_count = 0
         self.refuse: Callable[[object], Result | None] = lambda _command: None
@@ -87,32 +74,9 @@ class MemoryBroker:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    def append(self, topic: str, partition: int, data: bytes) -> None:
-        self.segments[topic, partition][-1] += data
-
-    def add(
-        self,
-        payload: bytes,
-        *,
-        topic: str = "t",
-        partition: int = 0,
-        message_id: int = 1,
-    ) -> int:
-        """Append one record; return its offset."""
-        offset = self.end(topic, partition)
-        self.append(topic, partition, encode_record(payload, id=MessageId(message_id)))
-        return offset
-
-    def roll(self, topic: str = "t", partition: int = 0) -> None:
-        self.segments[topic, partition].append(bytearray())
-
-    def end(self, topic: str, partition: int) -> int:
-        segments = self.segments[topic, partition]
-        return self.starts[topic, partition] + sum(map(len, segments))
-
     def payloads(self, topic: str, partition: int) -> list[bytes]:
         found, position = [], 0
-        data = b"".join(self.segments[topic, partition])
+        data = self.logs[topic, partition]
         while position < len(data):
             (length, *_rest) = HEADER.unpack_from(data, position)
             position += HEADER_BYTES
@@ -154,7 +118,7 @@ class MemoryBroker:
         except OSError:
             return
 
-    def _answer(self, command: object) -> Result | Value:
+    def _answer(self, command: object) -> Result:
         with self._lock:
             match command:
                 case Version():
@@ -171,53 +135,20 @@ class MemoryBroker:
                     return self._store(command, record, 1)
                 case Mput():
                     return self._store(command, command.payload, command.count)
-                case Get():
-                    return self._get(command)
-                case OffsetQuery():
-                    return self._offset(command)
                 case Stats():
                     return Result(200, self._stats(command.item), command.opaque)
         raise AssertionError(command)
 
     def _store(self, command: Put | Mput, data: bytes, count: int) -> Result:
-        offset = self.end(command.topic, command.partition)
-        self.append(command.topic, command.partition, data)
-        body = f"{self.next_id} {command.partition} {offset}"
+        log = self.logs[command.topic, command.partition]
+        body = f"{self.next_id} {command.partition} {len(log)}"
+        log += data
         self.next_id += count
         return Result(200, body.encode(), command.opaque)
 
-    def _get(self, command: Get) -> Result | Value:
-        key = (command.topic, command.partition)
-        if key not in self.segments:
-            return Result(404, b"The topic is not exists", command.opaque)
-        start = self.starts[key]
-        if command.offset < start:
-            return Result(301, b"%d" % start, command.opaque)
-        for segment in self.segments[key]:
-            if start <= command.offset < start + len(segment):
-                at = command.offset - start
-                size = min(self.transfer_max, command.max_size)
-                return Value(bytes(segment[at : at + size]), command.opaque)
-            start += len(segment)
-        return Result(404, b"Could not find message at position", command.opaque)
-
-    def _offset(self, command: OffsetQuery) -> Result:
-        key = (command.topic, command.partition)
-        if key not in self.segments:
-            return Result(404, b"The topic is not exists", command.opaque)
-        start = self.starts[key]
-        nearest = start
-        for segment in self.segments[key]:
-            if command.offset >= start:
-                nearest = start
-            start += len(segment)
-        if command.offset >= start:
-            nearest = start
-        return Result(200, b"%d" % nearest, command.opaque)
-
     def _stats(self, item: str) -> bytes:
         if item == "config":
-            return self.config
+            return b"not a configuration"
         lines = ["STATS"]
         if not item:
             lines += ["pid 1", "broker_id 7"]

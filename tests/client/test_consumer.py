@@ -512,24 +512,23 @@ def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
-    world: Any, caplog: pytest.LogCaptureFixture
+    world: Any, start_broker: StartBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And as many when it goes again; `health` names each partition."""
-    with FakeBroker({"test": 5}) as inner:
-        java = JavaBroker(inner)
-        with (
-            WORLDS[world](brokers=[java.address], **QUICK) as client,
-            client.consumer("g", ["test"], **IDLE) as consumer,
-        ):
-            for outage in (1, 2):
-                until(lambda: consumer.health().is_ok)
-                until(lambda: consumer.health().partition_count == 5)
-                java.away()
-                until(lambda: len(consumer.health().problems) == 5)
-                lines = [text for text in caplog.messages if "get failed" in text]
-                # What was on its way fails in another way than what comes after.
-                assert outage <= len(lines) <= 2 * outage
-                java.back()
+    broker = start_broker({"test": 5})
+    with (
+        WORLDS[world](brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+    ):
+        for outage in (1, 2):
+            until(lambda: consumer.health().is_ok)
+            until(lambda: consumer.health().partition_count == 5)
+            broker.stop()
+            until(lambda: len(consumer.health().problems) == 5)
+            lines = [text for text in caplog.messages if "get failed" in text]
+            # What was on its way fails in another way than what comes after.
+            assert outage <= len(lines) <= 2 * outage
+            broker.start()
 
 
 @pytest.mark.slow

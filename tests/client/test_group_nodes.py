@@ -7,7 +7,6 @@ import pytest
 
 from metaq.client.errors import NotSettledError
 from metaq.client.node_check import CHECK_S
-from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import MemberTakenError
 from tests.client.group_members import (
     CLOCK,
@@ -18,18 +17,12 @@ from tests.client.group_members import (
     owners,
     part,
     parts,
-    serve,
+    serving,
     until,
 )
 from tests.zk.virtual import run_virtually
 
 ID = PATHS.member(GROUP, "g_c1")
-
-
-def serving(count: int) -> MemoryZooKeeper:
-    server = MemoryZooKeeper()
-    serve(server, count)
-    return server
 
 
 # -- what others leave, hold and delete -----------------------------------------------

@@ -9,17 +9,18 @@ from metaq.client.assignments import Fence
 from metaq.client.errors import NotSettledError
 from metaq.client.node_check import CHECK_S
 from metaq.errors import ClosedError, SessionLostError
-from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionEvent, SessionState
 from tests.client.group_members import (
     CLOCK,
     ID,
     OPTIONS,
+    Group,
     Member,
     owner_path,
     owners,
     part,
     parts,
+    run_group,
     serve,
     serving,
     until,
@@ -32,9 +33,8 @@ from tests.zk.virtual import run_virtually
 def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
     """Its nodes are MetaQ's, byte by byte; after `stop` there are none."""
 
-    async def scenario() -> None:
-        server = serving(3)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         assert one.reading == parts(0, 1, 2)
         assert one.is_settled
         assert one.source.generation == 1
@@ -48,18 +48,15 @@ def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
         assert owners(server) == {}
         assert ID not in server.nodes
         await one.source.stop()
-        await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 3)
 
 
 def test_what_stays_is_not_touched() -> None:
     """A second member takes its half; the first one's other half is never stopped."""
 
-    async def scenario() -> None:
-        server = serving(4)
-        one = await Member(server).join()
-        two = await Member(server, "c2").join()
+    async def scenario(group: Group, one: Member) -> None:
+        two = await group.join("c2")
         await until(lambda: two.is_settled)
         assert one.reading == parts(0, 1)
         assert two.reading == parts(2, 3)
@@ -70,21 +67,19 @@ def test_what_stays_is_not_touched() -> None:
         await two.leave()
         await until(lambda: one.reading == parts(0, 1, 2, 3))
         assert one.sink.told("revoke") == parts(2, 3)
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 4)
 
 
 def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
     """Nobody else claims it before: the handler in flight and its commit come first."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.revoke_s = 10.0
         seen: list[dict[str, str]] = []
         one.sink.before_release = lambda: seen.append(owners(server))
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         assert two.reading == set()
         assert not two.is_settled
         assert isinstance(two.source.last_error, NotSettledError)
@@ -94,28 +89,22 @@ def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
         assert two.reading == parts(1)
         assert two.source.last_error is None
         one.sink.before_release = lambda: None
-        await one.leave()
-        await two.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_changes_during_a_rebalance_are_looked_at_after_it() -> None:
     """Two join while a slow revocation is under way; one pass later all is right."""
 
-    async def scenario() -> None:
-        server = serving(3)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
         one.sink.revoke_s = 5.0
-        two = await Member(server, "c2").join()
-        three = await Member(server, "c3").join()
+        two = await group.join("c2")
+        three = await group.join("c3")
         members = (one, two, three)
         await until(lambda: all(m.is_settled for m in members))
         assert [m.reading for m in members] == [parts(0), parts(1), parts(2)]
-        for member in members:
-            await member.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 3)
 
 
 def test_members_share_the_topics_that_both_subscribe_to() -> None:
@@ -139,9 +128,8 @@ def test_members_share_the_topics_that_both_subscribe_to() -> None:
 def test_partitions_that_come_and_go_are_followed() -> None:
     """A topic that is not there yet, that grows, and that goes."""
 
-    async def scenario() -> None:
-        server = MemoryZooKeeper()
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         assert one.is_settled
         assert one.reading == set()
         serve(server, 1)
@@ -154,26 +142,22 @@ def test_partitions_that_come_and_go_are_followed() -> None:
         serve(server, 0)
         await until(lambda: one.reading == {part(0, broker=7)})
         assert owners(server) == {"7-0": "g_c1"}
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 0)
 
 
 def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """With who, how many, and how long; a look without effect is none."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
         one.source._wake.set()
         await asyncio.sleep(2 * CHECK_S)
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         await until(lambda: two.is_settled)
-        await one.leave()
-        await two.leave()
 
     caplog.set_level(logging.INFO, "metaq.client.rebalancer")
-    run_virtually(scenario())
+
+    run_group(scenario, 2)
     texts = [record.getMessage() for record in caplog.records]
     mine = [t for t in texts if "rebalanced" in t and "member=g_c1" in t]
     assert [t.rpartition(" duration_ms=")[0] for t in mine] == [
@@ -188,9 +172,8 @@ def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
 def test_a_lost_session_stops_reading_at_once() -> None:
     """Before anybody else can claim; nothing is revoked, and all of it comes back."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.expire(one.coordinator)
         await asyncio.sleep(0)
         assert one.reading == set()
@@ -204,17 +187,15 @@ def test_a_lost_session_stops_reading_at_once() -> None:
         session_id = one.coordinator.status.session_id
         for path in (ID, owner_path(part(0)), owner_path(part(1))):
             assert server.nodes[path].owner_session_id == session_id
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_suspended_session_changes_nothing() -> None:
     """What is read is read on; nothing is asked, and nothing is done twice after it."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         calls = list(one.sink.calls)
         for _ in range(3):
             server.suspend(one.coordinator)
@@ -225,17 +206,15 @@ def test_a_suspended_session_changes_nothing() -> None:
         assert one.sink.calls == calls
         assert one.is_settled
         assert one.source.fence == Fence("g_c1", 1)
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_session_lost_while_reading_begins_begins_nothing() -> None:
     """What was claimed under it is not read."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.assign_s = 3.0
         await one.connect()
         starting = asyncio.create_task(one.source.start(one.sink))
@@ -246,37 +225,32 @@ def test_a_session_lost_while_reading_begins_begins_nothing() -> None:
         assert not one.is_settled
         await until(lambda: one.is_settled)
         assert one.reading == parts(0, 1)
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2, is_joined=False)
 
 
 def test_a_session_lost_while_it_revokes_is_the_end_of_all() -> None:
     """Also of what was not being revoked."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.revoke_s = 10.0
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         await until(lambda: one.sink.told("revoke") == parts(1))
         server.expire(one.coordinator)
         await asyncio.sleep(0)
         assert one.reading == set()
         await until(lambda: one.is_settled and two.is_settled)
         assert (one.reading, two.reading) == (parts(0), parts(1))
-        await one.leave()
-        await two.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_server_that_comes_back_empty_is_joined_again() -> None:
     """Nodes, topics and sessions are gone; the topics come back later."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.stop()
         await asyncio.sleep(1)
         assert one.reading == parts(0, 1)
@@ -285,9 +259,8 @@ def test_a_server_that_comes_back_empty_is_joined_again() -> None:
         serve(server, 2)
         await until(lambda: one.reading == parts(0, 1))
         assert owners(server) == dict.fromkeys(["0-0", "0-1"], "g_c1")
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 # -- stopping -------------------------------------------------------------------------
@@ -296,9 +269,8 @@ def test_a_server_that_comes_back_empty_is_joined_again() -> None:
 def test_a_stop_while_suspended_is_finished_when_zookeeper_answers() -> None:
     """`stop` is bounded; the nodes of the living session do not stay for ever."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.suspend(one.coordinator)
         began_s = CLOCK.monotonic_s()
         await one.source.stop()
@@ -309,17 +281,15 @@ def test_a_stop_while_suspended_is_finished_when_zookeeper_answers() -> None:
         server.resume(one.coordinator)
         await until(lambda: ID not in server.nodes)
         assert owners(server) == {}
-        await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_stop_without_a_session_asks_for_nothing() -> None:
     """What was ours is gone with it."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.stop()
         one.coordinator.report(SessionEvent.EXPIRED)
         await until(lambda: one.coordinator.status.state is SessionState.LOST)
@@ -327,18 +297,16 @@ def test_a_stop_without_a_session_asks_for_nothing() -> None:
         assert one.sink.told("fence") == parts(0, 1)
         assert one.source._leaving is not None
         assert one.source._leaving.done()
-        await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_stop_while_joining_ends_the_start() -> None:
     """Whoever waits for it hears so at once."""
 
-    async def scenario() -> None:
-        server = MemoryZooKeeper()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.stop()
-        one = Member(server)
         joining = asyncio.create_task(one.join())
         await asyncio.sleep(0.1)
         await one.source.stop()
@@ -346,15 +314,14 @@ def test_a_stop_while_joining_ends_the_start() -> None:
             await joining
         await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 0, is_joined=False)
 
 
 def test_a_stop_ends_what_is_being_taken() -> None:
     """Claims and readings under way are given up, not waited for."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.assign_s = 1000.0
         serve(server, 4)
         await until(lambda: len(owners(server)) == 4)
@@ -364,19 +331,17 @@ def test_a_stop_ends_what_is_being_taken() -> None:
         assert one.sink.told("revoke") == parts(0, 1)
         assert owners(server) == {}
         assert ID not in server.nodes
-        await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
 
 
 def test_a_stop_waits_for_a_revocation_under_way() -> None:
     """What is in hand is handled and committed before anything is released."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.revoke_s = 10.0
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         await until(lambda: one.sink.told("revoke") == parts(1))
         seen: list[dict[str, str]] = []
         one.sink.before_release = lambda: seen.append(owners(server))
@@ -386,7 +351,5 @@ def test_a_stop_waits_for_a_revocation_under_way() -> None:
             {"0-0": "g_c1", "0-1": "g_c2"},
         ]
         await until(lambda: two.reading == parts(0, 1))
-        await one.quit()
-        await two.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)

@@ -9,31 +9,28 @@ from metaq.errors import (
     CoordinationError,
     NoBrokerError,
 )
-from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.znodes import Node
 from tests.client.group_members import (
     CLOCK,
     ID,
     OPTIONS,
+    Group,
     Member,
     owner_path,
     owners,
     part,
     parts,
     refusing,
-    serving,
+    run_group,
     until,
 )
-from tests.zk.virtual import run_virtually
 
 
 def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
     """Its broker is away: it is tried again, and told meanwhile."""
 
-    async def scenario() -> None:
-        server = serving(3)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
         away = NoBrokerError("broker 0 is away")
         one.sink.on_assign = refusing(away, part(1))
         await one.join()
@@ -44,9 +41,8 @@ def test_a_partition_that_cannot_be_read_holds_up_no_other() -> None:
         await until(lambda: one.is_settled)
         assert one.reading == parts(0, 1, 2)
         assert one.source.last_error is None
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 3, is_joined=False)
 
 
 def test_a_broken_sink_is_told_and_tried_again(
@@ -54,9 +50,7 @@ def test_a_broken_sink_is_told_and_tried_again(
 ) -> None:
     """An error of no known kind does not end the task in silence."""
 
-    async def scenario() -> None:
-        server = serving(1)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
         one.sink.on_assign = refusing(NoBrokerError("away"), part(0))
         await one.join()
         one.sink.on_assign = refusing(ValueError("a bug"), part(0))
@@ -64,18 +58,16 @@ def test_a_broken_sink_is_told_and_tried_again(
         one.sink.on_assign = refusing(NoBrokerError("away"))
         await until(lambda: one.is_settled)
         assert one.reading == parts(0)
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 1, is_joined=False)
     assert "rebalance failed group=g" in caplog.text
 
 
 def test_what_will_never_work_fails_the_start() -> None:
     """A start that no broker can find is the user's to hear of; nothing is left."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         one.sink.on_assign = refusing(ConfigError("no such start"), part(1))
         with pytest.raises(ConfigError, match="no such start"):
             await one.join()
@@ -84,16 +76,15 @@ def test_what_will_never_work_fails_the_start() -> None:
         assert ID not in server.nodes
         await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 2, is_joined=False)
 
 
 def test_a_start_without_zookeeper_fails() -> None:
     """Within the time-out of a request; nothing runs on."""
 
-    async def scenario() -> None:
-        server = MemoryZooKeeper()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.stop()
-        one = Member(server)
         began_s = CLOCK.monotonic_s()
         with pytest.raises(CoordinationTimeoutError, match="expected to join"):
             await one.join()
@@ -105,15 +96,14 @@ def test_a_start_without_zookeeper_fails() -> None:
         assert ID not in server.nodes
         await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 0, is_joined=False)
 
 
 def test_a_registration_without_an_answer_leaves_no_ghost() -> None:
     """A member node nobody knows of would be given partitions for ever."""
 
-    async def scenario() -> None:
-        server = serving(1)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         await one.connect()
         create = one.coordinator.create_ephemeral
 
@@ -130,16 +120,15 @@ def test_a_registration_without_an_answer_leaves_no_ghost() -> None:
         assert ID not in server.nodes
         await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 1, is_joined=False)
 
 
 def test_a_name_left_behind_is_waited_for() -> None:
     """A restarted process with a fixed id outlives what its predecessor left."""
 
-    async def scenario() -> None:
-        server = serving(1)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.put(ID, b"t", session_id=77)
-        one = Member(server)
         began_s = CLOCK.monotonic_s()
         joining = asyncio.create_task(one.join())
         await asyncio.sleep(15)
@@ -147,18 +136,16 @@ def test_a_name_left_behind_is_waited_for() -> None:
         await joining
         assert one.reading == parts(0)
         assert CLOCK.monotonic_s() - began_s < 21
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 1, is_joined=False)
 
 
 def test_a_name_in_use_fails_the_start() -> None:
     """After longer than the session time-out; the other one's node stays."""
 
-    async def scenario() -> None:
-        server = serving(1)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         server.put(ID, b"t", session_id=77)
-        one = Member(server)
         began_s = CLOCK.monotonic_s()
         with pytest.raises(MemberTakenError, match="consumer ids are unique"):
             await one.join()
@@ -166,7 +153,7 @@ def test_a_name_in_use_fails_the_start() -> None:
         assert ID in server.nodes
         await one.quit()
 
-    run_virtually(scenario())
+    run_group(scenario, 1, is_joined=False)
 
 
 def test_claims_without_an_answer_are_claimed_again_or_released() -> None:
@@ -175,9 +162,8 @@ def test_claims_without_an_answer_are_claimed_again_or_released() -> None:
     Before the next attempt gets anywhere the plan changes: one of them is another's.
     """
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = Member(server)
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         create = one.coordinator.create_ephemeral
 
         async def unheard(path: str, data: bytes, *, deadline_s: float) -> None:
@@ -194,25 +180,22 @@ def test_claims_without_an_answer_are_claimed_again_or_released() -> None:
             raise CoordinationError(f"no rights to create {path}")
 
         one.coordinator.create_ephemeral = barred  # type: ignore[method-assign]
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         await until(lambda: two.is_settled)
         assert (one.reading, two.reading) == (set(), parts(1))
         one.coordinator.create_ephemeral = create  # type: ignore[method-assign]
         await until(lambda: one.is_settled)
         assert one.reading == parts(0)
         assert owners(server) == {"0-0": "g_c1", "0-1": "g_c2"}
-        await one.leave()
-        await two.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2, is_joined=False)
 
 
 def test_a_check_that_fails_is_made_again() -> None:
     """At once, not when the next one is due."""
 
-    async def scenario() -> None:
-        server = serving(1)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
+        server = group.server
         get = one.coordinator.get
         failed: list[str] = []
 
@@ -229,24 +212,21 @@ def test_a_check_that_fails_is_made_again() -> None:
         await until(lambda: one.is_settled)
         assert failed
         assert CLOCK.monotonic_s() - began_s < 1
-        await one.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 1)
 
 
 def test_a_release_that_fails_is_tried_again() -> None:
     """The partition is not read meanwhile, and goes to the other as soon as it can."""
 
-    async def scenario() -> None:
-        server = serving(2)
-        one = await Member(server).join()
+    async def scenario(group: Group, one: Member) -> None:
         delete = one.coordinator.delete
 
         async def failing(path: str, *, deadline_s: float) -> bool:
             raise CoordinationError(f"no rights to delete {path}")
 
         one.coordinator.delete = failing  # type: ignore[method-assign]
-        two = await Member(server, "c2").join()
+        two = await group.join("c2")
         await asyncio.sleep(30)
         assert one.reading == parts(0)
         assert "no rights" in str(one.source.last_error)
@@ -255,7 +235,5 @@ def test_a_release_that_fails_is_tried_again() -> None:
         await until(lambda: one.is_settled and two.is_settled)
         assert two.reading == parts(1)
         assert [call for call, _ in one.sink.calls].count("revoke") == 1
-        await one.leave()
-        await two.leave()
 
-    run_virtually(scenario())
+    run_group(scenario, 2)
