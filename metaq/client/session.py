@@ -11,6 +11,7 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol, Self, Unpack
 
@@ -250,12 +251,13 @@ class AsyncClient:
                 partitions on each of the brokers 0 and 1, or `["0-0", "0-1"]`.
             directory: where messages wait that cannot be sent; one process at a time.
             selector: chooses among the layout; None goes by the key.
-            options: fields of `ProducerOptions`.
+            options: fields of `ProducerOptions`; `in_flight_batches_max` is always 1.
 
         Raises:
             ConfigError: the layout says nothing.
         """
-        settings = ProducerOptions(**options)
+        # What a cancelled send has left in flight is not to be overtaken.
+        settings = replace(ProducerOptions(**options), in_flight_batches_max=1)
         producer = AsyncOrderedProducer(
             self.context,
             self._make_producer(settings, None),
