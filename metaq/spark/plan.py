@@ -73,6 +73,25 @@ class SpanFacts(Protocol):
         """
         ...
 
+    def boundaries_behind(
+        self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
+    ) -> Sequence[Offset]:
+        """Return places close behind `start` where records begin.
+
+        Asked where `boundaries` named none.
+
+        Args:
+            partition: whose.
+            start: where a record begins.
+            end: the same.
+            origin: where the search began, at `start` or before it.
+
+        Returns:
+            Offsets strictly between `start` and `end`, ascending. Empty where nobody
+            knows of one, or where enough was searched.
+        """
+        ...
+
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
     ) -> Offset | None:
@@ -288,8 +307,12 @@ class _Search:
         if self._is_count and high[1] - low[1] <= 1:
             return ()
         span = LogSpan(low[0], high[0])
-        inner = self._facts.boundaries(self._partition, low[0], high[0], PROBES)
-        return _checked(self._partition, span, inner)
+        facts, partition = self._facts, self._partition
+        inner = facts.boundaries(partition, low[0], high[0], PROBES)
+        inner = inner or facts.boundaries_behind(
+            partition, low[0], high[0], self._span.start
+        )
+        return _checked(partition, span, inner)
 
     def _narrow(
         self,
