@@ -17,9 +17,13 @@ from typing import Final, Protocol
 from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 
-PROBES: Final = 1000
+PROBES: Final = 15
 """Boundaries asked for at once while one is searched. A guess tells where among them it
-is, and a count or two that it is there; of a short log they are all that there are."""
+is, and a count or two that it is there."""
+PROBES_MAX: Final = 1000
+"""The same within `WALK_BYTES`: there they are all, as a rule."""
+WALK_BYTES: Final = 256 * 1024
+"""What a broker walks record by record in less time than a second question takes."""
 PIECES_PER_RANGE: Final = 4
 """How much finer than the result boundaries are asked for; the ranges then come within
 a quarter of the asked size."""
@@ -308,7 +312,8 @@ class _Search:
             return ()
         span = LogSpan(low[0], high[0])
         facts, partition = self._facts, self._partition
-        inner = facts.boundaries(partition, low[0], high[0], PROBES)
+        probes = PROBES if span.size_bytes > WALK_BYTES else PROBES_MAX
+        inner = facts.boundaries(partition, low[0], high[0], probes)
         inner = inner or facts.boundaries_behind(
             partition, low[0], high[0], self._span.start
         )

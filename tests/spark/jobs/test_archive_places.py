@@ -83,3 +83,12 @@ def test_two_jobs_cannot_commit_the_same_number(
         two.claim("query")
     names = [file.path for file in ArchiveFiles(spark, url).list_files("_metaq")]
     assert len([name for name in names if name.endswith(".json")]) == 1
+
+
+def test_a_path_that_is_a_pattern_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark would read the files of other directories, or none."""
+    for mark in "*?[]{}":
+        with pytest.raises(ArchiveError, match="takes for patterns"):
+            ArchiveFiles(spark, str(tmp_path / f"archive-{mark}"))
