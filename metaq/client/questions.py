@@ -196,6 +196,38 @@ async def boundaries_between(
     return tuple(at for at in parse_boundaries(reply) if start < at < end)
 
 
+async def read_slice(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    size_bytes: SizeBytes,
+    *,
+    deadline_s: float,
+) -> bytes:
+    """Return bytes of the log from `offset` on, as they are.
+
+    Args:
+        context: the client's parts.
+        partition: whose log.
+        offset: the first of them.
+        size_bytes: how many at most, 1 or more; the broker may give fewer.
+        deadline_s: when to give up.
+
+    Returns:
+        Empty where there are none at that offset now.
+
+    Raises:
+        WireError: the broker refused.
+    """
+
+    def make(_connection: BrokerConnection, opaque: int) -> Get:
+        topic, number = partition.topic, partition.partition
+        return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
+
+    outcome = parse_get(await ask(context, partition, make, deadline_s=deadline_s))
+    return outcome.data if isinstance(outcome, Fetched) else b""
+
+
 async def time_of(
     context: ClientContext,
     partition: TopicPartition,
@@ -204,16 +236,13 @@ async def time_of(
     deadline_s: float,
 ) -> Millis | None:
     """Return when the message at `offset` was stamped; None if nobody can say."""
-
-    def make(_connection: BrokerConnection, opaque: int) -> Get:
-        size_bytes = SizeBytes(HEADER_BYTES)
-        topic, number = partition.topic, partition.partition
-        return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
-
-    outcome = parse_get(await ask(context, partition, make, deadline_s=deadline_s))
-    if not isinstance(outcome, Fetched) or len(outcome.data) < HEADER_BYTES:
+    size_bytes = SizeBytes(HEADER_BYTES)
+    data = await read_slice(
+        context, partition, offset, size_bytes, deadline_s=deadline_s
+    )
+    if len(data) < HEADER_BYTES:
         return None
-    _length, _checksum, message_id, _flag = HEADER.unpack_from(outcome.data)
+    _length, _checksum, message_id, _flag = HEADER.unpack_from(data)
     return id_time(MessageId(message_id))
 
 

@@ -3,31 +3,42 @@
 Logs never change below their end, so a count that was told once stays true: a query
 that waits for more messages, or is held by a limit, asks for each range once.
 
-MetaQ 1.4 brokers keep no counts and no boundaries. There a record counts as
-`RECORD_BYTES`, so limits in messages are limits in bytes, and logs are cut between
-segments only; a start by time cannot be found there at all.
+MetaQ 1.4 brokers keep no counts and no boundaries. There a record counts as so many
+bytes as those that were seen last, so limits in messages are limits in bytes; where a
+micro-batch ends is found by reading what is before that. Logs are cut into tasks
+between segments only, and a start by time cannot be found at all.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError
+from metaq.client.options import MIB
 from metaq.client.questions import (
     boundaries_between,
     count_between,
     nearest_offset,
     offset_at,
+    read_slice,
 )
-from metaq.model import Millis, Offset, TopicPartition
+from metaq.model import Millis, Offset, SizeBytes, TopicPartition
+from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.spark.cluster import Cluster
+from metaq.spark.columns import VALUE_BYTES_MAX
+from metaq.spark.runs import find_run
 
 RECORD_BYTES: Final = 512
-"""What a record is taken for where nobody counts them."""
+"""What a record is taken for where nobody counts them, and none was seen."""
 COUNTS_MAX: Final = 10_000
 """Counts remembered; all are forgotten when there are more."""
 PROBES_MAX: Final = 15
 """Places at which a log of a MetaQ 1.4 broker is asked for its segments."""
+WALK_BYTES_MAX: Final = 16 * MIB
+"""Read of one log to find where a micro-batch ends: a limit is no more than that."""
+WALK_GET_BYTES: Final = MIB
+"""What one get of that asks for."""
 
 
 class BrokerFacts:
@@ -37,6 +48,7 @@ class BrokerFacts:
         """Know nothing yet."""
         self._cluster = cluster
         self._counts: dict[tuple[TopicPartition, Offset, Offset], int] = {}
+        self._record_bytes: dict[TopicPartition, int] = {}
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
         """Return how many records begin in start..end; an estimate for MetaQ 1.4."""
@@ -53,7 +65,8 @@ class BrokerFacts:
         try:
             count = self._cluster.run(ask)
         except CannotAnswerError:
-            count = -((start - end) // RECORD_BYTES)
+            each = self._record_bytes.setdefault(partition, RECORD_BYTES)
+            return -((start - end) // each)
         if len(self._counts) >= COUNTS_MAX:
             self._counts.clear()
         self._counts[key] = count
@@ -72,7 +85,29 @@ class BrokerFacts:
         try:
             return self._cluster.run(ask)
         except CannotAnswerError:
+            self._record_bytes.setdefault(partition, RECORD_BYTES)
             return self._segment_starts(partition, start, end, min(count, PROBES_MAX))
+
+    def boundaries_behind(
+        self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
+    ) -> Sequence[Offset]:
+        """Return where records begin in what a get from `start` on brings.
+
+        Nothing where the broker names boundaries, and WALK_BYTES_MAX behind `origin`.
+        """
+        if partition not in self._record_bytes or start - origin >= WALK_BYTES_MAX:
+            return ()
+
+        async def read(context: ClientContext, deadline_s: float) -> bytes:
+            size_bytes = SizeBytes(min(end - start, WALK_GET_BYTES))
+            return await read_slice(
+                context, partition, start, size_bytes, deadline_s=deadline_s
+            )
+
+        inner = [at for at in _starts_in(self._cluster.run(read), start) if at < end]
+        if inner:
+            self._record_bytes[partition] = (inner[-1] - start) // len(inner)
+        return inner
 
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
@@ -97,15 +132,37 @@ class BrokerFacts:
     ) -> Sequence[Offset]:
         size = end - start
 
-        async def ask(context: ClientContext, deadline_s: float) -> set[Offset]:
-            found = set()
-            for number in range(1, count + 1):
-                probe = Offset(start + size * number // (count + 1))
-                at = await nearest_offset(
-                    context, partition, probe, deadline_s=deadline_s
-                )
-                if at is not None and start < at < end:
-                    found.add(at)
-            return found
+        async def ask(context: ClientContext, deadline_s: float) -> list[Offset | None]:
+            probes = [
+                Offset(start + size * number // (count + 1))
+                for number in range(1, count + 1)
+            ]
+            questions = (
+                nearest_offset(context, partition, probe, deadline_s=deadline_s)
+                for probe in probes
+            )
+            return await asyncio.gather(*questions)
 
-        return sorted(self._cluster.run(ask))
+        found = self._cluster.run(ask)
+        return sorted({at for at in found if at is not None and start < at < end})
+
+
+def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:
+    """Return where records begin in bytes of a log that follow a boundary.
+
+    The boundary itself is left out. Of a record that is longer than the bytes its end
+    is known all the same.
+    """
+    edges = find_run(
+        memoryview(data),
+        0,
+        records_max=len(data),
+        bytes_max=max(1, len(data)),
+        payload_max=VALUE_BYTES_MAX,
+    )
+    found = [Offset(start + edge) for edge in edges[2::2]]
+    if not found and len(data) >= HEADER_BYTES:
+        length = HEADER.unpack_from(data)[0]
+        if 0 < length <= VALUE_BYTES_MAX and length + HEADER_BYTES > len(data):
+            found = [Offset(start + HEADER_BYTES + length)]
+    return found

@@ -17,9 +17,13 @@ from typing import Final, Protocol
 from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.spark.errors import BackwardRangeError
 
-PROBES: Final = 1000
+PROBES: Final = 15
 """Boundaries asked for at once while one is searched. A guess tells where among them it
-is, and a count or two that it is there; of a short log they are all that there are."""
+is, and a count or two that it is there."""
+PROBES_MAX: Final = 1000
+"""The same within `WALK_BYTES`: there they are all, as a rule."""
+WALK_BYTES: Final = 256 * 1024
+"""What a broker walks record by record in less time than a second question takes."""
 PIECES_PER_RANGE: Final = 4
 """How much finer than the result boundaries are asked for; the ranges then come within
 a quarter of the asked size."""
@@ -70,6 +74,25 @@ class SpanFacts(Protocol):
         Returns:
             Offsets strictly between `start` and `end`, ascending, spread evenly over
             the bytes. Empty only where no such place is known.
+        """
+        ...
+
+    def boundaries_behind(
+        self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
+    ) -> Sequence[Offset]:
+        """Return places close behind `start` where records begin.
+
+        Asked where `boundaries` named none.
+
+        Args:
+            partition: whose.
+            start: where a record begins.
+            end: the same.
+            origin: where the search began, at `start` or before it.
+
+        Returns:
+            Offsets strictly between `start` and `end`, ascending. Empty where nobody
+            knows of one, or where enough was searched.
         """
         ...
 
@@ -288,8 +311,13 @@ class _Search:
         if self._is_count and high[1] - low[1] <= 1:
             return ()
         span = LogSpan(low[0], high[0])
-        inner = self._facts.boundaries(self._partition, low[0], high[0], PROBES)
-        return _checked(self._partition, span, inner)
+        facts, partition = self._facts, self._partition
+        probes = PROBES if span.size_bytes > WALK_BYTES else PROBES_MAX
+        inner = facts.boundaries(partition, low[0], high[0], probes)
+        inner = inner or facts.boundaries_behind(
+            partition, low[0], high[0], self._span.start
+        )
+        return _checked(partition, span, inner)
 
     def _narrow(
         self,

@@ -63,6 +63,7 @@ class Progress:
         self._has_kept_start = options.pin_name is not None
         self._waiting_since_s: float | None = None
         self._away: frozenset[TopicPartition] = frozenset()
+        self._committed: dict[TopicPartition, Offset] = {}
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
 
@@ -173,7 +174,10 @@ class Progress:
         options = self._options
         try:
             if options.progress_group is not None:
-                self._cluster.commit_progress(options.progress_group, end)
+                known = self._committed
+                moved = {p: at for p, at in end.items() if known.get(p) != at}
+                self._cluster.commit_progress(options.progress_group, moved)
+                self._committed = dict(end)
             if self._has_kept_start and options.pin_name is not None:
                 self._cluster.forget_start(options.pin_name)
                 self._has_kept_start = False

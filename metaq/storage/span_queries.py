@@ -7,7 +7,7 @@ index is believed here without reading what it covers.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from metaq.fs import FileSystem
@@ -15,11 +15,11 @@ from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span, SpanIndex, read_index, read_totals
-from metaq.storage.walk import RangeReader, estimated_time_ms
+from metaq.storage.walk import WINDOW_BYTES, RangeReader, estimated_time_ms
 
-SPLIT_WALK_BYTES_MAX: Final = 64 << 20
-"""A range up to this size is split at any record; a longer one at spans, which are
-small beside its parts."""
+SPLIT_WALK_BYTES_MAX: Final = 16 << 20
+"""A range up to this size is split at any record; a longer one at spans, unless it lies
+in one of them."""
 
 
 def is_boundary(fs: FileSystem, segments: Sequence[Segment], offset: Offset) -> bool:
@@ -130,17 +130,26 @@ def split_range(
     Returns:
         Growing offsets, the first `start` and the last `end`; `start` alone for an
         empty range. Fewer than wanted where records, or spans of a range of more than
-        `SPLIT_WALK_BYTES_MAX`, are longer than a part.
+        `SPLIT_WALK_BYTES_MAX` that lies in several of them, are longer than a part.
 
     Raises:
         StorageError: The disk refused a read.
     """
     size, parts = end - start, count_max - 1
     wanted = [Offset(start + size * part // parts) for part in range(1, parts)]
-    is_short = size <= SPLIT_WALK_BYTES_MAX
-    split = _split_at_records if is_short else _split_at_spans
-    inner = (at for at in split(fs, segments, wanted, start, end) if start < at < end)
-    return tuple(dict.fromkeys((start, *inner, end)))
+    found: tuple[Offset, ...] = ()
+    if size > SPLIT_WALK_BYTES_MAX:
+        found = _within_range(_split_at_spans(fs, segments, wanted), start, end)
+    if not found:
+        split = _split_at_records(fs, segments, wanted, start, end)
+        found = _within_range(split, start, end)
+    return tuple(dict.fromkeys((start, *found, end)))
+
+
+def _within_range(
+    found: Iterable[Offset], start: Offset, end: Offset
+) -> tuple[Offset, ...]:
+    return tuple(at for at in found if start < at < end)
 
 
 def _split_at_records(
@@ -168,8 +177,6 @@ def _split_at_spans(
     fs: FileSystem,
     segments: Sequence[Segment],
     wanted: Sequence[Offset],
-    _start: Offset,
-    _end: Offset,
 ) -> Iterator[Offset]:
     """Yield the end of a span, or of a segment, that is nearest to each offset."""
     segment, index = segments[0], None
@@ -263,18 +270,24 @@ def _walk(
         start: A record boundary.
         end: Any offset; a broken header ends the walk before.
     """
+    base, unpack = segment.base_offset, HEADER.unpack_from
     position = segment.position_of(start)
+    # A header that begins before `end` is whole, and nothing behind it is read.
+    behind = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
     file = fs.open_read(segment.path)
     try:
-        reader = RangeReader(file, position, Position(segment.size_bytes))
-        while position + segment.base_offset < end:
-            header = reader.read(position, HEADER_BYTES)
-            if len(header) < HEADER_BYTES:
+        reader = RangeReader(file, position, Position(behind))
+        while position + base < end:
+            data = reader.read(position, WINDOW_BYTES)
+            if len(data) < HEADER_BYTES:
                 return
-            length, _checksum, message_id, _flag = HEADER.unpack(header)
-            if length < 0:
-                return
-            yield segment.offset_at(position), MessageId(message_id)
-            position = Position(position + HEADER_BYTES + length)
+            at, last = 0, len(data) - HEADER_BYTES
+            while at <= last:
+                length, _checksum, message_id, _flag = unpack(data, at)
+                if length < 0:
+                    return
+                yield Offset(base + position + at), MessageId(message_id)
+                at += HEADER_BYTES + length
+            position = Position(position + at)
     finally:
         file.close()

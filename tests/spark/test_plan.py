@@ -25,9 +25,10 @@ Logs = dict[TopicPartition, list[int]]
 class Book:
     """The facts of logs that are known record by record; some name few boundaries."""
 
-    def __init__(self, logs: Logs, every: int = 1) -> None:
+    def __init__(self, logs: Logs, every: int = 1, behind: int = 0) -> None:
         self.starts = logs
         self.every = every
+        self.behind = behind
         self.questions = 0
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
@@ -47,6 +48,15 @@ class Book:
         )
         places = (min(bisect_left(inside, at), len(inside) - 1) for at in targets)
         return [Offset(inside[at]) for at in sorted(set(places)) if inside]
+
+    def boundaries_behind(
+        self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
+    ) -> Sequence[Offset]:
+        self.questions += 1
+        assert origin <= start < end
+        starts = self.starts[partition]
+        inside = starts[bisect_right(starts, start) : bisect_left(starts, end)]
+        return [Offset(at) for at in inside[: self.behind]]
 
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
@@ -76,6 +86,7 @@ def worlds(draw: st.DrawFn) -> tuple[Book, dict[TopicPartition, LogSpan]]:
     facts, spans = book(
         *draw(st.lists(SIZES, min_size=1, max_size=5)), every=draw(st.integers(1, 5))
     )
+    facts.behind = draw(st.integers(0, 3))
     for name, starts in facts.starts.items():
         low, high = sorted(draw(st.tuples(*[st.sampled_from(starts)] * 2)))
         spans[name] = LogSpan(Offset(low), Offset(high))

@@ -207,6 +207,18 @@ def test_progress_is_committed_for_a_group_and_never_goes_back(
     assert progress(broker, **options).start() == offsets(8, 0)
 
 
+def test_a_commit_costs_what_has_moved(broker: EmbeddedBroker) -> None:
+    """A read and a write of ZooKeeper for each partition that did."""
+    query = progress(broker, zookeeper="memory", progressGroup="g")
+    query.commit(offsets(1, 1))
+    before = len(broker.zookeeper.calls)
+    query.commit(offsets(1, 1))
+    assert len(broker.zookeeper.calls) == before
+    query.commit(offsets(2, 1))
+    paths = {path for _what, path in broker.zookeeper.calls[before:]}
+    assert [path.rpartition("/")[2] for path in paths] == ["0-0"]
+
+
 def test_a_failed_commit_is_no_failed_query(
     monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker, caplog: Any
 ) -> None:

@@ -113,6 +113,14 @@ def test_a_long_range_is_split_at_its_spans(monkeypatch) -> None:
     assert max(b - a for a, b in pairwise(found)) <= END / 5 + 2 * LONGEST
 
 
+def test_a_long_range_within_one_span_is_split_at_its_records(monkeypatch) -> None:
+    """There is always a cut where there is a record: limits are met by it."""
+    monkeypatch.setattr(span_queries, "SPLIT_WALK_BYTES_MAX", 0)
+    disk, segments = LOGS[0]
+    found = split_range(disk, segments, Offset(STARTS[10]), Offset(END), 3)
+    assert found == (STARTS[10], STARTS[11], END)
+
+
 @pytest.mark.parametrize(
     ("time", "number"),
     [(0, 0), (102, 0), (103, 3), (104, 4), (200, 4), (301, 9), (302, 10), (401, 12)],

@@ -7,12 +7,15 @@ or in an object store, under the settings that the session has for it.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import ArchiveError
+
+PATTERN_MARKS: Final = frozenset("*?[]{}\\")
+"""Spark reads files by patterns, and has no way to write one that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,12 @@ class ArchiveFiles:
             spark: Whose settings hold; a session with a driver of its own.
             root: Path or URL of the directory, which need not exist yet.
         """
+        if PATTERN_MARKS & frozenset(root):
+            marks = "".join(sorted(PATTERN_MARKS))
+            raise ArchiveError(
+                f"{root}: expected a path without any of {marks}, which Spark takes for"
+                " patterns"
+            )
         context = spark.sparkContext
         jvm: Any = context._jvm  # noqa: SLF001  # the only way to Spark's file systems
         jsc: Any = context._jsc  # noqa: SLF001  # the same
