@@ -67,7 +67,7 @@ def test_a_broken_sink_is_told_and_tried_again(
         await one.leave()
 
     run_virtually(scenario())
-    assert "rebalance failed group=g" in caplog.text
+    assert "rebalance failed: group=g" in caplog.text
 
 
 def test_what_will_never_work_fails_the_start() -> None:
