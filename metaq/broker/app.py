@@ -60,7 +60,7 @@ from metaq.model import LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
-from metaq.storage.log_manager import LogManager, OfflineDirectory
+from metaq.storage.log_manager import LogManager
 from metaq.storage.log_pictures import scrub_targets
 from metaq.storage.scrub import Scrub, run_step
 from metaq.zk._kazoo import KazooCoordinator
@@ -182,7 +182,7 @@ class Broker(Service):
         # Last, and it may wait for ZooKeeper: everything else works meanwhile.
         await self._advertise()
         log.info(
-            "broker started broker=%d address=%s data=%s logs=%d duration_ms=%d",
+            "broker started: broker=%d address=%s data=%s logs=%d duration_ms=%d",
             self._config.system.broker_id,
             self.address,
             data_path,
@@ -196,7 +196,6 @@ class Broker(Service):
             self._clock,
             self._loop.call_soon_threadsafe,
             self._config,
-            on_offline=self._on_offline,
         )
         self.on_way_down("logs", self._close_logs)
         await asyncio.to_thread(self._logs.open)
@@ -275,7 +274,7 @@ class Broker(Service):
         self._registration = self._control.registration = registration
         # ZooKeeper may be away, and then nothing else is told for all of the time-out.
         log.info(
-            "registering in zookeeper connect=%s timeout_ms=%d",
+            "registering in zookeeper: connect=%s timeout_ms=%d",
             zookeeper.connect,
             zookeeper.connection_timeout_ms,
         )
@@ -337,13 +336,6 @@ class Broker(Service):
         self._housekeeping.wake()
         self._update_registration()
 
-    def _on_offline(self, directory: OfflineDirectory) -> None:
-        log.error(
-            "data directory offline until restart directory=%s cause=%s",
-            directory.path,
-            directory.cause,
-        )
-
     def _jobs(self) -> tuple[Job, ...]:
         realtime = self._context.realtime
         return (
@@ -392,7 +384,7 @@ class Broker(Service):
         control.retention = add_run(control.retention, run)
         if run.segment_count or run.failures:
             log.info(
-                "retention complete segments=%d bytes=%d failures=%d",
+                "retention complete: segments=%d bytes=%d failures=%d",
                 run.segment_count,
                 run.size_bytes,
                 len(run.failures),
@@ -443,7 +435,7 @@ class Broker(Service):
             async with asyncio.timeout(timeout_s):
                 await self._is_drained.wait()
         except TimeoutError:
-            log.info("connections left open=%d", len(self._sessions))
+            log.info("connections left: open=%d", len(self._sessions))
 
     async def _stop_upkeep(self) -> None:
         # Nothing is called off: the logs count on a retention that was handed out.
@@ -477,11 +469,11 @@ def check_default_schedule(config: BrokerConfig) -> None:
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:
     """Log what a MetaQ broker would act on, or a typing mistake may hide."""
     for section in config.ignored_sections:
-        log.warning("section ignored section=[%s] file=%s", section, config.path)
+        log.warning("section ignored: section=[%s] file=%s", section, config.path)
     for topic in config.topics.values():
         for group, name in topic.filters.items():
             log.warning(
-                "filter without effect, its group gets every message"
+                "filter without effect, its group gets every message:"
                 " topic=%s group=%s class=%s",
                 topic.name,
                 group,

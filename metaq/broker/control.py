@@ -154,12 +154,12 @@ class Control:
             outcome = self._reload()
         except (AdminError, ConfigError, StorageError) as error:
             self._reload_error = str(error)
-            log.error("reload failed, old settings stay error=%s", error)
+            log.error("reload failed, old settings stay: error=%s", error)
             raise
         self._reload_error = ""
         self._reload_count += 1
         log.info(
-            "configuration reloaded added=%s removed=%s changed=%s needs_restart=%s",
+            "configuration reloaded: added=%s removed=%s changed=%s needs_restart=%s",
             ",".join(outcome.topics.added) or "-",
             ",".join(outcome.topics.removed) or "-",
             ",".join(outcome.topics.changed) or "-",

@@ -56,7 +56,7 @@ def dispatch(
         return encode_result(error.status, str(error).encode(), command.opaque)
     except Exception:
         context.counters.error_count += 1
-        log.exception("command failed command=%s", type(command).__name__)
+        log.exception("command failed: command=%s", type(command).__name__)
         text = texts.INTERNAL_ERROR.encode()
         return encode_result(Status.SERVER_ERROR, text, command.opaque)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)

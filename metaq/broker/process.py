@@ -64,7 +64,7 @@ async def run_broker(
     finally:
         waiter.cancel()
         await broker.stop()
-    log.info("broker stopped broker=%d", config.system.broker_id)
+    log.info("broker stopped: broker=%d", config.system.broker_id)
     if broker.failure is not None:
         raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
 

@@ -269,5 +269,5 @@ class Session:
             self._context.waiters.cancel(waiter)
         self._waiters.clear()
         self._context.connection_count -= 1
-        log.debug("connection closed peer=%s reason=%s", self._channel.peer, reason)
+        log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
         self._on_closed(self)

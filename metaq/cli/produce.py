@@ -14,7 +14,11 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.client import OutgoingMessage, Producer
-from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.errors import (
+    MessageTooLargeError,
+    OutcomeUnknownError,
+    PartlySentError,
+)
 from metaq.client.producer import ProducerStatistics
 from metaq.errors import ClientError
 from metaq.zk.paths import partition_name
@@ -108,19 +112,31 @@ def _send_all(
     options: ProduceOptions,
     interrupts: Interrupts,
 ) -> None:
-    done_bytes = 0
+    done_bytes = line_count = 0
     with _open_input(options.file) as fd:
 
         def read(size: int) -> bytes:
-            with interrupts.pause():
-                return os.read(fd, size)
+            try:
+                with interrupts.pause():
+                    return os.read(fd, size)
+            except OSError as error:
+                error.filename = options.file or "standard input"
+                raise
 
         total_bytes = os.fstat(fd).st_size or None
         with render.progress(
             options.topic, total_bytes, is_typing=os.isatty(fd)
         ) as advance:
             for lines in iter_lines(read):
-                send_lines(producer, options.topic, lines, options.attribute, partition)
+                try:
+                    send_lines(
+                        producer, options.topic, lines, options.attribute, partition
+                    )
+                except MessageTooLargeError as error:
+                    longest = max(range(len(lines)), key=lambda n: len(lines[n]))
+                    number = line_count + longest + 1
+                    raise ClientError(f"line {number:,}: {error}") from error
+                line_count += len(lines)
                 done_bytes += sum(map(len, lines)) + len(lines)
                 advance(done_bytes)
 

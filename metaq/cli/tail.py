@@ -6,6 +6,7 @@ batch at most are sent again.
 """
 
 import json
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -69,10 +70,16 @@ def tail(target: Target, options: TailOptions) -> None:
 
     Raises:
         MetaqError: a line that no broker will ever take, or a state file of another
-            file or topic.
+            file or topic, or in a directory that takes none.
     """
     bookmark = None
     if options.state is not None:
+        # What is sent and not noted would be sent again.
+        if not os.access(options.state.parent, os.W_OK):
+            raise ConfigError(
+                f"{options.state}: the state cannot be kept there, the directory is"
+                " missing or takes no files"
+            )
         bookmark = read_state(options.state, options.file, options.topic)
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")

@@ -118,7 +118,7 @@ class Committer:
         for partition, error in failed.items():
             log.log(
                 level,
-                "commit failed group=%s partitions=%d first=%s offset=%d: %s",
+                "commit failed: group=%s partitions=%d first=%s offset=%d: %s",
                 self._group,
                 len(failed),
                 partition,

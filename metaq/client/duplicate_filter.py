@@ -227,7 +227,7 @@ class DuplicateFilter:
             self._is_failing = True
             log.log(
                 level,
-                "duplicate ids failed, messages may be delivered again group=%s: %r",
+                "duplicate ids failed, messages may be delivered again: group=%s: %r",
                 self._group,
                 error,
             )

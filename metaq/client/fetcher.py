@@ -317,7 +317,7 @@ class PartitionFetcher:
         follower = error.next_good_offset
         if follower is None:
             follower = Offset(at + self.cursor.size_bytes)
-        log.error("damaged record skipped next_offset=%d: %s", follower, error)
+        log.error("damaged record skipped: next_offset=%d: %s", follower, error)
         self._skipped_count += 1
         self.cursor.seek(follower)
         self._owner.on_skip(self.partition, at, follower)

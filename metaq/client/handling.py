@@ -311,7 +311,7 @@ class Handling:
         if not trouble.is_given_up:
             assert error is not None
             delay_s = next_delay_s(self._policy, trouble.attempts, error)
-            log.warning("handler failed group=%s %s", self._group, trouble)
+            log.warning("handler failed: group=%s %s", self._group, trouble)
             if delay_s is not None:
                 return delay_s
             trouble.is_given_up = True
@@ -322,7 +322,9 @@ class Handling:
                 raise
             trouble.refusals += 1
             trouble.refusal = refusal
-            log.error("message given up is not taken group=%s %s", self._group, trouble)
+            log.error(
+                "message given up is not taken: group=%s %s", self._group, trouble
+            )
             return GIVING_UP.delay_s(trouble.refusals)
         self._troubles.pop(message.partition, None)
         return None
@@ -343,7 +345,7 @@ class Handling:
         if then == "stop":
             raise self._stopped(trouble) from trouble.error
         if then == "drop":
-            log.error("message dropped group=%s %s", self._group, trouble)
+            log.error("message dropped: group=%s %s", self._group, trouble)
             self._dropped_count += 1
         elif then == "park":
             assert self._parking is not None

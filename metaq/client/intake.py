@@ -123,7 +123,7 @@ class Intake:
             try:
                 kept = [message for message in batch.messages if accepts(message)]
             except Exception as error:
-                log.exception("message filter failed group=%s", self._group)
+                log.exception("message filter failed: group=%s", self._group)
                 text = f"{batch.partition}: message filter: {error!r}"
                 self.on_fatal(MetaqError(text))
                 return
@@ -148,7 +148,7 @@ class Intake:
         """Hear that bytes are missing."""
         self.missing_bytes += max(0, new - old)
         log.warning(
-            "reading goes on elsewhere group=%s partition=%s old=%d new=%d",
+            "reading goes on elsewhere: group=%s partition=%s old=%d new=%d",
             self._group,
             partition,
             old,
@@ -172,7 +172,7 @@ class Intake:
         """
         failing = self._failing.setdefault((partition.broker_id, type(error)), set())
         level = logging.DEBUG if failing else logging.WARNING
-        log.log(level, "get failed partition=%s error=%s", partition, error)
+        log.log(level, "get failed: partition=%s error=%s", partition, error)
         failing.add(partition)
 
     def on_trouble_end(self, partition: TopicPartition) -> None:

@@ -67,7 +67,7 @@ class NodeCheck:
             raise
         if lost:
             log.error(
-                "owner nodes of ours are gone group=%s member=%s partitions=%s",
+                "owner nodes of ours are gone: group=%s member=%s partitions=%s",
                 self._membership.group,
                 self._membership.member,
                 name_some(lost),

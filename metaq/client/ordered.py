@@ -340,7 +340,7 @@ class AsyncOrderedProducer:
                 except MetaqError as error:
                     lane.last_error = error
                     log.warning(
-                        "replay stopped partition=%s: %s", lane.partition, error
+                        "replay stopped: partition=%s: %s", lane.partition, error
                     )
                 else:
                     failures = 0

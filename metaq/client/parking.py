@@ -117,7 +117,7 @@ class Parking:
                 self.last_error = None
             except MetaqError as error:
                 self.last_error = error
-                log.error("replay ended early group=%s: %s", self._group, error)
+                log.error("replay ended early: group=%s: %s", self._group, error)
             await asyncio.sleep(self._policy.replay_interval_s)
 
     async def _replay(self, spool: Spool) -> None:
@@ -133,7 +133,7 @@ class Parking:
                 continue
             self.failure_count += 1
             log.warning(
-                "parked message failed group=%s partition=%s offset=%d id=%d: %r",
+                "parked message failed: group=%s partition=%s offset=%d id=%d: %r",
                 self._group,
                 message.partition,
                 message.offset,

@@ -195,7 +195,7 @@ class GroupSource:
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
         if late:
             log.warning(
-                "group is not left yet group=%s member=%s: no answer within %.1f s",
+                "group is not left yet: group=%s member=%s: no answer within %.1f s",
                 self._membership.group,
                 self._membership.member,
                 limit_s,
@@ -215,7 +215,7 @@ class GroupSource:
                 await self._membership.unregister(deadline_s=self._deadline_s())
                 break
             except MetaqError as error:
-                log.debug("leave group=%s: %s", self._membership.group, error)
+                log.debug("leave: group=%s: %s", self._membership.group, error)
                 attempt_count += 1
                 await self._pause(attempt_count)
         for cancel in self._cancels:
@@ -295,7 +295,7 @@ class GroupSource:
             self._note_unsettled(error)
         except Exception as error:
             is_settled = False
-            log.exception("rebalance failed group=%s", self._membership.group)
+            log.exception("rebalance failed: group=%s", self._membership.group)
             self._note_unsettled(MetaqError(f"rebalance failed: {error!r}"))
         if is_settled:
             self.unsettled_since_s = self.last_error = None
@@ -429,7 +429,7 @@ class GroupSource:
             return
         self.generation += 1
         log.info(
-            "rebalanced group=%s member=%s generation=%d added=%d removed=%d"
+            "rebalanced: group=%s member=%s generation=%d added=%d removed=%d"
             " partitions=%d duration_ms=%d",
             self._membership.group,
             self._membership.member,
@@ -444,7 +444,7 @@ class GroupSource:
         """Remember why; tell the log once for each kind of error in a row."""
         if type(error) is not type(self.last_error):
             log.warning(
-                "partitions of ours are not read group=%s member=%s: %s",
+                "partitions of ours are not read: group=%s member=%s: %s",
                 self._membership.group,
                 self._membership.member,
                 error,

@@ -180,7 +180,7 @@ class AsyncClient:
                 await child.close()
             except Exception:
                 # A bug; the others and the connections are closed all the same.
-                log.exception("closing failed child=%r", child)
+                log.exception("closing failed: child=%r", child)
         context = self._context
         if context is None:
             return

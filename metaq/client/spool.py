@@ -192,7 +192,7 @@ class Spool:
                 f" is at {good}"
             )
         log.warning(
-            "torn tail cut file=%s position=%d bytes=%d",
+            "torn tail cut: file=%s position=%d bytes=%d",
             self._path,
             self._end,
             size - self._end,

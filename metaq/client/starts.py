@@ -116,7 +116,7 @@ def _report(
     else:
         what = "the log was replaced, or cut by a broker that lost data"
     log.error(
-        "committed offset is outside the log partition=%s committed=%d log_start=%d"
+        "committed offset is outside the log: partition=%s committed=%d log_start=%d"
         " log_end=%d next=%d: %s",
         partition,
         committed,

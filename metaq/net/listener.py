@@ -159,11 +159,11 @@ class Listener:
     def _on_accept_error(self, error: OSError) -> None:
         if error.errno not in _EXHAUSTED:
             # Errors of a connection that died in the backlog; the next may be fine.
-            log.warning("accept failed error=%s", error)
+            log.warning("accept failed: error=%s", error)
             return
         self._exhausted_count += 1
         log.error(
-            "accept paused, no descriptors left error=%s open=%d pause_s=%s",
+            "accept paused, no descriptors left: error=%s open=%d pause_s=%s",
             error.strerror,
             self._open_count,
             PAUSE_S,
@@ -185,7 +185,7 @@ class Listener:
             if self._refused_count & (self._refused_count - 1) == 0:
                 # Only every power of two is logged: a flood must not fill the disk.
                 log.warning(
-                    "connection refused host=%s open=%d from_host=%d refused=%d",
+                    "connection refused: host=%s open=%d from_host=%d refused=%d",
                     host,
                     self._open_count,
                     self._hosts[host],

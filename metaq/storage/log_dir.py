@@ -376,7 +376,11 @@ class LogDir:
 
     def _on_offline(self, error: StorageError) -> None:
         self.offline_cause = error
-        _log.error("data directory offline: directory=%s cause=%s", self.path, error)
+        _log.error(
+            "data directory offline until restart: directory=%s cause=%s",
+            self.path,
+            error,
+        )
         if self.state is DirState.ONLINE:
             self._apply(DirEvent.DISK_ERROR)
             self._report_offline(self, error)

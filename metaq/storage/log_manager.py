@@ -72,7 +72,6 @@ class LogManager:
         config: BrokerConfig,
         *,
         start_worker: StartWorker = StorageThread,
-        on_offline: Callable[[OfflineDirectory], None] | None = None,
     ) -> None:
         """Describe the logs; `open` reads them.
 
@@ -82,15 +81,12 @@ class LogManager:
             post: runs a callback on the loop's thread (`loop.call_soon_threadsafe`).
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
-            on_offline: told once for each data directory that has a disk error, after
-                everything in flight there has failed.
         """
         self._fs = fs
         self._clock = clock
         self._post = post
         self._config = config
         self._start_worker = start_worker
-        self._report_offline = on_offline
         self._directories: dict[Path, LogDir] = {}
         self._logs: dict[LogId, PartitionLog] = {}
         self._files = OpenFiles(fs)
@@ -466,8 +462,6 @@ class LogManager:
         assert directory.state is DirState.OFFLINE
         for log in self._logs_of(directory):
             log.on_offline(error)
-        if self._report_offline is not None:
-            self._report_offline(OfflineDirectory(directory.path, str(error)))
 
 
 def _hard_limit(size_bytes: int, segment_bytes_max: int) -> int:

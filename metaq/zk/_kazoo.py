@@ -258,7 +258,7 @@ class KazooCoordinator:
             self._schedule_check(REVIVE_DELAY_S)
 
     def _replace(self, reason: str) -> None:
-        log.warning("zookeeper client replaced, %s hosts=%s", reason, self._hosts)
+        log.warning("zookeeper client replaced, %s: hosts=%s", reason, self._hosts)
         old = self._client
         self._client = make_client(self._hosts, self._session_timeout_s)
         self._generation += 1

@@ -63,7 +63,7 @@ async def read_values(
             try:
                 values[name] = decode(node.data)
             except PayloadError as error:
-                log.warning("node left out path=%s/%s error=%s", path, name, error)
+                log.warning("node left out: path=%s/%s error=%s", path, name, error)
     return values
 
 
@@ -148,7 +148,7 @@ class ValuesWatch(Generic[T]):
                 value = self._decode(data)
             except PayloadError as error:
                 log.warning(
-                    "node left out path=%s/%s error=%s", self._path, name, error
+                    "node left out: path=%s/%s error=%s", self._path, name, error
                 )
         self._values[name] = value
         self._on_change()

@@ -300,7 +300,7 @@ class ClusterWatch:
             return
         self._snapshot = replace(new, epoch=old.epoch + 1)
         log.info(
-            "cluster changed epoch=%d brokers=%d topics=%d",
+            "cluster changed: epoch=%d brokers=%d topics=%d",
             self._snapshot.epoch,
             len(self._snapshot.brokers),
             len(self._snapshot.topics),

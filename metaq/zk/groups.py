@@ -200,7 +200,7 @@ class GroupMembership:
                 f" {other.owner_session_id:#x}; consumer ids are unique in a group"
             )
         self._registered_epoch = status.epoch
-        log.info("member registered member=%s epoch=%d", self._member, status.epoch)
+        log.info("member registered: member=%s epoch=%d", self._member, status.epoch)
         return status.epoch
 
     async def unregister(self, *, deadline_s: float) -> None:
@@ -278,7 +278,7 @@ class GroupMembership:
         self._unanswered.discard(partition)
         if other is not None:
             log.debug(
-                "partition is owned by another member partition=%s owner=%s session=%x",
+                "partition has another owner: partition=%s owner=%s session=%x",
                 partition,
                 other.data.decode(errors="replace"),
                 other.owner_session_id,

@@ -179,7 +179,7 @@ class BrokerRegistry:
         except TimeoutError:
             log.warning(
                 "registration pending, zookeeper does not answer; the broker serves"
-                " and registers later broker=%s session=%s",
+                " and registers later: broker=%s session=%s",
                 snapshot.role,
                 self._coordinator.status.state.value,
             )
@@ -224,9 +224,9 @@ class BrokerRegistry:
                 for step in plan_withdrawal(tuple(groups)):
                     await self._take(step, deadline_s)
         except (CoordinationError, TimeoutError) as error:
-            log.warning("withdrawal incomplete, the session ends it error=%s", error)
+            log.warning("withdrawal incomplete, the session ends it: error=%s", error)
         else:
-            log.info("withdrawn topics=%d", len(groups) - 1)
+            log.info("withdrawn: topics=%d", len(groups) - 1)
         self._applied.clear()
 
     async def stop(self) -> None:
@@ -251,10 +251,10 @@ class BrokerRegistry:
     def _on_status(self, status: SessionStatus) -> None:
         if status.state is SessionState.CONNECTED:
             self._failures_in_a_row = 0
-            log.info("zookeeper session connected epoch=%d", status.epoch)
+            log.info("zookeeper session connected: epoch=%d", status.epoch)
         else:
             log.warning(
-                "zookeeper session %s epoch=%d; puts and gets go on",
+                "zookeeper session %s: epoch=%d; puts and gets go on",
                 status.state.value,
                 status.epoch,
             )
@@ -311,7 +311,7 @@ class BrokerRegistry:
             if count and is_check:
                 self._repair_count += count
                 log.warning(
-                    "registration repaired, nodes had vanished topic=%s steps=%d",
+                    "registration repaired, nodes had vanished: topic=%s steps=%d",
                     group.topic,
                     count,
                 )
@@ -341,7 +341,7 @@ class BrokerRegistry:
         A node that appeared between reading and creating is NodeExistsError: the pass
         fails, and the next one reads again.
         """
-        log.debug("step verb=%s path=%s", step.verb.value, step.path)
+        log.debug("step: verb=%s path=%s", step.verb.value, step.path)
         coordinator, path, data = self._coordinator, step.path, step.data
         match step.verb:
             case Verb.CREATE_EPHEMERAL:
@@ -367,7 +367,7 @@ class BrokerRegistry:
             self._state = RegistrationState.REGISTERED
             assert self._snapshot is not None
             log.info(
-                "registered broker=%s address=%s topics=%d epoch=%d",
+                "registered: broker=%s address=%s topics=%d epoch=%d",
                 self._snapshot.role,
                 self._snapshot.address,
                 len(self._applied) - 1,
@@ -381,7 +381,7 @@ class BrokerRegistry:
         if self._state is not RegistrationState.REFUSED:
             self._state = RegistrationState.PENDING
         if str(error) != self._last_error:
-            log.warning("registration failed, tried again error=%s", error)
+            log.warning("registration failed, tried again: error=%s", error)
         self._last_error = str(error)
         delay_s = RETRY_DELAY_S_MIN * 2.0**self._failures_in_a_row
         if delay_s < RETRY_DELAY_S_MAX:
@@ -433,4 +433,4 @@ class BrokerRegistry:
 def _report_failure(task: asyncio.Task[None]) -> None:
     """Log an error that is a bug of ours; known ones never leave the task."""
     if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("task failed name=%s", task.get_name(), exc_info=error)
+        log.error("task failed: name=%s", task.get_name(), exc_info=error)

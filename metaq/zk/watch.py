@@ -74,7 +74,7 @@ class Watch(Generic[T]):
                 # The next CONNECTED refreshes every watch; it may have come already.
                 continue
             except CoordinationError as error:
-                log.warning("watch failed path=%s error=%s", self._path, error)
+                log.warning("watch failed: path=%s error=%s", self._path, error)
                 await asyncio.sleep(RETRY_DELAY_S)
                 self._is_stale = True
                 continue

@@ -227,7 +227,7 @@ def test_reload_takes_over_topics_or_keeps_the_old_settings(
                 ini.write_text(text + "[topic=new]\nnumPartitions=3\n")
                 reply = await admin(data, command="reload")
                 assert reply["added"] == ["new"]
-                assert "configuration reloaded added=new removed=-" in caplog.text
+                assert "configuration reloaded: added=new removed=-" in caplog.text
                 assert caplog.text.count("reloaded") == 1
                 assert (await peer.ask(new)).startswith(b"result 200 ")
                 for bad in ("[topic=x]\nnonsense=1\n", "[topic=x]\ndeleteWhen=never\n"):
@@ -301,7 +301,7 @@ def test_a_start_without_zookeeper_says_what_it_waits_for(
             assert (await peer.ask(HELLO)).startswith(b"result 200 ")
 
     run(scenario())
-    wait = "registering in zookeeper connect=none:1 timeout_ms=20"
+    wait = "registering in zookeeper: connect=none:1 timeout_ms=20"
     told = caplog.messages[: caplog.messages.index(wait)]
     assert not [line for line in told if line.startswith("registration pending")]
     assert "registration pending" in caplog.text
@@ -436,7 +436,7 @@ def test_settings_without_effect_are_named_at_start(
             pass
 
     run(scenario())
-    assert "section ignored section=[zookeper]" in caplog.text
+    assert "section ignored: section=[zookeper]" in caplog.text
     assert "topic=filtered group=g class=com.example.Filter" in caplog.text
 
 

@@ -44,7 +44,7 @@ def test_signals_during_the_start_are_obeyed_behind_it(
 
     asyncio.run(run_broker(config, on_ready=on_ready))
     assert reloads == [1]
-    assert "broker stopped broker=0" in caplog.text
+    assert "broker stopped: broker=0" in caplog.text
 
 
 @pytest.mark.crash

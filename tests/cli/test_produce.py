@@ -163,6 +163,25 @@ def test_a_refusal_is_told_in_the_brokers_words(file: Path) -> None:
         assert result.stderr.endswith("metaq: partition[7-0] has been closed\n")
 
 
+def test_a_line_that_is_too_large_is_named_by_its_number(file: Path) -> None:
+    """The others of the file cannot be told from it by their text."""
+    big = 2 * 1024 * 1024
+    file.write_bytes(b"1\n2\n" + bytes(big) + b"\n4\n")
+    with MemoryBroker() as broker:
+        result = run("produce", "t", "--file", str(file), broker=broker)
+    assert result.exit_code == 1
+    assert "metaq: line 3: message: t/7-" in result.stderr
+    assert result.stderr.endswith(f" takes at most 1048576 bytes, got {big}\n")
+
+
+def test_a_file_that_cannot_be_read_is_named() -> None:
+    """Also when that shows behind its opening."""
+    with MemoryBroker() as broker:
+        result = run("produce", "t", "--file", "/proc/self/mem", broker=broker)
+    assert result.exit_code == 1
+    assert result.stderr == "metaq: /proc/self/mem: Input/output error\n"
+
+
 def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> None:
     """A refusal in the middle: so many stored, so many refused, and none in doubt."""
     file.write_bytes(b"line\n" * 450)

@@ -125,6 +125,17 @@ def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> No
     assert not (tmp_path / "state").exists()
 
 
+def test_a_state_that_cannot_be_kept_ends_it_before_anything_is_sent(
+    broker: EmbeddedBroker, target: Target, tmp_path: Path
+) -> None:
+    """Lines that are sent and not noted would come again with every start."""
+    (tmp_path / "app.log").write_bytes(b"1\n")
+    wanted = replace(options(tmp_path), state=tmp_path / "missing" / "state")
+    with pytest.raises(ConfigError, match="missing/state: the state cannot be kept"):
+        tail(target, wanted)
+    assert messages(broker) == []
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "nonsense", "[]", "{}", '{"file": "x"}', "[" * 10_000],

@@ -68,7 +68,7 @@ def test_an_outage_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
 
     with caplog.at_level(logging.INFO):
         asyncio.run(scenario())
-    line = "commit failed group=g partitions=1000 first=t/0-0 offset=7: away"
+    line = "commit failed: group=g partitions=1000 first=t/0-0 offset=7: away"
     assert caplog.messages == [line, line]
 
 

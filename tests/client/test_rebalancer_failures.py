@@ -60,7 +60,7 @@ def test_a_broken_sink_is_told_and_tried_again(
         assert one.reading == parts(0)
 
     run_group(scenario, 1, is_joined=False)
-    assert "rebalance failed group=g" in caplog.text
+    assert "rebalance failed: group=g" in caplog.text
 
 
 def test_what_will_never_work_fails_the_start() -> None:

@@ -59,6 +59,8 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (tidy.leftover_faults, "a.py", "# XX" + "X later", "without (issue)"),
     (tidy.leftover_faults, "a.py", "x = [print('a')]", "print"),
     (tidy.leftover_faults, "a.py", "breakpoint()", "breakpoint"),
+    (tidy.log_faults, "a.py", "log.info('rolled file=%s', 1)", "rolled"),
+    (tidy.log_faults, "a.py", "_log.log(level, 'cut at=%d: %s', 1, 2)", "cut"),
     (tidy.silencer_faults, "a.py", "x = 1  # type: " + "ignore", "no reason"),
     (tidy.silencer_faults, "a.py", "x = 1  # no" + "qa", "no reason"),
     (tidy.dead_file_faults, "zk/a.py", "X = 1", "zk/a.py"),

@@ -69,6 +69,11 @@ CALL_DOORS = {
 PATH_CALLS = {"read_bytes", "read_text", "write_bytes", "write_text", "touch"}
 
 
+# How a line of the log names what it is about, behind what happened and a colon.
+LOG_FIELD = re.compile(r"\b\w+=\[?%")
+LOG_CALL = re.compile(
+    r"_?log\.(debug|info|warning|error|exception|critical|log)", re.ASCII
+)
 # The common words are there before their first speaker.
 NEVER_DEAD = {"model", "clock", "errors"}
 
@@ -174,6 +179,25 @@ def leftover_faults(tree: Tree) -> list[str]:
     return faults
 
 
+def log_faults(tree: Tree) -> list[str]:
+    faults = []
+    for path in tree.sources:
+        for node in tree.nodes(path):
+            if not isinstance(node, ast.Call) or not LOG_CALL.fullmatch(
+                dotted(node.func)
+            ):
+                continue
+            texts = [
+                each.value
+                for each in node.args[:2]
+                if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            ]
+            field = LOG_FIELD.search(texts[0]) if texts else None
+            if field and not texts[0][: field.start()].endswith(": "):
+                faults.append(f"{tree.rel(path)}:{node.lineno}: {texts[0]!r}")
+    return faults
+
+
 def silencer_faults(tree: Tree) -> list[str]:
     faults = []
     ignore = re.compile(r"type: ignore\[[\w, -]+\]  # \S")
@@ -205,6 +229,11 @@ def dead_file_faults(tree: Tree) -> list[str]:
 def test_files_are_short() -> None:
     """A file has one subject: 500 lines are the wall."""
     assert file_size_faults(PROJECT) == []
+
+
+def test_lines_of_the_log_have_one_form() -> None:
+    """`what happened: key=value key=value`, so that they can be taken apart."""
+    assert log_faults(PROJECT) == []
 
 
 def test_long_files_are_still_long() -> None:

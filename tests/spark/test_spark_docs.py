@@ -40,7 +40,7 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
     with embedded_broker(topics={"test": 2}) as broker:
         yield {
             'zookeeper="127.0.0.1:2181"': f'brokers="{broker.address}"',
-            '"/archive': f'"{tmp_path}/archive',
+            '"/tmp/archive': f'"{tmp_path}/archive',
             '"/data"': f'"{tmp_path}/data"',
         }
 

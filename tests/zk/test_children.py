@@ -84,7 +84,7 @@ def test_what_vanishes_or_cannot_be_read_is_left_out(
 
     run_virtually(scenario())
     assert [r.getMessage() for r in caplog.records] == [
-        "node left out path=/p/b error=value: expected anything else, got 'bad'"
+        "node left out: path=/p/b error=value: expected anything else, got 'bad'"
     ]
 
 
