@@ -1,8 +1,9 @@
 """A consumer: partitions that are ours → fetched, handed out, committed.
 
 The async world's consumer, and the core of the sync one. It owns no decision about
-which partitions it reads (`assignments.py`), no byte of the wire (`fetcher.py`) and no
-message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
+which partitions it reads (`assignments.py`), no partition (`reading.py`), no byte of
+the wire (`fetcher.py`) and no message (`feed.py`); it is where these meet. Source:
+client spec 10 to 13.
 """
 
 import asyncio
@@ -14,10 +15,8 @@ from typing import Self
 from metaq.client.assignments import PartitionSource
 from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
-from metaq.client.cursor import PartitionCursor
 from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.feed import Feed
-from metaq.client.fetcher import PartitionFetcher
 from metaq.client.hand import Hand, check_count, current_task
 from metaq.client.handling import AsyncHandler, Handling
 from metaq.client.intake import Intake, Marks
@@ -33,8 +32,8 @@ from metaq.client.progress import (
     judge,
     lags_of,
 )
+from metaq.client.reading import Reading
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
-from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
@@ -100,15 +99,6 @@ class AsyncConsumer:
             else self._duplicates.on_handled,
         )
         """Fetched messages; for the sync world and for handlers."""
-        self._intake = Intake(
-            context,
-            self.feed,
-            group=group,
-            options=options,
-            marks=marks,
-            duplicates=self._duplicates,
-            on_fatal=self._fail,
-        )
         self.hand = Hand(self.feed)
         """What the iterator holds."""
         self._committer = Committer(
@@ -118,14 +108,29 @@ class AsyncConsumer:
             timeout_s=context.options.request_timeout_s,
             fence=lambda: source.fence,
         )
-        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
-        self._origins: dict[TopicPartition, GroupOffset] = {}
-        """Where each partition was begun that was ever read."""
+        self._intake = Intake(
+            context,
+            self.feed,
+            group=group,
+            options=options,
+            marks=marks,
+            duplicates=self._duplicates,
+            on_fatal=self._fail,
+        )
+        self._reading = Reading(
+            context,
+            self.feed,
+            self._intake,
+            store,
+            self._committer,
+            self._duplicates,
+            group=group,
+            options=options,
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics)
         self._unlisten = context.metadata.add_listener(self._on_news)
         self._state = ConsumerState.NEW
-        self._reset_count = 0
         self._handling: Handling | None = None
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
@@ -139,7 +144,7 @@ class AsyncConsumer:
             clock=self._context.clock,
             timeout_s=self._context.options.request_timeout_s,
             waits_for_commit=self.options.commit_interval_s is None,
-            on_room=self._step_all,
+            on_room=lambda: self._reading.on_room(),
         )
 
     # -- life -------------------------------------------------------------------------
@@ -159,7 +164,7 @@ class AsyncConsumer:
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
-            self.fence(self.assignment())
+            self._reading.fence(self.assignment())
             await self._store.close()
             raise
         self._state = ConsumerState.RUNNING
@@ -174,13 +179,13 @@ class AsyncConsumer:
                 self.feed,
                 group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                failures_of=self._failures_of,
+                failures_of=self._reading.failures_of,
                 on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
 
     async def _start_source(self) -> None:
-        await self._source.start(self)
+        await self._source.start(self._reading)
         # A topic that somebody else watches already brings no news.
         self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
@@ -191,6 +196,13 @@ class AsyncConsumer:
         """Return what is handled, and have its ids remembered."""
         self.feed.tell_handled()
         return self.feed.handled()
+
+    def _on_room(self) -> None:
+        self._loop.call_soon_threadsafe(self._reading.on_room)
+
+    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+        self._unserved.update(snapshot, self.group)
+        self._reading.on_cluster()
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -206,13 +218,8 @@ class AsyncConsumer:
     def _fail(self, error: MetaqError) -> None:
         """Fetch no more; whoever takes hears the error behind what was fetched."""
         log.error("consumer of group %s stops: %s", self.group, error)
-        for fetcher in self._fetchers.values():
-            fetcher.stop()
+        self._reading.stop_fetching()
         self.feed.fail(error)
-
-    def _failures_of(self, partition: TopicPartition) -> int:
-        fetcher = self._fetchers.get(partition)
-        return 0 if fetcher is None else fetcher.statistics().error_count
 
     @property
     def is_closed(self) -> bool:
@@ -413,13 +420,10 @@ class AsyncConsumer:
         Raises:
             ClosedError: the partition is not ours.
         """
-        if partition not in self._fetchers:
-            raise ClosedError(f"{partition}: not assigned to this consumer")
+        self._reading.require_assigned(partition)
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
-        self._drop(partition)
-        self._intake.deliver_again(partition)
-        self._begin(partition, GroupOffset(offset, NO_MESSAGE))
+        self._reading.move(partition, offset)
 
     async def rollback(self) -> None:
         """Have everything since the last commit delivered again.
@@ -428,18 +432,16 @@ class AsyncConsumer:
             MetaqError: the store cannot say what was committed.
         """
         deadline_s = self._context.deadline_s()
-        for partition in tuple(self._fetchers):
-            begin = await self._find_begin(partition, deadline_s)
-            if partition in self._fetchers:
-                await self.seek(partition, begin.offset)
-                if self._duplicates is not None:
-                    self._duplicates.discard()
+        for partition, offset in (await self._reading.last_commits(deadline_s)).items():
+            await self.seek(partition, offset)
+        if self._duplicates is not None:
+            self._duplicates.discard()
 
     # -- how it is doing --------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that are read now."""
-        return frozenset(self._fetchers)
+        return self._reading.partitions
 
     async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
         """Return how far handling is behind the end of each partition's log.
@@ -458,11 +460,7 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        problems = [
-            f"{fetcher.partition}: {fetcher.last_error}"
-            for fetcher in tuple(self._fetchers.values())
-            if fetcher.last_error is not None
-        ]
+        problems = self._reading.problems()
         if self._committer.last_error is not None:
             problems.append(f"commit: {self._committer.last_error}")
         if self._source.last_error is not None:
@@ -485,135 +483,11 @@ class AsyncConsumer:
             delivered_count=intake.delivered_count,
             filtered_count=intake.filtered_count,
             repeat_count=intake.repeat_count,
-            reset_count=self._reset_count,
+            reset_count=self._reading.reset_count,
             missing_bytes=intake.missing_bytes,
             commit_count=self._committer.commit_count,
             commit_failure_count=self._committer.failure_count,
-            fetches={
-                fetcher.partition: fetcher.statistics()
-                for fetcher in tuple(self._fetchers.values())
-            },
+            fetches=self._reading.statistics(),
             handling=self._handling.statistics() if self._handling else None,
             duplicates=self._duplicates.statistics() if self._duplicates else None,
         )
-
-    # -- assignment: what the partition source asks for -------------------------------
-
-    async def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to read partitions that are ours now; for the partition source."""
-        deadline_s = self._context.deadline_s()
-        begins = await asyncio.gather(
-            *(self._find_begin(partition, deadline_s) for partition in partitions)
-        )
-        for partition, begin in zip(partitions, begins, strict=True):
-            self._begin(partition, begin)
-
-    async def _find_begin(
-        self, partition: TopicPartition, deadline_s: float
-    ) -> GroupOffset:
-        committed = await load_offset(
-            self._context, self._store, self.group, partition, deadline_s=deadline_s
-        )
-        known = self._known_begin(partition, committed)
-        begin, is_reset = await first_offset(
-            self._context,
-            partition,
-            known,
-            self.options.start,
-            deadline_s=deadline_s,
-        )
-        self._reset_count += is_reset
-        if known is None and self.options.ignore_committed:
-            self._intake.deliver_again(partition)
-        elif is_reset:
-            self._intake.unmark(partition)
-        if is_reset or known is None:
-            self._origins[partition] = begin
-        self._committer.begin(partition, committed)
-        return begin
-
-    def _known_begin(
-        self, partition: TopicPartition, committed: GroupOffset | None
-    ) -> GroupOffset | None:
-        """Return where to go on; None: at the `start` of the options.
-
-        Who comes back to a partition without a commit goes on where it began: at the
-        latest offset of *now* it would pass over what it was never handed.
-        """
-        origin = self._origins.get(partition)
-        if self.options.ignore_committed and partition not in self._committer.written:
-            return origin
-        return origin if committed is None else committed
-
-    def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
-        options = self.options
-        cursor = PartitionCursor(
-            partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
-        )
-        fetcher = PartitionFetcher(
-            cursor,
-            group=self.group,
-            owner=self._intake,
-            pool=self._context.pool,
-            clock=self._context.clock,
-            options=options,
-            request_timeout_s=self._context.options.request_timeout_s,
-        )
-        self.feed.add(partition, begin)
-        self._fetchers[partition] = fetcher
-        if self.feed.error is None:
-            fetcher.step()
-
-    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for what is in hand, commit, stop; for the partition source."""
-        owned = [partition for partition in partitions if partition in self._fetchers]
-        for partition in owned:
-            self._fetchers.pop(partition).stop()
-            self._intake.stop(partition)
-        timeout_s = self.options.revoke_timeout_s
-        ends = await asyncio.gather(
-            *(self.feed.revoke(partition, timeout_s=timeout_s) for partition in owned)
-        )
-        handled = {}
-        for partition, (offset, is_returned) in zip(owned, ends, strict=True):
-            if not is_returned:
-                log.error(
-                    "message still in hand after %.1f s, partition goes without it:"
-                    " group=%s partition=%s",
-                    timeout_s,
-                    self.group,
-                    partition,
-                )
-            if offset is not None:
-                handled[partition] = offset
-        if self._duplicates is not None:
-            self._duplicates.acknowledge(owned)
-        failed = await self._committer.commit(handled)
-        for partition in failed:
-            self._intake.mark(partition, handled[partition])
-
-    def fence(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop at once, commit nothing; for the partition source."""
-        for partition in partitions:
-            handled = self._drop(partition)
-            if handled is not None:
-                self._intake.mark(partition, handled)
-
-    def _drop(self, partition: TopicPartition) -> GroupOffset | None:
-        fetcher = self._fetchers.pop(partition, None)
-        if fetcher is not None:
-            fetcher.stop()
-        self._intake.stop(partition)
-        return self.feed.fence(partition)
-
-    def _on_room(self) -> None:
-        self._loop.call_soon_threadsafe(self._step_all)
-
-    def _step_all(self) -> None:
-        for fetcher in tuple(self._fetchers.values()):
-            fetcher.step()
-
-    def _on_news(self, snapshot: ClusterSnapshot) -> None:
-        self._unserved.update(snapshot, self.group)
-        for fetcher in tuple(self._fetchers.values()):
-            fetcher.hurry()
