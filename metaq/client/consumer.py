@@ -8,11 +8,12 @@ client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
+from metaq.client.bounds import within
 from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
 from metaq.client.duplicate_filter import DuplicateFilter
@@ -144,28 +145,38 @@ class AsyncConsumer:
             clock=self._context.clock,
             timeout_s=self._context.options.request_timeout_s,
             waits_for_commit=self.options.commit_interval_s is None,
-            on_room=lambda: self._reading.on_room(),
+            on_room=self._step_all,
         )
 
     # -- life -------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, timeout: float | None = None) -> None:
         """Join the group and begin to fetch; `async with` calls it.
+
+        Args:
+            timeout: seconds that all of it may take; None leaves each question its
+                `request_timeout_s`, and a name that a dead process left behind
+                `session_timeout_s`.
 
         Raises:
             ClosedError: it was started before, or closed meanwhile.
+            RequestTimeoutError: the time is over; it is closed then, and its group
+                left as soon as ZooKeeper answers.
             MetaqError: it could not join, or not read its offsets; it is closed then.
+
+        Cancellation: it is closed.
         """
         if self._state is not ConsumerState.NEW:
             raise ClosedError("a consumer is started once; make another one")
         self._state = ConsumerState.JOINING
+        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         try:
-            await self._start_source()
+            await within(timeout, self._start_source(), f"{self}: start")
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
             self._reading.fence(self.assignment())
-            await self._store.close()
+            await self._close_store(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
@@ -190,7 +201,7 @@ class AsyncConsumer:
         self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
             await self._source.stop()
-            raise ClosedError(f"consumer of group '{self.group}' is closed")
+            raise ClosedError(f"{self} is closed")
 
     def _handled(self) -> dict[TopicPartition, GroupOffset]:
         """Return what is handled, and have its ids remembered."""
@@ -198,7 +209,10 @@ class AsyncConsumer:
         return self.feed.handled()
 
     def _on_room(self) -> None:
-        self._loop.call_soon_threadsafe(self._reading.on_room)
+        self._loop.call_soon_threadsafe(self._step_all)
+
+    def _step_all(self) -> None:
+        self._reading.on_room()
 
     def _on_news(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group)
@@ -234,15 +248,27 @@ class AsyncConsumer:
         if self._state is ConsumerState.NEW:
             raise ClosedError("the consumer is not started: use it as 'with'")
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit what is handled, and leave the group.
 
         The message in hand counts as handled only if `commit` was called or the next
         one asked for. A loop in another task or thread is given `revoke_timeout_s` to
-        do that, the last commit its time-out. Never raises; harmless twice.
+        do that. Never raises; harmless twice.
+
+        Args:
+            timeout: seconds that all of it may take, half of which at most for the
+                message in hand. At the end nothing more is waited for: what could not
+                be committed is delivered again, and the group left as soon as
+                ZooKeeper answers, with the session at the latest. None leaves the last
+                commit and the leaving `request_timeout_s` each, and the store
+                `close_timeout_s`.
         """
         if self._state is ConsumerState.CLOSED:
             return
+        deadline_s = None
+        if timeout is not None:
+            deadline_s = self._context.deadline_s(timeout)
+            self._reading.end_by(deadline_s)
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
@@ -252,11 +278,33 @@ class AsyncConsumer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not is_new:
-            await self._source.stop()
-        self.feed.fail(ClosedError(f"consumer of group '{self.group}' is closed"))
+            await self._source.stop(deadline_s=deadline_s)
+        self.feed.fail(ClosedError(f"{self} is closed"))
         if self._duplicates is not None:
-            await self._duplicates.close()
-        await self._store.close()
+            closing = self._duplicates.close()
+            await self._close_part(closing, "duplicate ids", deadline_s)
+        await self._close_store(deadline_s)
+
+    async def _close_store(self, deadline_s: float | None) -> None:
+        await self._close_part(self._store.close(), "offset store", deadline_s)
+
+    async def _close_part(
+        self, closing: Awaitable[None], what: str, deadline_s: float | None
+    ) -> None:
+        limit_s = self._context.options.close_timeout_s
+        if deadline_s is not None:
+            limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        try:
+            await within(limit_s, closing, f"{self}: closing the {what}")
+        except Exception as error:  # noqa: BLE001  # users write such parts too
+            log.warning("%s", error)
+
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        return self._context.limit_s(timeout)
+
+    def __str__(self) -> str:
+        return f"consumer of group '{self.group}'"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -338,8 +386,9 @@ class AsyncConsumer:
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,
+        timeout: float | None = None,
     ) -> None:
-        """Have every message handled; returns when the consumer is closed.
+        """Have every message handled, until the consumer is closed or the time over.
 
         A message counts as handled when its handler has returned. Messages of one
         partition are handled one after the other, in order; a message that fails is
@@ -350,6 +399,9 @@ class AsyncConsumer:
             concurrency: how many messages are handled at once, 1 or more; no more
                 than there are partitions.
             retry: what happens after failures.
+            timeout: seconds until it returns, handlers that are at work then given
+                `revoke_timeout_s` to end; the consumer goes on, and may be run again.
+                None: until another task or thread calls `close`.
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
@@ -358,7 +410,13 @@ class AsyncConsumer:
         Cancellation: the handlers are cancelled, and what they had in hand is
         delivered again.
         """
-        await self.begin_handling(concurrency, retry).run(handler, concurrency)
+        handling = self.begin_handling(concurrency, retry)
+        await handling.run(
+            handler,
+            concurrency,
+            timeout_s=timeout,
+            grace_s=self.options.revoke_timeout_s,
+        )
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
         """Prepare the common part of the workers of a `run`, for both worlds.
@@ -370,9 +428,9 @@ class AsyncConsumer:
         if concurrency < 1:
             raise ConfigError(f"concurrency: expected 1 or more, got {concurrency}")
         if self._state is ConsumerState.NEW:
-            raise ClientError(f"consumer of group '{self.group}' is not started")
+            raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
-            raise ClientError(f"consumer of group '{self.group}' is run already")
+            raise ClientError(f"{self} is run already")
         context = self._context
         self._handling = Handling(
             self.feed,
@@ -395,6 +453,7 @@ class AsyncConsumer:
         Raises:
             OwnershipLostError: the partition of the message in hand belongs to
                 another member now; the others are committed.
+            RequestTimeoutError: the time is over; as for the next line.
             MetaqError: the store could not write; what is handled stays handled, and
                 the next commit tries again.
         """
@@ -414,25 +473,47 @@ class AsyncConsumer:
         if lost is not None:
             raise lost
 
-    async def seek(self, partition: TopicPartition, offset: Offset) -> None:
+    async def seek(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        timeout: float | None = None,
+    ) -> None:
         """Go on at another offset; what was fetched of the partition is dropped.
+
+        Args:
+            partition: one that is assigned.
+            offset: a record boundary.
+            timeout: seconds; None takes the client's `request_timeout_s`. Nobody is
+                asked: only a thread of the sync world waits, for the client's loop.
 
         Raises:
             ClosedError: the partition is not ours.
+            RequestTimeoutError: the loop did not come to it, and does not any more.
         """
+        del timeout
+        # Whoever gave up before the loop came to it has cancelled it by now.
+        await asyncio.sleep(0)
         self._reading.require_assigned(partition)
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
         self._reading.move(partition, offset)
 
-    async def rollback(self) -> None:
+    async def rollback(self, timeout: float | None = None) -> None:
         """Have everything since the last commit delivered again.
 
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
         Raises:
-            MetaqError: the store cannot say what was committed.
+            RequestTimeoutError: the time is over; nothing is rolled back.
+            MetaqError: the store cannot say what was committed; nothing is rolled
+                back.
         """
-        deadline_s = self._context.deadline_s()
-        for partition, offset in (await self._reading.last_commits(deadline_s)).items():
+        limit_s = self._context.limit_s(timeout)
+        asking = self._reading.last_commits(self._context.deadline_s(limit_s))
+        offsets = await within(limit_s, asking, f"{self}: rollback")
+        for partition, offset in offsets.items():
             await self.seek(partition, offset)
         if self._duplicates is not None:
             self._duplicates.discard()

@@ -54,7 +54,7 @@ class ClientOptions:
     metadata_s: float = 30.0
     """How often brokers that were named by address are asked what they have."""
     close_timeout_s: float = 10.0
-    """Bound on closing, when the caller gives none."""
+    """Bound on closing a producer or the connections, when the caller gives none."""
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("close_timeout_s",))

@@ -8,6 +8,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -591,9 +592,9 @@ def test_an_interrupt_waits_for_the_handler_at_work(
     log, workers = Log(), []
     run = handler_threads._Workers.run
 
-    def noted(self, concurrency: int) -> None:
+    def noted(self, *args: Any) -> None:
         workers.append(self)
-        run(self, concurrency)
+        run(self, *args)
 
     def handler(message: Message) -> None:
         log.add(message)
