@@ -76,8 +76,10 @@ CONTRADICTIONS: list[tuple[type[Any], dict[str, Any], str]] = [
     (
         RetryPolicy,
         {"then": "drop", "dead_letter_topic": "dead"},
-        "dead_letter_topic: expected then='dead_letter' with it, got 'dead' and"
-        " then='drop'",
+        (
+            "dead_letter_topic: expected then='dead_letter' with it, got 'dead' and"
+            " then='drop'"
+        ),
     ),
     (
         RetryPolicy,
