@@ -1,10 +1,10 @@
 """Log lines of a command, on standard error: few by default, more with `-v`.
 
-A command says in one sentence how it ended (`render.say`). What libraries log on the
-way is for whoever asks why: level and name of the logger stand before the text, so that
-nobody takes it for the command's own word.
+A command says in one sentence how it ended (`render.say`). What the client logs on the
+way is for whoever asks why: then time, level and the name of the logger stand before
+the text, so that nobody takes it for the command's own word.
 
-    default          errors, and warnings of the command itself
+    default          errors, and warnings of the command itself, as sentences
     -v, a broker     from INFO on; other people's libraries from WARNING on
     -vv              everything
 """
@@ -13,6 +13,8 @@ import logging
 from typing import Final
 
 import click
+
+from metaq.cli.render import SPEAKER
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
@@ -37,7 +39,7 @@ class _Lines(logging.Handler):
 
 
 _lines: Final = _Lines()
-_lines.setFormatter(logging.Formatter(FORMAT))
+_lines.setFormatter(logging.Formatter(f"{SPEAKER}%(message)s"))
 
 
 def _is_for_everybody(record: logging.LogRecord) -> bool:
@@ -57,6 +59,7 @@ def tell(level: int) -> None:
     """Show everything from a level on; below INFO, of other people's libraries too."""
     be_quiet()
     _lines.removeFilter(_is_for_everybody)
+    _lines.setFormatter(logging.Formatter(FORMAT))
     logging.getLogger().setLevel(level)
     for name in CHATTY:
         quiet = level >= logging.INFO

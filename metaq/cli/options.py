@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
-from metaq.cli import logs, render
+from metaq.cli import logs
 from metaq.cli.cluster import Target
 
 ZOOKEEPER: Final = "localhost:2181"
@@ -80,7 +80,6 @@ def target_options(command: F) -> F:
         timeout: float,
         **kwargs: Any,
     ) -> Any:
-        render.say_warnings()
         target = Target(zookeeper, zk_root, brokers, timeout)
         return command(*args, target=target, **kwargs)
 

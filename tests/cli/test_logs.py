@@ -61,9 +61,12 @@ def root() -> Iterator[logging.Logger]:
     """Give the loggers back as they were."""
     names = ("", *logs.CHATTY)
     levels = {name: logging.getLogger(name).level for name in names}
+    form = logs._lines.formatter
     one = logging.getLogger()
+    one.removeHandler(logs._lines)
     yield one
     one.removeHandler(logs._lines)
+    logs._lines.setFormatter(form)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
 
@@ -71,12 +74,8 @@ def root() -> Iterator[logging.Logger]:
 def speak() -> None:
     for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED, "kazoo.x"):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-            logging.getLogger(name).log(level, "said")
-
-
-def heard(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    lines = capsys.readouterr().err.splitlines()
-    return [" ".join(line.split()[2:4]) for line in lines]
+            text = f"{logging.getLevelName(level)} {name}"
+            logging.getLogger(name).log(level, "said %s", text)
 
 
 def test_by_default_errors_are_shown_and_warnings_of_commands(
@@ -86,11 +85,11 @@ def test_by_default_errors_are_shown_and_warnings_of_commands(
     logs.be_quiet()
     logs.be_quiet()
     speak()
-    assert heard(capsys) == [
-        "WARNING metaq.cli.follow",
-        "ERROR metaq.cli.follow",
-        "ERROR metaq.client.starts",
-        "ERROR kazoo.x",
+    assert capsys.readouterr().err.splitlines() == [
+        "metaq: said WARNING metaq.cli.follow",
+        "metaq: said ERROR metaq.cli.follow",
+        "metaq: said ERROR metaq.client.starts",
+        "metaq: said ERROR kazoo.x",
     ]
 
 
@@ -107,7 +106,8 @@ def test_more_is_shown_on_request(
     logs.be_quiet()
     logs.tell(level)
     speak()
-    lines = heard(capsys)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.split()[2:4] == line.split()[5:] for line in lines)
     for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED):
         assert sum(line.endswith(name) for line in lines) == ours
     assert sum(line.endswith("kazoo.x") for line in lines) == theirs
