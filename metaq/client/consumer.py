@@ -8,19 +8,16 @@ client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from types import TracebackType
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
 from metaq.client.bounds import within
-from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
-from metaq.client.duplicate_filter import DuplicateFilter
-from metaq.client.feed import Feed
 from metaq.client.hand import Hand, check_count, current_task
 from metaq.client.handling import AsyncHandler, Handling
-from metaq.client.intake import Intake, Marks
+from metaq.client.intake import Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions
 from metaq.client.progress import (
@@ -38,7 +35,6 @@ from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 
@@ -87,47 +83,20 @@ class AsyncConsumer:
         """What the user chose."""
         self._context = context
         self._source = source
-        self._store = store
         self._loop = asyncio.get_running_loop()
-        self._duplicates = self._make_duplicate_filter()
-        self.feed = Feed(
-            clock=context.clock,
-            buffer_bytes_max=options.buffer_bytes_max,
-            buffer_count_max=options.buffer_count_max,
-            on_room=self._on_room,
-            on_handled=None
-            if self._duplicates is None
-            else self._duplicates.on_handled,
-        )
-        """Fetched messages; for the sync world and for handlers."""
-        self.hand = Hand(self.feed)
-        """What the iterator holds."""
-        self._committer = Committer(
-            store,
-            group=group,
-            clock=context.clock,
-            timeout_s=context.options.request_timeout_s,
-            fence=lambda: source.fence,
-        )
-        self._intake = Intake(
+        self._reading = Reading(
             context,
-            self.feed,
+            store,
+            fence=lambda: source.fence,
             group=group,
             options=options,
             marks=marks,
-            duplicates=self._duplicates,
             on_fatal=self._fail,
         )
-        self._reading = Reading(
-            context,
-            self.feed,
-            self._intake,
-            store,
-            self._committer,
-            self._duplicates,
-            group=group,
-            options=options,
-        )
+        self.feed = self._reading.feed
+        """Fetched messages; for the sync world and for handlers."""
+        self.hand = Hand(self.feed)
+        """What the iterator holds."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics)
         self._unlisten = context.metadata.add_listener(self._on_news)
@@ -135,18 +104,6 @@ class AsyncConsumer:
         self._handling: Handling | None = None
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
-
-    def _make_duplicate_filter(self) -> DuplicateFilter | None:
-        if self.options.duplicate_ids is None:
-            return None
-        return DuplicateFilter(
-            self.options.duplicate_ids,
-            group=self.group,
-            clock=self._context.clock,
-            timeout_s=self._context.options.request_timeout_s,
-            waits_for_commit=self.options.commit_interval_s is None,
-            on_room=self._step_all,
-        )
 
     # -- life -------------------------------------------------------------------------
 
@@ -176,13 +133,11 @@ class AsyncConsumer:
             self._unlisten()
             self._state = ConsumerState.CLOSED
             self._reading.fence(self.assignment())
-            await self._close_store(deadline_s)
+            await self._reading.close(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
-            committing = self._committer.run(
-                self._handled, self.options.commit_interval_s
-            )
+            committing = self._reading.run_commits(self.options.commit_interval_s)
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
             watchdog = Watchdog(
@@ -202,17 +157,6 @@ class AsyncConsumer:
         if self.is_closed:
             await self._source.stop()
             raise ClosedError(f"{self} is closed")
-
-    def _handled(self) -> dict[TopicPartition, GroupOffset]:
-        """Return what is handled, and have its ids remembered."""
-        self.feed.tell_handled()
-        return self.feed.handled()
-
-    def _on_room(self) -> None:
-        self._loop.call_soon_threadsafe(self._step_all)
-
-    def _step_all(self) -> None:
-        self._reading.on_room()
 
     def _on_news(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group)
@@ -280,24 +224,7 @@ class AsyncConsumer:
         if not is_new:
             await self._source.stop(deadline_s=deadline_s)
         self.feed.fail(ClosedError(f"{self} is closed"))
-        if self._duplicates is not None:
-            closing = self._duplicates.close()
-            await self._close_part(closing, "duplicate ids", deadline_s)
-        await self._close_store(deadline_s)
-
-    async def _close_store(self, deadline_s: float | None) -> None:
-        await self._close_part(self._store.close(), "offset store", deadline_s)
-
-    async def _close_part(
-        self, closing: Awaitable[None], what: str, deadline_s: float | None
-    ) -> None:
-        limit_s = self._context.options.close_timeout_s
-        if deadline_s is not None:
-            limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
-        try:
-            await within(limit_s, closing, f"{self}: closing the {what}")
-        except Exception as error:  # noqa: BLE001  # users write such parts too
-            log.warning("%s", error)
+        await self._reading.close(deadline_s)
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`."""
@@ -462,12 +389,7 @@ class AsyncConsumer:
             self.hand.confirm()
         except MetaqError as error:
             lost = error
-        handled = self._handled()
-        if self._duplicates is not None:
-            self._duplicates.acknowledge()
-        failed = await self._committer.commit(
-            handled, deadline_s=self._context.deadline_s(timeout)
-        )
+        failed = await self._reading.commit(self._context.deadline_s(timeout))
         for failure in failed.values():
             raise failure
         if lost is not None:
@@ -515,8 +437,7 @@ class AsyncConsumer:
         offsets = await within(limit_s, asking, f"{self}: rollback")
         for partition, offset in offsets.items():
             await self.seek(partition, offset)
-        if self._duplicates is not None:
-            self._duplicates.discard()
+        self._reading.take_back()
 
     # -- how it is doing --------------------------------------------------------------
 
@@ -542,8 +463,6 @@ class AsyncConsumer:
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
         problems = self._reading.problems()
-        if self._committer.last_error is not None:
-            problems.append(f"commit: {self._committer.last_error}")
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         if self._handling is not None:
@@ -552,23 +471,14 @@ class AsyncConsumer:
             self._state,
             self.feed,
             is_settled=self._source.unsettled_since_s is None,
-            uncommitted_count=len(self._committer.changed(self.feed.handled())),
+            uncommitted_count=self._reading.uncommitted_count,
             problems=problems,
             now_s=self._context.clock.monotonic_s(),
         )
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
-        intake = self._intake
-        return ConsumerStatistics(
-            delivered_count=intake.delivered_count,
-            filtered_count=intake.filtered_count,
-            repeat_count=intake.repeat_count,
-            reset_count=self._reading.reset_count,
-            missing_bytes=intake.missing_bytes,
-            commit_count=self._committer.commit_count,
-            commit_failure_count=self._committer.failure_count,
-            fetches=self._reading.statistics(),
-            handling=self._handling.statistics() if self._handling else None,
-            duplicates=self._duplicates.statistics() if self._duplicates else None,
+        handling = self._handling
+        return self._reading.statistics(
+            handling=None if handling is None else handling.statistics()
         )

@@ -1,5 +1,7 @@
 """What a consumer reads: where each partition begins, and how it is given up.
 
+Here meet the parts that a partition goes through: fetcher, intake, feed, committer.
+
     assign: committed offset, or `start` --> lane in the feed, fetcher
     revoke: fetcher stops --> message in hand comes back --> commit
     fence:  all at once, and nothing is committed
@@ -10,20 +12,24 @@ when nothing was committed since. Source: client spec 10 to 13.
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
+from metaq.client.assignments import Fence
+from metaq.client.bounds import within
 from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
 from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.feed import Feed
-from metaq.client.fetcher import FetchStatistics, PartitionFetcher
-from metaq.client.intake import Intake
+from metaq.client.fetcher import PartitionFetcher
+from metaq.client.handling import HandlingStatistics
+from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
+from metaq.client.progress import ConsumerStatistics
 from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
-from metaq.errors import ClosedError
+from metaq.errors import ClosedError, MetaqError
 from metaq.model import Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
@@ -43,41 +49,74 @@ class Reading:
     def __init__(
         self,
         context: ClientContext,
-        feed: Feed,
-        intake: Intake,
         store: OffsetStore,
-        committer: Committer,
-        duplicates: DuplicateFilter | None,
         *,
+        fence: Callable[[], Fence | None],
         group: str,
         options: ConsumerOptions,
+        marks: Marks,
+        on_fatal: Callable[[MetaqError], None],
     ) -> None:
-        """Start without partitions.
+        """Start without partitions; call it on the loop.
 
         Args:
             context: the client's parts.
-            feed: gets a lane for each partition.
-            intake: gets what is fetched.
-            store: tells what the group has committed.
-            committer: commits what is handled of partitions that go.
-            duplicates: remembers the ids of that; None: nobody does.
+            store: where offsets are committed; owned from now on.
+            fence: what commits are bound to at the moment.
             group: consumer group.
             options: what the user chose.
+            marks: shared by the consumers of one client.
+            on_fatal: called when reading cannot go on.
         """
         self._context = context
-        self._feed = feed
-        self._intake = intake
         self._store = store
-        self._committer = committer
-        self._duplicates = duplicates
         self._group = group
         self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._duplicates = self._make_duplicate_filter()
+        self.feed = Feed(
+            clock=context.clock,
+            buffer_bytes_max=options.buffer_bytes_max,
+            buffer_count_max=options.buffer_count_max,
+            on_room=self._on_room,
+            on_handled=None
+            if self._duplicates is None
+            else self._duplicates.on_handled,
+        )
+        """Fetched messages, one lane for each partition."""
+        self._intake = Intake(
+            context,
+            self.feed,
+            group=group,
+            options=options,
+            marks=marks,
+            duplicates=self._duplicates,
+            on_fatal=on_fatal,
+        )
+        self._committer = Committer(
+            store,
+            group=group,
+            clock=context.clock,
+            timeout_s=context.options.request_timeout_s,
+            fence=fence,
+        )
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
         """Where each partition was begun that was ever read."""
         self._end_s: float | None = None
-        self.reset_count = 0
-        """Committed offsets given up because they lay outside the log."""
+        self._reset_count = 0
+
+    def _make_duplicate_filter(self) -> DuplicateFilter | None:
+        if self._options.duplicate_ids is None:
+            return None
+        return DuplicateFilter(
+            self._options.duplicate_ids,
+            group=self._group,
+            clock=self._context.clock,
+            timeout_s=self._context.options.request_timeout_s,
+            waits_for_commit=self._options.commit_interval_s is None,
+            on_room=self._step_all,
+        )
 
     # -- what the partition source asks for -------------------------------------------
 
@@ -101,10 +140,7 @@ class Reading:
             left_s = max(0.0, self._end_s - self._context.clock.monotonic_s())
             wait_s = min(wait_s, left_s * HAND_SHARE)
         ends = await asyncio.gather(
-            *(
-                self._feed.revoke(partition, timeout_s=wait_s)
-                for partition in partitions
-            )
+            *(self.feed.revoke(partition, timeout_s=wait_s) for partition in partitions)
         )
         handled = {}
         for partition, (offset, is_returned) in zip(going, ends, strict=True):
@@ -148,6 +184,22 @@ class Reading:
         self._intake.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
+    async def commit(self, deadline_s: float) -> Mapping[TopicPartition, MetaqError]:
+        """Commit what is handled; return what could not be written, and why."""
+        handled = self._handled()
+        if self._duplicates is not None:
+            self._duplicates.acknowledge()
+        return await self._committer.commit(handled, deadline_s=deadline_s)
+
+    async def run_commits(self, interval_s: float) -> None:
+        """Commit what is handled every so often until cancelled."""
+        await self._committer.run(self._handled, interval_s)
+
+    def _handled(self) -> dict[TopicPartition, GroupOffset]:
+        """Return what is handled, and have its ids remembered."""
+        self.feed.tell_handled()
+        return self.feed.handled()
+
     async def last_commits(self, deadline_s: float) -> dict[TopicPartition, Offset]:
         """Return where a consumer that began now would begin, of what is read still.
 
@@ -160,6 +212,11 @@ class Reading:
             for partition, begin in begins.items()
             if partition in self._fetchers
         }
+
+    def take_back(self) -> None:
+        """Forget the ids of what was handled and not committed: it comes again."""
+        if self._duplicates is not None:
+            self._duplicates.discard()
 
     # -- where to begin ---------------------------------------------------------------
 
@@ -185,7 +242,7 @@ class Reading:
             self._options.start,
             deadline_s=deadline_s,
         )
-        self.reset_count += is_reset
+        self._reset_count += is_reset
         if known is None and self._options.ignore_committed:
             self._intake.deliver_again(partition)
         elif is_reset:
@@ -222,9 +279,9 @@ class Reading:
             options=options,
             request_timeout_s=self._context.options.request_timeout_s,
         )
-        self._feed.add(partition, begin)
+        self.feed.add(partition, begin)
         self._fetchers[partition] = fetcher
-        if self._feed.error is None:
+        if self.feed.error is None:
             fetcher.step()
 
     # -- the end ----------------------------------------------------------------------
@@ -246,12 +303,35 @@ class Reading:
 
     def _drop(self, partition: TopicPartition) -> GroupOffset | None:
         self._stop(partition)
-        return self._feed.fence(partition)
+        return self.feed.fence(partition)
+
+    async def close(self, deadline_s: float | None) -> None:
+        """Close the store, and the cache of ids; never raises.
+
+        Args:
+            deadline_s: absolute; None gives each its `close_timeout_s`.
+        """
+        if self._duplicates is not None:
+            await self._close(self._duplicates.close(), "duplicate ids", deadline_s)
+        await self._close(self._store.close(), "offset store", deadline_s)
+
+    async def _close(
+        self, closing: Awaitable[None], what: str, deadline_s: float | None
+    ) -> None:
+        limit_s = self._context.options.close_timeout_s
+        if deadline_s is not None:
+            limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        try:
+            await within(limit_s, closing, f"closing the {what} of {self._group}")
+        except Exception as error:  # noqa: BLE001  # users write such parts too
+            log.warning("%s", error)
 
     # -- news -------------------------------------------------------------------------
 
-    def on_room(self) -> None:
-        """Hear that the feed takes more."""
+    def _on_room(self) -> None:
+        self._loop.call_soon_threadsafe(self._step_all)
+
+    def _step_all(self) -> None:
         for fetcher in tuple(self._fetchers.values()):
             fetcher.step()
 
@@ -272,17 +352,37 @@ class Reading:
         fetcher = self._fetchers.get(partition)
         return 0 if fetcher is None else fetcher.statistics().error_count
 
+    @property
+    def uncommitted_count(self) -> int:
+        """Partitions whose handled offset is ahead of the committed one."""
+        return len(self._committer.changed(self.feed.handled()))
+
     def problems(self) -> list[str]:
-        """Return why partitions are not read on, one sentence each."""
-        return [
+        """Return what is wrong with partitions and commits, one sentence each."""
+        found = [
             f"{fetcher.partition}: {fetcher.last_error}"
             for fetcher in tuple(self._fetchers.values())
             if fetcher.last_error is not None
         ]
+        if self._committer.last_error is not None:
+            found.append(f"commit: {self._committer.last_error}")
+        return found
 
-    def statistics(self) -> dict[TopicPartition, FetchStatistics]:
-        """Return a snapshot of the counters of every partition that is read now."""
-        return {
-            fetcher.partition: fetcher.statistics()
-            for fetcher in tuple(self._fetchers.values())
-        }
+    def statistics(self, *, handling: HandlingStatistics | None) -> ConsumerStatistics:
+        """Return a snapshot of the consumer's counters, those of its `run` included."""
+        intake = self._intake
+        return ConsumerStatistics(
+            delivered_count=intake.delivered_count,
+            filtered_count=intake.filtered_count,
+            repeat_count=intake.repeat_count,
+            reset_count=self._reset_count,
+            missing_bytes=intake.missing_bytes,
+            commit_count=self._committer.commit_count,
+            commit_failure_count=self._committer.failure_count,
+            fetches={
+                fetcher.partition: fetcher.statistics()
+                for fetcher in tuple(self._fetchers.values())
+            },
+            handling=handling,
+            duplicates=self._duplicates.statistics() if self._duplicates else None,
+        )

@@ -29,6 +29,7 @@ UNBOUNDED = {
     "Client.producer": "makes an object",
     "Client.ordered_producer": "makes an object",
     "Client.consumer": "makes an object",
+    "Client.statistics": "asks nobody",
     "Client.__enter__": "is start",
     "Client.__exit__": "is close, by close_timeout_s and the options of each",
     "Producer.send_oneway": "hands over, waits for nobody",

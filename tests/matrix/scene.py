@@ -102,8 +102,8 @@ class Member(threading.Thread):
     def _tap(self, consumer: Consumer) -> None:
         """Have the ledger told of what the group and the store are told."""
         twin: Any = consumer._twin
-        store = twin._store
         reading = twin._reading
+        store = reading._store
         assign, revoke, fence = reading.assign, reading.revoke, reading.fence
         commit, note = store.commit, self._ledger.note
 
