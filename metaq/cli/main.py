@@ -12,7 +12,7 @@ from typing import Any, Final
 import click
 
 from metaq import __version__
-from metaq.cli import admin, render, serve
+from metaq.cli import admin, logs, render, serve
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, dump, verify
@@ -65,6 +65,7 @@ class MetaqGroup(click.Group):
 def main() -> None:
     """Run and look after a MetaQ message log."""
     render.fill_standard_descriptors()
+    logs.be_quiet()
 
 
 for command in (*COMMANDS, pipeline):

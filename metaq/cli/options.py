@@ -1,13 +1,14 @@
 """Options that several commands share, and how they reach them."""
 
 import functools
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import click
 
-from metaq.cli import render
+from metaq.cli import logs
 from metaq.cli.cluster import Target
 
 ZOOKEEPER: Final = "localhost:2181"
@@ -16,7 +17,21 @@ TIMEOUT_S: Final = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -> None:
+    if count:
+        logs.tell(logging.INFO if count == 1 else logging.DEBUG)
+
+
 TARGET_OPTIONS: Final = (
+    click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_be_verbose,
+        help="Tell on standard error what goes on inside; -vv tells all of it.",
+    ),
     click.option(
         "--timeout",
         type=click.FloatRange(0.01, 3600),
@@ -65,7 +80,6 @@ def target_options(command: F) -> F:
         timeout: float,
         **kwargs: Any,
     ) -> Any:
-        render.say_warnings()
         target = Target(zookeeper, zk_root, brokers, timeout)
         return command(*args, target=target, **kwargs)
 

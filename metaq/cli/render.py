@@ -7,7 +7,6 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 
 import base64
 import json
-import logging
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -51,11 +50,6 @@ Cell = str | int | float | bool | None
 def say(text: str) -> None:
     """Print one sentence for people, on standard error."""
     click.echo(f"{SPEAKER}{text}", err=True)
-
-
-def say_warnings() -> None:
-    """Print what is logged as a warning or worse as sentences, as `say` does."""
-    logging.basicConfig(level=logging.WARNING, format=f"{SPEAKER}%(message)s")
 
 
 def print_json(value: Mapping[str, object]) -> None:

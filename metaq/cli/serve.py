@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from metaq.cli import render
+from metaq.cli import logs, render
 from metaq.cli.places import default_data_dir, installed_settings, read_bytes
 from metaq.config import BrokerConfig, load_config
 from metaq.errors import ConfigError
@@ -50,7 +50,6 @@ SESSION_TIMEOUT_MS: Final = 4_000
 """A broker that comes back on another port after kill -9 waits for its own past."""
 SYNC_TIME_MS: Final = 200
 """Between withdrawing and closing the port: clients on the same machine are quick."""
-LOG_FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +79,7 @@ def serve_broker(path: Path, settings: tuple[str, ...]) -> None:
     # Until the broker has its own handler: what there is to reload is read now.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     config = load_config(str(path), read_bytes, overrides)
-    _log_to_stderr()
+    logs.tell(logging.INFO)
     from metaq.broker.process import run_broker  # noqa: PLC0415  # see the top
 
     asyncio.run(run_broker(config, overrides=overrides))
@@ -98,7 +97,7 @@ def serve_local(options: LocalOptions) -> None:
     config = _local_config(options, data_dir, f"{LOOPBACK}:{options.zookeeper_port}")
     if options.data_dir is None:
         render.say(f"data is kept in {data_dir}")
-    _log_to_stderr()
+    logs.tell(logging.INFO)
     _make_directories(data_dir / LOCAL)
     Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
     lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
@@ -262,10 +261,3 @@ def _make_directories(path: Path) -> None:
         raise ConfigError(
             f"cannot make the data directory {path}: {error.strerror}"
         ) from error
-
-
-def _log_to_stderr() -> None:
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, stream=sys.stderr)
-    # These tell of every job and every packet at INFO; ours say what matters.
-    for name in ("kazoo", "apscheduler", "asyncio"):
-        logging.getLogger(name).setLevel(logging.WARNING)

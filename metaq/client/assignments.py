@@ -71,8 +71,13 @@ class PartitionSource(Protocol):
         """
         ...
 
-    async def stop(self) -> None:
-        """Revoke what is assigned, and give it up; bounded, never raises."""
+    async def stop(self, *, deadline_s: float | None = None) -> None:
+        """Revoke what is assigned, and give it up; bounded, never raises.
+
+        Args:
+            deadline_s: absolute; what is not given up by then is given up behind our
+                back. None: each step has the bound of its option.
+        """
         ...
 
     @property
@@ -149,8 +154,9 @@ class FixedSource:
             self._changed.set()
         self._task = asyncio.create_task(self._run(sink), name="fixed partitions")
 
-    async def stop(self) -> None:
-        """Revoke all."""
+    async def stop(self, *, deadline_s: float | None = None) -> None:
+        """Revoke all; nothing else is waited for, so `deadline_s` is the sink's."""
+        del deadline_s
         if self._unlisten is not None:
             self._unlisten()
         if self._task is not None:

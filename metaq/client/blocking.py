@@ -31,11 +31,13 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.hand import check_count
 from metaq.client.handler_threads import Handler, run_threads
-from metaq.client.loop_thread import LoopThread
+from metaq.client.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
+    ClientOptions,
     ConsumerKeywords,
+    ConsumerOptions,
     ProducerKeywords,
     ProducerOptions,
     Start,
@@ -46,7 +48,7 @@ from metaq.client.producer import AsyncProducer
 from metaq.client.progress import ConsumerStatistics, Health, Lag
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.session import AsyncClient, CoordinatorFactory
-from metaq.clock import Clock
+from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
 from metaq.model import Message, Offset, TopicPartition
 
@@ -67,8 +69,13 @@ class Client:
         **options: Unpack[ClientKeywords],
     ) -> None:
         """Prepare a client; arguments and errors are those of `AsyncClient`."""
+        self._clock = clock or SystemClock()
         self._twin = AsyncClient(
-            zookeeper, brokers=brokers, coordinator=coordinator, clock=clock, **options
+            zookeeper,
+            brokers=brokers,
+            coordinator=coordinator,
+            clock=self._clock,
+            **options,
         )
         self._thread: LoopThread | None = None
         self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
@@ -84,7 +91,12 @@ class Client:
             raise
         atexit.register(self.close)
 
-    def close(self) -> None:
+    @property
+    def options(self) -> ClientOptions:
+        """What the user chose."""
+        return self._twin.options
+
+    def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the client; see `AsyncClient.close`.
 
         Calls of other threads that wait then end with `ClosedError`.
@@ -98,10 +110,14 @@ class Client:
         thread.require_caller()
         for consumer in tuple(self._consumers):
             consumer.let_go()
+        began_s = self._clock.monotonic_s()
         try:
-            thread.run(self._twin.close())
+            thread.run(self._twin.close(timeout))
         finally:
-            thread.stop()
+            left_s = STOP_TIMEOUT_S
+            if timeout is not None:
+                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
+            thread.stop(timeout_s=left_s)
             atexit.unregister(self.close)
 
     def __enter__(self) -> Self:
@@ -196,6 +212,7 @@ class Client:
         partitions: Collection[str] | None = None,
         start: Start = "earliest",
         stop_at_end: bool = True,
+        timeout: float | None = None,
     ) -> Generator[Message, None, None]:
         """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
         thread = self._require_thread()
@@ -205,6 +222,7 @@ class Client:
             partitions=partitions,
             start=start,
             stop_at_end=stop_at_end,
+            timeout=timeout,
         )
 
         taking: set[asyncio.Task[list[Message] | None]] = set()
@@ -275,15 +293,30 @@ class Consumer:
         self._twin = twin
         self._thread = thread
 
-    def start(self) -> None:
-        """Join the group and begin to fetch; `with` calls it."""
-        self._thread.run(self._twin.start())
+    @property
+    def group(self) -> str:
+        """Name of the consumer group."""
+        return self._twin.group
 
-    def close(self) -> None:
+    @property
+    def topics(self) -> Collection[str]:
+        """Names of the topics that it reads."""
+        return self._twin.topics
+
+    @property
+    def options(self) -> ConsumerOptions:
+        """What the user chose."""
+        return self._twin.options
+
+    def start(self, timeout: float | None = None) -> None:
+        """Join the group and begin to fetch; see `AsyncConsumer.start`."""
+        self._thread.run(self._twin.start(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
         if self._thread.is_usable:
             self.let_go()
-            self._thread.run(self._twin.close())
+            self._thread.run(self._twin.close(timeout))
 
     def let_go(self) -> None:
         """Give the batch in hand back, unless another thread's loop has it."""
@@ -297,6 +330,7 @@ class Consumer:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed, or could not be started."""
+        self._thread.require_own()
         return self._twin.is_closed
 
     def __enter__(self) -> Self:
@@ -360,31 +394,46 @@ class Consumer:
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,
+        timeout: float | None = None,
     ) -> None:
         """Have every message handled, in threads; see `AsyncConsumer.run`.
 
-        Returns when the consumer is closed, by another thread or by a handler's
-        failure. An interrupt (Ctrl-C) waits for the handlers that are at work, at most
-        `revoke_timeout_s`, and is raised then; what they finished is handled.
+        Returns when the time is over or another thread closes the consumer, and raises
+        when a handler's failure ends it. An interrupt (Ctrl-C) waits for the handlers
+        that are at work, at most `revoke_timeout_s`, and is raised then; what they
+        finished is handled. A handler that goes on beyond that keeps its thread and its
+        partition until it returns.
         """
         run_threads(
-            self._twin, self._thread, handler, concurrency=concurrency, retry=retry
+            self._twin,
+            self._thread,
+            handler,
+            concurrency=concurrency,
+            retry=retry,
+            timeout_s=timeout,
         )
 
     def commit(self, timeout: float | None = None) -> None:
         """Commit everything handed out; see `AsyncConsumer.commit`."""
         self._thread.run(self._twin.commit(timeout))
 
-    def seek(self, partition: TopicPartition, offset: Offset) -> None:
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        timeout: float | None = None,
+    ) -> None:
         """Go on at another offset; see `AsyncConsumer.seek`."""
-        self._thread.run(self._twin.seek(partition, offset))
+        limit_s = self._twin.limit_s(timeout)
+        self._thread.run(self._twin.seek(partition, offset), timeout_s=limit_s)
 
-    def rollback(self) -> None:
+    def rollback(self, timeout: float | None = None) -> None:
         """Have everything since the last commit again; see `AsyncConsumer.rollback`."""
-        self._thread.run(self._twin.rollback())
+        self._thread.run(self._twin.rollback(timeout))
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that are read now."""
+        self._thread.require_own()
         return self._twin.assignment()
 
     def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
@@ -393,8 +442,10 @@ class Consumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; see `AsyncConsumer.health`."""
+        self._thread.require_own()
         return self._twin.health()
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
+        self._thread.require_own()
         return self._twin.statistics()

@@ -14,10 +14,13 @@ from metaq.client.loop_thread import LoopThread
 from metaq.client.options import ProducerOptions
 from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.producer import AsyncProducer, ProducerStatistics
+from metaq.client.producer import AsyncProducer, ProducerStatistics, check_topic
+from metaq.client.runs import frozen
 from metaq.clock import Clock
 from metaq.errors import NoBrokerError
+from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
 
 
 class Producer:
@@ -36,6 +39,10 @@ class Producer:
         self._thread = thread
         self._options = options
         self._clock = clock
+
+    def prepare(self, topic: str, *, timeout: float | None = None) -> None:
+        """Wait until a topic's partitions are known; see `AsyncProducer.prepare`."""
+        self._thread.run(self._twin.prepare(topic, timeout=timeout))
 
     def send(
         self,
@@ -125,6 +132,9 @@ class Producer:
     ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
+        check_topic(topic)
+        data = frozen(data)
+        encode_payload(data, attribute)
         self._thread.loop.call_soon_threadsafe(
             lambda: self._twin.send_oneway(topic, data, attribute=attribute, key=key)
         )
@@ -136,6 +146,12 @@ class Producer:
             RequestTimeoutError: some have none after `timeout` seconds; they go on.
         """
         self._thread.run(self._twin.flush(timeout))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        self._thread.require_own()
+        return self._twin.is_closed
 
     def close(self, timeout: float | None = None) -> None:
         """Send what was appended, then refuse more; see `AsyncProducer.close`."""
@@ -150,6 +166,7 @@ class Producer:
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
+        self._thread.require_own()
         return self._twin.statistics()
 
     def _deadline_s(self, timeout: float | None) -> float:
@@ -177,14 +194,30 @@ class OrderedProducer:
         self._twin = twin
         self._thread = thread
 
-    def start(self) -> None:
-        """Open the spools, and begin to send what is in them; `with` calls it."""
-        self._thread.run(self._twin.start())
+    @property
+    def topic(self) -> str:
+        """Where all messages go."""
+        return self._twin.topic
 
-    def close(self) -> None:
+    @property
+    def partitions(self) -> Sequence[TopicPartition]:
+        """The layout."""
+        return self._twin.partitions
+
+    def start(self, timeout: float | None = None) -> None:
+        """Open the spools, send what is in them; see `AsyncOrderedProducer.start`."""
+        self._thread.run(self._twin.start(timeout))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        self._thread.require_own()
+        return self._twin.is_closed
+
+    def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
         if self._thread.is_usable:
-            self._thread.run(self._twin.close())
+            self._thread.run(self._twin.close(timeout))
 
     def __enter__(self) -> Self:
         self.start()
@@ -208,4 +241,5 @@ class OrderedProducer:
 
     def statistics(self) -> OrderedStatistics:
         """Return a snapshot of the counters."""
+        self._thread.require_own()
         return self._twin.statistics()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.client.assignments import FixedSource, listed_source, topic_source
+from metaq.client.bounds import within
 from metaq.client.connection import BrokerConnection
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
@@ -195,19 +196,20 @@ async def browse_topic(
     partitions: Collection[str] | None,
     start: Start,
     stop_at_end: bool,
+    timeout: float | None,
 ) -> AsyncGenerator[list[Message], None]:
     """Yield the messages of a topic, many at a time, each time of one partition.
 
     Arguments and errors are those of `AsyncClient.browse`.
     """
-    deadline_s = context.deadline_s()
+    deadline_s = context.deadline_s(timeout)
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
         chosen = tuple(sorted(snapshot.get_partitions(topic)))
     else:
         chosen = fixed_partitions([topic], partitions)
     if stop_at_end:
-        batches = _read_all(context, chosen, start)
+        batches = _read_all(context, chosen, start, timeout)
     elif partitions is None:
         every = topic_source(context.metadata, [topic], clock=context.clock)
         batches = _follow(context, every, start)
@@ -215,14 +217,18 @@ async def browse_topic(
         listed = listed_source(chosen, clock=context.clock)
         batches = _follow(context, listed, start)
     async with contextlib.aclosing(batches):
-        async for batch in batches:
+        what = f"browsing topic {topic}"
+        while batch := await within(timeout, anext(batches, None), what):
             yield batch
 
 
 async def _read_all(
-    context: ClientContext, partitions: Collection[TopicPartition], start: Start
+    context: ClientContext,
+    partitions: Collection[TopicPartition],
+    start: Start,
+    timeout: float | None,
 ) -> AsyncGenerator[list[Message], None]:
-    deadline_s = context.deadline_s()
+    deadline_s = context.deadline_s(timeout)
     # All ends first: what is put from now on is not waited for in any partition.
     ranges = await asyncio.gather(
         *(log_range(context, one, deadline_s=deadline_s) for one in partitions)
@@ -231,11 +237,11 @@ async def _read_all(
         if ends is None:
             continue
         begin, _ = await first_offset(
-            context, partition, None, start, deadline_s=context.deadline_s()
+            context, partition, None, start, deadline_s=context.deadline_s(timeout)
         )
         cursor = PartitionCursor(partition, begin.offset, end=ends[1])
         while not cursor.is_done:
-            outcome = await _fetch(context, cursor, context.deadline_s())
+            outcome = await _fetch(context, cursor, context.deadline_s(timeout))
             messages = cursor.on_reply(outcome)
             if messages:
                 yield messages

@@ -9,9 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 
 from metaq.client.assignments import Fence
-from metaq.client.offset_store import OffsetStore
+from metaq.client.bounds import within
+from metaq.client.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.clock import Clock
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.zk.znodes import GroupOffset
 
@@ -80,27 +81,42 @@ class Committer:
     ) -> Mapping[TopicPartition, MetaqError]:
         """Write what has moved; commits of one consumer follow each other.
 
+        Args:
+            handled: the next offset of each partition.
+            deadline_s: absolute, for earlier commits too; None: the bound on one.
+
         Returns:
             What could not be written, and why.
 
         Cancellation: what was sent to the store may still be written.
         """
+        now_s = self._clock.monotonic_s()
+        if deadline_s is None:
+            deadline_s = now_s + self._timeout_s
+        limit_s = max(0.0, deadline_s - now_s) + STORE_SLACK_S
         # Now, not after waiting: what was handled under one session may not be
         # committed under the next.
-        fence = self._fence()
+        work = self._commit(handled, self._fence(), deadline_s)
+        try:
+            return await within(limit_s, work, f"commit of group {self._group}")
+        except RequestTimeoutError as error:
+            changed = self.changed(handled)
+            failed = dict.fromkeys(changed, error)
+            self._note(changed, failed)
+            return failed
+
+    async def _commit(
+        self, handled: Offsets, fence: Fence | None, deadline_s: float
+    ) -> Mapping[TopicPartition, MetaqError]:
         async with self._lock:
             changed = self.changed(handled)
             if not changed:
                 # What failed was taken over with its partition, or written since.
                 self.last_error = None
                 return {}
-            limit_s = self._clock.monotonic_s() + self._timeout_s
             try:
                 failed = await self._store.commit(
-                    self._group,
-                    changed,
-                    fence=fence,
-                    deadline_s=limit_s if deadline_s is None else deadline_s,
+                    self._group, changed, fence=fence, deadline_s=deadline_s
                 )
             except MetaqError as error:
                 failed = dict.fromkeys(changed, error)

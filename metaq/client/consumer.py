@@ -1,8 +1,9 @@
 """A consumer: partitions that are ours → fetched, handed out, committed.
 
 The async world's consumer, and the core of the sync one. It owns no decision about
-which partitions it reads (`assignments.py`), no byte of the wire (`fetcher.py`) and no
-message (`feed.py`); it is where these meet. Source: client spec 10 to 13.
+which partitions it reads (`assignments.py`), no partition (`reading.py`), no byte of
+the wire (`fetcher.py`) and no message (`feed.py`); it is where these meet. Source:
+client spec 10 to 13.
 """
 
 import asyncio
@@ -12,15 +13,11 @@ from types import TracebackType
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
-from metaq.client.committer import Committer
+from metaq.client.bounds import within
 from metaq.client.context import ClientContext
-from metaq.client.cursor import PartitionCursor
-from metaq.client.duplicate_filter import DuplicateFilter
-from metaq.client.feed import Feed
-from metaq.client.fetcher import PartitionFetcher
 from metaq.client.hand import Hand, check_count, current_task
 from metaq.client.handling import AsyncHandler, Handling
-from metaq.client.intake import Intake, Marks
+from metaq.client.intake import Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions
 from metaq.client.progress import (
@@ -33,12 +30,11 @@ from metaq.client.progress import (
     judge,
     lags_of,
 )
+from metaq.client.reading import Reading
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
-from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 
@@ -87,86 +83,61 @@ class AsyncConsumer:
         """What the user chose."""
         self._context = context
         self._source = source
-        self._store = store
         self._loop = asyncio.get_running_loop()
-        self._duplicates = self._make_duplicate_filter()
-        self.feed = Feed(
-            clock=context.clock,
-            buffer_bytes_max=options.buffer_bytes_max,
-            buffer_count_max=options.buffer_count_max,
-            on_room=self._on_room,
-            on_handled=None
-            if self._duplicates is None
-            else self._duplicates.on_handled,
-        )
-        """Fetched messages; for the sync world and for handlers."""
-        self._intake = Intake(
+        self._reading = Reading(
             context,
-            self.feed,
+            store,
+            fence=lambda: source.fence,
             group=group,
             options=options,
             marks=marks,
-            duplicates=self._duplicates,
             on_fatal=self._fail,
         )
+        self.feed = self._reading.feed
+        """Fetched messages; for the sync world and for handlers."""
         self.hand = Hand(self.feed)
         """What the iterator holds."""
-        self._committer = Committer(
-            store,
-            group=group,
-            clock=context.clock,
-            timeout_s=context.options.request_timeout_s,
-            fence=lambda: source.fence,
-        )
-        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
-        self._origins: dict[TopicPartition, GroupOffset] = {}
-        """Where each partition was begun that was ever read."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics)
         self._unlisten = context.metadata.add_listener(self._on_news)
         self._state = ConsumerState.NEW
-        self._reset_count = 0
         self._handling: Handling | None = None
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
 
-    def _make_duplicate_filter(self) -> DuplicateFilter | None:
-        if self.options.duplicate_ids is None:
-            return None
-        return DuplicateFilter(
-            self.options.duplicate_ids,
-            group=self.group,
-            clock=self._context.clock,
-            timeout_s=self._context.options.request_timeout_s,
-            waits_for_commit=self.options.commit_interval_s is None,
-            on_room=self._step_all,
-        )
-
     # -- life -------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, timeout: float | None = None) -> None:
         """Join the group and begin to fetch; `async with` calls it.
+
+        Args:
+            timeout: seconds that all of it may take; None leaves each question its
+                `request_timeout_s`, and a name that a dead process left behind
+                `session_timeout_s`.
 
         Raises:
             ClosedError: it was started before, or closed meanwhile.
+            RequestTimeoutError: the time is over; it is closed then, and its group
+                left as soon as ZooKeeper answers.
             MetaqError: it could not join, or not read its offsets; it is closed then.
+
+        Cancellation: it is closed.
         """
         if self._state is not ConsumerState.NEW:
             raise ClosedError("a consumer is started once; make another one")
         self._state = ConsumerState.JOINING
+        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         try:
-            await self._start_source()
+            await within(timeout, self._start_source(), f"{self}: start")
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
-            self.fence(self.assignment())
-            await self._store.close()
+            self._reading.fence(self.assignment())
+            await self._reading.close(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
-            committing = self._committer.run(
-                self._handled, self.options.commit_interval_s
-            )
+            committing = self._reading.run_commits(self.options.commit_interval_s)
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
             watchdog = Watchdog(
@@ -174,23 +145,22 @@ class AsyncConsumer:
                 self.feed,
                 group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                failures_of=self._failures_of,
+                failures_of=self._reading.failures_of,
                 on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
 
     async def _start_source(self) -> None:
-        await self._source.start(self)
+        await self._source.start(self._reading)
         # A topic that somebody else watches already brings no news.
         self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
             await self._source.stop()
-            raise ClosedError(f"consumer of group '{self.group}' is closed")
+            raise ClosedError(f"{self} is closed")
 
-    def _handled(self) -> dict[TopicPartition, GroupOffset]:
-        """Return what is handled, and have its ids remembered."""
-        self.feed.tell_handled()
-        return self.feed.handled()
+    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+        self._unserved.update(snapshot, self.group)
+        self._reading.on_cluster()
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -206,13 +176,8 @@ class AsyncConsumer:
     def _fail(self, error: MetaqError) -> None:
         """Fetch no more; whoever takes hears the error behind what was fetched."""
         log.error("consumer of group %s stops: %s", self.group, error)
-        for fetcher in self._fetchers.values():
-            fetcher.stop()
+        self._reading.stop_fetching()
         self.feed.fail(error)
-
-    def _failures_of(self, partition: TopicPartition) -> int:
-        fetcher = self._fetchers.get(partition)
-        return 0 if fetcher is None else fetcher.statistics().error_count
 
     @property
     def is_closed(self) -> bool:
@@ -227,15 +192,27 @@ class AsyncConsumer:
         if self._state is ConsumerState.NEW:
             raise ClosedError("the consumer is not started: use it as 'with'")
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit what is handled, and leave the group.
 
         The message in hand counts as handled only if `commit` was called or the next
         one asked for. A loop in another task or thread is given `revoke_timeout_s` to
-        do that, the last commit its time-out. Never raises; harmless twice.
+        do that. Never raises; harmless twice.
+
+        Args:
+            timeout: seconds that all of it may take, half of which at most for the
+                message in hand. At the end nothing more is waited for: what could not
+                be committed is delivered again, and the group left as soon as
+                ZooKeeper answers, with the session at the latest. None leaves the last
+                commit and the leaving `request_timeout_s` each, and the store
+                `close_timeout_s`.
         """
         if self._state is ConsumerState.CLOSED:
             return
+        deadline_s = None
+        if timeout is not None:
+            deadline_s = self._context.deadline_s(timeout)
+            self._reading.end_by(deadline_s)
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
@@ -245,11 +222,16 @@ class AsyncConsumer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not is_new:
-            await self._source.stop()
-        self.feed.fail(ClosedError(f"consumer of group '{self.group}' is closed"))
-        if self._duplicates is not None:
-            await self._duplicates.close()
-        await self._store.close()
+            await self._source.stop(deadline_s=deadline_s)
+        self.feed.fail(ClosedError(f"{self} is closed"))
+        await self._reading.close(deadline_s)
+
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        return self._context.limit_s(timeout)
+
+    def __str__(self) -> str:
+        return f"consumer of group '{self.group}'"
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -331,8 +313,9 @@ class AsyncConsumer:
         *,
         concurrency: int = 1,
         retry: RetryPolicy = DEFAULT_POLICY,
+        timeout: float | None = None,
     ) -> None:
-        """Have every message handled; returns when the consumer is closed.
+        """Have every message handled, until the consumer is closed or the time over.
 
         A message counts as handled when its handler has returned. Messages of one
         partition are handled one after the other, in order; a message that fails is
@@ -343,6 +326,9 @@ class AsyncConsumer:
             concurrency: how many messages are handled at once, 1 or more; no more
                 than there are partitions.
             retry: what happens after failures.
+            timeout: seconds until it returns, handlers that are at work then given
+                `revoke_timeout_s` to end; the consumer goes on, and may be run again.
+                None: until another task or thread calls `close`.
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
@@ -351,7 +337,13 @@ class AsyncConsumer:
         Cancellation: the handlers are cancelled, and what they had in hand is
         delivered again.
         """
-        await self.begin_handling(concurrency, retry).run(handler, concurrency)
+        handling = self.begin_handling(concurrency, retry)
+        await handling.run(
+            handler,
+            concurrency,
+            timeout_s=timeout,
+            grace_s=self.options.revoke_timeout_s,
+        )
 
     def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
         """Prepare the common part of the workers of a `run`, for both worlds.
@@ -363,9 +355,9 @@ class AsyncConsumer:
         if concurrency < 1:
             raise ConfigError(f"concurrency: expected 1 or more, got {concurrency}")
         if self._state is ConsumerState.NEW:
-            raise ClientError(f"consumer of group '{self.group}' is not started")
+            raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
-            raise ClientError(f"consumer of group '{self.group}' is run already")
+            raise ClientError(f"{self} is run already")
         context = self._context
         self._handling = Handling(
             self.feed,
@@ -388,6 +380,7 @@ class AsyncConsumer:
         Raises:
             OwnershipLostError: the partition of the message in hand belongs to
                 another member now; the others are committed.
+            RequestTimeoutError: the time is over; as for the next line.
             MetaqError: the store could not write; what is handled stays handled, and
                 the next commit tries again.
         """
@@ -396,50 +389,61 @@ class AsyncConsumer:
             self.hand.confirm()
         except MetaqError as error:
             lost = error
-        handled = self._handled()
-        if self._duplicates is not None:
-            self._duplicates.acknowledge()
-        failed = await self._committer.commit(
-            handled, deadline_s=self._context.deadline_s(timeout)
-        )
+        failed = await self._reading.commit(self._context.deadline_s(timeout))
         for failure in failed.values():
             raise failure
         if lost is not None:
             raise lost
 
-    async def seek(self, partition: TopicPartition, offset: Offset) -> None:
+    async def seek(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        timeout: float | None = None,
+    ) -> None:
         """Go on at another offset; what was fetched of the partition is dropped.
+
+        Args:
+            partition: one that is assigned.
+            offset: a record boundary.
+            timeout: seconds; None takes the client's `request_timeout_s`. Nobody is
+                asked: only a thread of the sync world waits, for the client's loop.
 
         Raises:
             ClosedError: the partition is not ours.
+            RequestTimeoutError: the loop did not come to it, and does not any more.
         """
-        if partition not in self._fetchers:
-            raise ClosedError(f"{partition}: not assigned to this consumer")
+        del timeout
+        # Whoever gave up before the loop came to it has cancelled it by now.
+        await asyncio.sleep(0)
+        self._reading.require_assigned(partition)
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
-        self._drop(partition)
-        self._intake.deliver_again(partition)
-        self._begin(partition, GroupOffset(offset, NO_MESSAGE))
+        self._reading.move(partition, offset)
 
-    async def rollback(self) -> None:
+    async def rollback(self, timeout: float | None = None) -> None:
         """Have everything since the last commit delivered again.
 
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
         Raises:
-            MetaqError: the store cannot say what was committed.
+            RequestTimeoutError: the time is over; nothing is rolled back.
+            MetaqError: the store cannot say what was committed; nothing is rolled
+                back.
         """
-        deadline_s = self._context.deadline_s()
-        for partition in tuple(self._fetchers):
-            begin = await self._find_begin(partition, deadline_s)
-            if partition in self._fetchers:
-                await self.seek(partition, begin.offset)
-                if self._duplicates is not None:
-                    self._duplicates.discard()
+        limit_s = self._context.limit_s(timeout)
+        asking = self._reading.last_commits(self._context.deadline_s(limit_s))
+        offsets = await within(limit_s, asking, f"{self}: rollback")
+        for partition, offset in offsets.items():
+            await self.seek(partition, offset)
+        self._reading.take_back()
 
     # -- how it is doing --------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that are read now."""
-        return frozenset(self._fetchers)
+        return self._reading.partitions
 
     async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
         """Return how far handling is behind the end of each partition's log.
@@ -458,13 +462,7 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        problems = [
-            f"{fetcher.partition}: {fetcher.last_error}"
-            for fetcher in tuple(self._fetchers.values())
-            if fetcher.last_error is not None
-        ]
-        if self._committer.last_error is not None:
-            problems.append(f"commit: {self._committer.last_error}")
+        problems = self._reading.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         if self._handling is not None:
@@ -473,147 +471,14 @@ class AsyncConsumer:
             self._state,
             self.feed,
             is_settled=self._source.unsettled_since_s is None,
-            uncommitted_count=len(self._committer.changed(self.feed.handled())),
+            uncommitted_count=self._reading.uncommitted_count,
             problems=problems,
             now_s=self._context.clock.monotonic_s(),
         )
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
-        intake = self._intake
-        return ConsumerStatistics(
-            delivered_count=intake.delivered_count,
-            filtered_count=intake.filtered_count,
-            repeat_count=intake.repeat_count,
-            reset_count=self._reset_count,
-            missing_bytes=intake.missing_bytes,
-            commit_count=self._committer.commit_count,
-            commit_failure_count=self._committer.failure_count,
-            fetches={
-                fetcher.partition: fetcher.statistics()
-                for fetcher in tuple(self._fetchers.values())
-            },
-            handling=self._handling.statistics() if self._handling else None,
-            duplicates=self._duplicates.statistics() if self._duplicates else None,
+        handling = self._handling
+        return self._reading.statistics(
+            handling=None if handling is None else handling.statistics()
         )
-
-    # -- assignment: what the partition source asks for -------------------------------
-
-    async def assign(self, partitions: Collection[TopicPartition]) -> None:
-        """Begin to read partitions that are ours now; for the partition source."""
-        deadline_s = self._context.deadline_s()
-        begins = await asyncio.gather(
-            *(self._find_begin(partition, deadline_s) for partition in partitions)
-        )
-        for partition, begin in zip(partitions, begins, strict=True):
-            self._begin(partition, begin)
-
-    async def _find_begin(
-        self, partition: TopicPartition, deadline_s: float
-    ) -> GroupOffset:
-        committed = await load_offset(
-            self._context, self._store, self.group, partition, deadline_s=deadline_s
-        )
-        known = self._known_begin(partition, committed)
-        begin, is_reset = await first_offset(
-            self._context,
-            partition,
-            known,
-            self.options.start,
-            deadline_s=deadline_s,
-        )
-        self._reset_count += is_reset
-        if known is None and self.options.ignore_committed:
-            self._intake.deliver_again(partition)
-        elif is_reset:
-            self._intake.unmark(partition)
-        if is_reset or known is None:
-            self._origins[partition] = begin
-        self._committer.begin(partition, committed)
-        return begin
-
-    def _known_begin(
-        self, partition: TopicPartition, committed: GroupOffset | None
-    ) -> GroupOffset | None:
-        """Return where to go on; None: at the `start` of the options.
-
-        Who comes back to a partition without a commit goes on where it began: at the
-        latest offset of *now* it would pass over what it was never handed.
-        """
-        origin = self._origins.get(partition)
-        if self.options.ignore_committed and partition not in self._committer.written:
-            return origin
-        return origin if committed is None else committed
-
-    def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
-        options = self.options
-        cursor = PartitionCursor(
-            partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
-        )
-        fetcher = PartitionFetcher(
-            cursor,
-            group=self.group,
-            owner=self._intake,
-            pool=self._context.pool,
-            clock=self._context.clock,
-            options=options,
-            request_timeout_s=self._context.options.request_timeout_s,
-        )
-        self.feed.add(partition, begin)
-        self._fetchers[partition] = fetcher
-        if self.feed.error is None:
-            fetcher.step()
-
-    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for what is in hand, commit, stop; for the partition source."""
-        owned = [partition for partition in partitions if partition in self._fetchers]
-        for partition in owned:
-            self._fetchers.pop(partition).stop()
-            self._intake.stop(partition)
-        timeout_s = self.options.revoke_timeout_s
-        ends = await asyncio.gather(
-            *(self.feed.revoke(partition, timeout_s=timeout_s) for partition in owned)
-        )
-        handled = {}
-        for partition, (offset, is_returned) in zip(owned, ends, strict=True):
-            if not is_returned:
-                log.error(
-                    "message still in hand after %.1f s, partition goes without it:"
-                    " group=%s partition=%s",
-                    timeout_s,
-                    self.group,
-                    partition,
-                )
-            if offset is not None:
-                handled[partition] = offset
-        if self._duplicates is not None:
-            self._duplicates.acknowledge(owned)
-        failed = await self._committer.commit(handled)
-        for partition in failed:
-            self._intake.mark(partition, handled[partition])
-
-    def fence(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop at once, commit nothing; for the partition source."""
-        for partition in partitions:
-            handled = self._drop(partition)
-            if handled is not None:
-                self._intake.mark(partition, handled)
-
-    def _drop(self, partition: TopicPartition) -> GroupOffset | None:
-        fetcher = self._fetchers.pop(partition, None)
-        if fetcher is not None:
-            fetcher.stop()
-        self._intake.stop(partition)
-        return self.feed.fence(partition)
-
-    def _on_room(self) -> None:
-        self._loop.call_soon_threadsafe(self._step_all)
-
-    def _step_all(self) -> None:
-        for fetcher in tuple(self._fetchers.values()):
-            fetcher.step()
-
-    def _on_news(self, snapshot: ClusterSnapshot) -> None:
-        self._unserved.update(snapshot, self.group)
-        for fetcher in tuple(self._fetchers.values()):
-            fetcher.hurry()

@@ -37,10 +37,13 @@ class ClientContext:
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
 
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        return self.options.request_timeout_s if timeout is None else timeout
+
     def deadline_s(self, timeout: float | None = None) -> float:
         """Return the monotonic time `timeout` from now; None: `request_timeout_s`."""
-        limit_s = self.options.request_timeout_s if timeout is None else timeout
-        return self.clock.monotonic_s() + limit_s
+        return self.clock.monotonic_s() + self.limit_s(timeout)
 
     def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
         """Return where a broker's logs are read: its leader, else a follower."""

@@ -206,12 +206,19 @@ class DuplicateFilter:
         return taken
 
     async def close(self) -> None:
-        """Add what is handled; bounded by the time-out of two calls; never raises."""
+        """Add what is handled; bounded by the time-out of two calls; never raises.
+
+        Cancellation: what was not added is forgotten.
+        """
         self._begin_adding()
         self._is_closed = True
-        if self._adding is not None:
-            await asyncio.wait([self._adding])
-        self._thread.close()
+        try:
+            if self._adding is not None:
+                await asyncio.wait([self._adding])
+        finally:
+            if self._adding is not None:
+                self._adding.cancel()
+            self._thread.close()
 
     # -- the cache --------------------------------------------------------------------
 

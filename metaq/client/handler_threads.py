@@ -30,6 +30,7 @@ def run_threads(
     *,
     concurrency: int,
     retry: RetryPolicy,
+    timeout_s: float | None,
 ) -> None:
     """Have every message handled; `Consumer.run` says more.
 
@@ -39,6 +40,7 @@ def run_threads(
         handler: called in `concurrency` threads.
         concurrency: how many messages are handled at once, 1 or more.
         retry: what happens after failures.
+        timeout_s: when it ends by itself; None: never.
     """
 
     async def begin() -> Handling:
@@ -53,7 +55,7 @@ def run_threads(
     handling = thread.run(begin())
     try:
         workers = _Workers(consumer, thread, handling, handler)
-        workers.run(concurrency)
+        workers.run(concurrency, timeout_s)
     finally:
         if thread.is_usable:
             thread.run(handling.close())
@@ -79,7 +81,7 @@ class _Workers:
         self._at_work = 0
         self._error: BaseException | None = None
 
-    def run(self, concurrency: int) -> None:
+    def run(self, concurrency: int, timeout_s: float | None) -> None:
         """Work until it is over; raise the first error."""
         # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
         try:
@@ -89,11 +91,10 @@ class _Workers:
                 threading.Thread(
                     target=self._work, name=f"metaq-handler-{number}", daemon=True
                 ).start()
-            self._wait(None)
-        except BaseException:
+            self._wait(timeout_s)
+        finally:
             self._is_over.set()
             self._wait(self._stop_timeout_s)
-            raise
         if self._error is not None:
             raise self._error
 

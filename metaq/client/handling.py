@@ -21,12 +21,13 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from metaq.client.dead_letters import encode_origin, origin_of
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
+from metaq.client.hand import current_task
 from metaq.client.parking import Parking
 from metaq.client.producer import AsyncProducer
 from metaq.client.redelivery import RetryPolicy, dead_letter_topic, next_delay_s
@@ -134,6 +135,8 @@ class Handling:
         self._troubles: dict[TopicPartition, Trouble] = {}
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._lock = threading.Lock()
+        self._idle: set[asyncio.Task[Any]] = set()
+        """Workers of `run` that wait for a batch."""
         self._is_ending = False
         self.is_closed = False
         """It is over; nothing works on it any more."""
@@ -166,26 +169,53 @@ class Handling:
         if self._producer is not None:
             await self._producer.close()
 
-    async def run(self, handler: AsyncHandler, concurrency: int) -> None:
+    async def run(
+        self,
+        handler: AsyncHandler,
+        concurrency: int,
+        *,
+        timeout_s: float | None,
+        grace_s: float,
+    ) -> None:
         """Handle messages until the consumer is closed; `AsyncConsumer.run` says more.
+
+        Args:
+            handler: takes one message.
+            concurrency: number of workers.
+            timeout_s: when it ends by itself; None: never.
+            grace_s: how long handlers that are at work then may go on.
 
         Raises:
             MetaqError: the consumer failed, or the policy says to stop.
         """
         try:
             await self.start()
-            await self._run_workers(handler, concurrency)
+            await self._run_workers(handler, concurrency, timeout_s, grace_s)
         finally:
             await self.close()
 
-    async def _run_workers(self, handler: AsyncHandler, concurrency: int) -> None:
+    async def _run_workers(
+        self,
+        handler: AsyncHandler,
+        concurrency: int,
+        timeout_s: float | None,
+        grace_s: float,
+    ) -> None:
         """Work until all have ended or one fails; the others are cancelled then."""
         tasks = [
             asyncio.create_task(self._work(handler), name=f"handler {number}")
             for number in range(concurrency)
         ]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            ended, late = await asyncio.wait(
+                tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION
+            )
+            if not any(_has_failed(task) for task in ended):
+                self._is_ending = True
+                for task in late & self._idle:
+                    task.cancel()
+                if late:
+                    await asyncio.wait(late, timeout=grace_s)
         finally:
             self._is_ending = True
             for task in tasks:
@@ -199,11 +229,15 @@ class Handling:
 
     async def _work(self, handler: AsyncHandler) -> None:
         # A handler may swallow its cancellation: then this is what ends the worker.
+        me = current_task()
         while not self._is_ending:
+            self._idle.add(me)
             try:
                 batch = await self._feed.take_async()
             except ClosedError:
                 return
+            finally:
+                self._idle.discard(me)
             replay = self.take_replay(batch)
             if replay is None:
                 await self._handle(batch, handler)
@@ -414,6 +448,10 @@ class Handling:
             replayed_count=0 if parking is None else parking.replayed_count,
             waiting_count=0 if parking is None else parking.waiting_count,
         )
+
+
+def _has_failed(task: asyncio.Task[None]) -> bool:
+    return task.cancelled() or task.exception() is not None
 
 
 async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException | None:

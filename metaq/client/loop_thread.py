@@ -24,7 +24,7 @@ T = TypeVar("T")
 STOP_TIMEOUT_S: Final = 10.0
 """How long `stop` waits for the thread to end."""
 
-_alive: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
+_all: "weakref.WeakSet[LoopThread]" = weakref.WeakSet()
 
 
 class LoopThread:
@@ -45,7 +45,7 @@ class LoopThread:
         self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        _alive.add(self)
+        _all.add(self)
 
     def _run(self) -> None:
         # The runner's end cancels what still runs: whoever waits for it hears of it.
@@ -122,18 +122,20 @@ class LoopThread:
                 " client of its own"
             )
 
-    def stop(self) -> None:
+    def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Cancel what still runs, and end the thread; not from the thread itself.
 
         Harmless when it has ended, or is in another process.
+
+        Args:
+            timeout_s: longest wait for its end, which comes all the same.
         """
         if not self.is_usable:
             return
         with self._entry:
             self.is_usable = False
-        _alive.discard(self)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(STOP_TIMEOUT_S)
+        self._thread.join(timeout_s)
 
     def forget(self) -> None:
         """Mark the loop as another process's; called in the child of a fork."""
@@ -142,7 +144,7 @@ class LoopThread:
 
 
 def _forget_all() -> None:
-    for thread in tuple(_alive):
+    for thread in tuple(_all):
         thread.forget()
 
 

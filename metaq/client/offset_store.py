@@ -6,16 +6,19 @@ are in `file_offsets.py` and `sql_offsets.py`. Source: client spec 13.
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 from metaq.client.assignments import Fence
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.zk.znodes import GroupOffset
 
+STORE_SLACK_S: Final = 0.1
+"""A store that has not answered so long after its deadline is given up."""
+
 
 class OffsetStore(Protocol):
-    """What a consumer needs of a store."""
+    """What a consumer needs of a store; a call that is given up is cancelled."""
 
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float

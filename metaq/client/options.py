@@ -3,7 +3,8 @@
 Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in both
 worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
 and wait of the client is bounded by one of these fields. A value out of its range is a
-`ConfigError` that names the field.
+`ConfigError` that names the field; two that contradict each other are one that names
+both.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -54,10 +55,11 @@ class ClientOptions:
     metadata_s: float = 30.0
     """How often brokers that were named by address are asked what they have."""
     close_timeout_s: float = 10.0
-    """Bound on closing, when the caller gives none."""
+    """Bound on closing a producer or the connections, when the caller gives none."""
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("close_timeout_s",))
+        _check_order(self, "reconnect_first_s", "reconnect_max_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,9 @@ class ProducerOptions:
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("linger_s",))
+        _check_order(self, "retry_first_s", "retry_max_s")
+        # A batch that lingers past its deadline is never sent.
+        _check_order(self, "linger_s", "timeout_s", may_be_equal=False)
         if self.in_flight_batches_max > IN_FLIGHT_BATCHES_MAX:
             raise ConfigError(
                 f"in_flight_batches_max: expected 1 to {IN_FLIGHT_BATCHES_MAX}, got"
@@ -155,6 +160,8 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("wait_s", "revoke_timeout_s"))
+        # A get brings whole records of its size, the largest one included or not.
+        _check_order(self, "fetch_bytes", "fetch_bytes_max")
         _check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
 
@@ -180,6 +187,20 @@ def _check_numbers(
         if isinstance(value, bool) or not isinstance(value, kind):
             raise ConfigError(f"{name}: expected {what}, got {value!r}")
         _check_sign(name, value, may_be_zero=name in zero)
+
+
+def _check_order(
+    options: "ClientOptions | ProducerOptions | ConsumerOptions",
+    low: str,
+    high: str,
+    *,
+    may_be_equal: bool = True,
+) -> None:
+    """Refuse two numbers that contradict each other."""
+    one, other = getattr(options, low), getattr(options, high)
+    if one > other or (one == other and not may_be_equal):
+        bound = "at most" if may_be_equal else "less than"
+        raise ConfigError(f"{low}: expected {bound} {high}, got {one} and {other}")
 
 
 def _check_sign(name: str, value: float, *, may_be_zero: bool) -> None:

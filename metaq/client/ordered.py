@@ -18,12 +18,13 @@ right.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
 from metaq.client.batches import SendResult
+from metaq.client.bounds import within
 from metaq.client.context import ClientContext
 from metaq.client.errors import NotSentError
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
@@ -148,6 +149,7 @@ class AsyncOrderedProducer:
         self._fs = fs or SystemFileSystem()
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._unlisten: Callable[[], None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self._is_known = False
         self._sent_count = 0
         self._spooled_count = 0
@@ -155,48 +157,78 @@ class AsyncOrderedProducer:
 
     # -- life -------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, timeout: float | None = None) -> None:
         """Open the spools, and begin to send what is in them; `async with` calls it.
 
+        Args:
+            timeout: seconds that the disk may take; None waits for it.
+
         Raises:
-            StorageError: one cannot be opened, or another process has it; none is.
+            StorageError: one cannot be opened, or another process has it; none is,
+                and it is closed.
+            RequestTimeoutError: the time is over; none is open, and it is closed.
+
+        Cancellation: none is open, and it is closed.
         """
         try:
-            for partition in self.partitions:
-                name = f"{partition.broker_id}-{partition.partition}"
-                place = self._directory / spool_name(self.topic, name)
-                spool = await asyncio.to_thread(Spool.open, self._fs, place)
-                self._lanes[partition] = _Lane(partition, spool)
+            await within(timeout, self._open_spools(), f"spools of topic {self.topic}")
         except BaseException:
-            await self.close()
+            await self.close(timeout)
             raise
         metadata = self._context.metadata
         metadata.watch_topic(self.topic)
         self._unlisten = metadata.add_listener(lambda _: self._wake_all())
         self._wake_all()
 
+    async def _open_spools(self) -> None:
+        for partition in self.partitions:
+            name = f"{partition.broker_id}-{partition.partition}"
+            place = self._directory / spool_name(self.topic, name)
+            opening = asyncio.ensure_future(
+                asyncio.to_thread(Spool.open, self._fs, place)
+            )
+            try:
+                spool = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # A disk that hangs may still open it, and nobody else could then.
+                opening.add_done_callback(_close_late)
+                raise
+            self._lanes[partition] = _Lane(partition, spool)
+
     @property
     def is_closed(self) -> bool:
         """Whether it takes no more messages."""
         return self._producer.is_closed
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays and is sent by the next one. Never raises.
 
-        Sends that are under way have their outcome first, within the client's
-        `close_timeout_s`.
+        Sends that are under way have their outcome first.
+
+        Args:
+            timeout: seconds that all of it may take; None is the client's
+                `close_timeout_s`. A disk that hangs is not waited for any longer: the
+                files are closed when it answers.
         """
         if self._unlisten is not None:
             self._unlisten()
+        limit_s = self._context.options.close_timeout_s if timeout is None else timeout
         lanes, self._lanes = self._lanes, {}
         replays = [lane.replay for lane in lanes.values() if lane.replay is not None]
         for replay in replays:
             replay.cancel()
-        await asyncio.gather(*replays, return_exceptions=True)
-        await self._producer.close()
-        for lane in lanes.values():
-            async with lane.turn:
-                await asyncio.to_thread(lane.spool.close)
+        deadline_s = self._context.deadline_s(limit_s)
+        await self._producer.close(limit_s)
+        left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        self._closing = asyncio.create_task(_close_spools(lanes.values(), replays))
+        _done, late = await asyncio.wait({self._closing}, timeout=left_s)
+        if late:
+            log.warning(
+                "spools are not closed yet, the disk does not answer: topic=%s"
+                " waited_s=%.1f",
+                self.topic,
+                limit_s,
+            )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -394,6 +426,21 @@ class AsyncOrderedProducer:
                 for lane in waiting
             ),
         )
+
+
+async def _close_spools(
+    lanes: Iterable[_Lane], replays: Collection[asyncio.Task[None]]
+) -> None:
+    """Close files whose last use is over, however long the disk takes."""
+    await asyncio.gather(*replays, return_exceptions=True)
+    for lane in lanes:
+        async with lane.turn:
+            await asyncio.to_thread(lane.spool.close)
+
+
+def _close_late(opening: asyncio.Future[Spool]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 async def _finished(work: Callable[..., T], argument: object) -> T:

@@ -42,6 +42,7 @@ from metaq.errors import (
 )
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
 from metaq.stats import HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.session import Cancel
@@ -174,6 +175,10 @@ class AsyncProducer:
 
     async def prepare(self, topic: str, *, timeout: float | None = None) -> None:
         """Wait until the partitions of a topic are known; the first send does it.
+
+        Args:
+            topic: topic name.
+            timeout: seconds; None is `timeout_s` of the options.
 
         Raises:
             LocalProtocolError: this can be no topic's name.
@@ -341,6 +346,7 @@ class AsyncProducer:
             else:
                 message = OutgoingMessage(frozen(data), attribute, key)
                 check_topic(topic)
+                encode_payload(message.data, attribute)
                 self._check_open()
                 self._oneway.keep(topic, message)
         except LocalProtocolError:

@@ -32,6 +32,7 @@ Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24)
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -139,6 +140,8 @@ class GroupSource:
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
             ClosedError: `stop` was called meanwhile.
             MetaqError: where reading begins cannot be said, and never will.
+
+        Cancellation: the group is left, without waiting for that.
         """
         self._sink = sink
         self.unsettled_since_s = self._clock.monotonic_s()
@@ -148,6 +151,10 @@ class GroupSource:
                 self._run(sink), name=f"group {self._membership.group}"
             )
             await self._wait_first()
+        except asyncio.CancelledError:
+            # Whoever gave up does not wait until we have left.
+            await self.stop(deadline_s=self._clock.monotonic_s())
+            raise
         except BaseException:
             await self.stop()
             raise
@@ -173,11 +180,12 @@ class GroupSource:
         if self.last_error is not None and not self.last_error.retriable:
             raise self.last_error
 
-    async def stop(self) -> None:
+    async def stop(self, *, deadline_s: float | None = None) -> None:
         """Revoke what is read, release it, leave the group; never raises.
 
-        Bounded by the sink's `revoke` and `request_timeout_s`. Nodes that could not be
-        deleted by then are deleted when ZooKeeper answers, or go with the session.
+        Bounded by the sink's `revoke` and `request_timeout_s`, and by `deadline_s`.
+        Nodes that could not be deleted by then are deleted when ZooKeeper answers, or
+        go with the session.
         """
         if self._is_stopping:
             return
@@ -187,11 +195,11 @@ class GroupSource:
         if self._taking is not None:
             self._taking.cancel()
         if self._task is not None:
-            await asyncio.wait({self._task})
+            await self._end_task(self._task, deadline_s)
         if self._sink is not None:
             await self._revoke(self._sink, self._reading)
         self._leaving = asyncio.create_task(self._leave())
-        limit_s = self._options.request_timeout_s
+        limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
         if late:
             log.warning(
@@ -200,6 +208,21 @@ class GroupSource:
                 self._membership.member,
                 limit_s,
             )
+
+    async def _end_task(
+        self, task: asyncio.Task[None], deadline_s: float | None
+    ) -> None:
+        """Wait for the end of an attempt; one that takes too long is cancelled."""
+        _done, late = await asyncio.wait({task}, timeout=self._left_s(deadline_s) / 2)
+        if late:
+            # What it was revoking is read still: the caller goes on with it.
+            task.cancel()
+            await asyncio.wait({task})
+
+    def _left_s(self, deadline_s: float | None) -> float:
+        if deadline_s is None:
+            return math.inf
+        return max(0.0, deadline_s - self._clock.monotonic_s())
 
     async def _leave(self) -> None:
         """Delete our nodes, for as long as the session lives that they live with."""

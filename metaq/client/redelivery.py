@@ -19,6 +19,7 @@ LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
 """What becomes of a message that is given up."""
 
 _LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
+_PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
 
 
 class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
@@ -57,7 +58,8 @@ class RetryPolicy:
         """Refuse what makes no sense.
 
         Raises:
-            ConfigError: a number is out of range, or a directory is missing.
+            ConfigError: a number is out of range, a directory is missing, or a place
+                is named that nothing goes to.
         """
         if self.attempts_max < 1:
             raise ConfigError(
@@ -73,6 +75,14 @@ class RetryPolicy:
             )
         if self.then == "park" and self.park_dir is None:
             raise ConfigError("then='park' needs a park_dir")
+        for name, then in _PLACES.items():
+            value = getattr(self, name)
+            if value is not None and self.then != then:
+                # Whoever names a place believes that nothing is lost.
+                raise ConfigError(
+                    f"{name}: expected then={then!r} with it, got {value!r} and"
+                    f" then={self.then!r}"
+                )
         if self.replay_first_s < 0 or self.replay_interval_s <= 0:
             raise ConfigError(
                 "expected replay_first_s >= 0 and replay_interval_s > 0, got"

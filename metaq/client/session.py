@@ -70,7 +70,7 @@ class _Closable(Protocol):
     @property
     def is_closed(self) -> bool: ...
 
-    async def close(self) -> None: ...
+    async def close(self, timeout: float | None = None) -> None: ...
 
 
 class AsyncClient:
@@ -165,30 +165,47 @@ class AsyncClient:
         if self._context is not None:
             raise ClosedError("a client is started once; make another one")
 
-    async def close(self) -> None:
+    async def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the connections; never raises.
 
-        Consumers commit and leave their groups; producers send what they have.
+        Consumers commit and leave their groups; then producers send what they have.
         Calling it again is harmless.
+
+        Args:
+            timeout: seconds that all of it may take; everything is closed at the end,
+                as the `close` of each says. None gives each the time of its own
+                `close`, and the connections `close_timeout_s`.
         """
         self._is_closed = True
         children, self._children = self._children, []
+        deadline_s = None if timeout is None else self._clock.monotonic_s() + timeout
         # Consumers first: a handler that is at work may still want to send.
-        children.sort(key=lambda child: not isinstance(child, AsyncConsumer))
-        for child in children:
-            try:
-                await child.close()
-            except Exception:
-                # A bug; the others and the connections are closed all the same.
-                log.exception("closing failed: child=%r", child)
+        consumers = [one for one in children if isinstance(one, AsyncConsumer)]
+        await self._close_all(consumers, deadline_s)
+        await self._close_all([c for c in children if c not in consumers], deadline_s)
         context = self._context
         if context is None:
             return
         await context.metadata.stop()
-        deadline_s = self._clock.monotonic_s() + self.options.close_timeout_s
+        if deadline_s is None:
+            deadline_s = self._clock.monotonic_s() + self.options.close_timeout_s
         await context.pool.close(deadline_s=deadline_s)
         if context.coordinator is not None:
             await context.coordinator.stop(deadline_s=deadline_s)
+
+    async def _close_all(
+        self, children: Sequence[_Closable], deadline_s: float | None
+    ) -> None:
+        left_s = None
+        if deadline_s is not None:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        ends = await asyncio.gather(
+            *(child.close(left_s) for child in children), return_exceptions=True
+        )
+        for child, end in zip(children, ends, strict=True):
+            if end is not None:
+                # A bug; the others and the connections are closed all the same.
+                log.error("closing failed: child=%r", child, exc_info=end)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -348,6 +365,7 @@ class AsyncClient:
         partitions: Collection[str] | None = None,
         start: Start = "earliest",
         stop_at_end: bool = True,
+        timeout: float | None = None,
     ) -> AsyncIterator[Message]:
         """Yield the messages of a topic, without a group; nothing is committed.
 
@@ -358,8 +376,12 @@ class AsyncClient:
             start: where to begin in each partition; see `ConsumerOptions.start`.
             stop_at_end: go through the partitions one after the other, each up to the
                 end that its log has now; else all at once, for ever.
+            timeout: seconds that the next messages may take. None leaves each
+                question `request_timeout_s`, and waits for ever for what is not there
+                yet.
 
         Raises:
+            RequestTimeoutError: the time is over, and so is the iteration.
             NoBrokerError: nobody serves the topic.
             ConfigError: a name of a partition that is none.
             CorruptRecordError: a damaged record; what lies before it was yielded.
@@ -373,6 +395,7 @@ class AsyncClient:
             partitions=partitions,
             start=start,
             stop_at_end=stop_at_end,
+            timeout=timeout,
         )
         async with contextlib.aclosing(batches):
             async for batch in batches:

@@ -6,10 +6,16 @@
 MetaQ inserts a row under the consumer's id in place of the group, so its own updates
 never find it. Here a row is updated by group, and inserted when there is none.
 
+Databases differ in what they take for equal, in what they count, and in whom they let
+wait: a table that is made here compares names byte by byte, one that takes `G` for `g`
+is refused when a row is read, a count of updated rows is checked by a question when it
+says none, and a transaction that a deadlock ended is made once more.
+
 Source: client spec 13 and 21, row 6.
 """
 
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Final
 
@@ -25,7 +31,13 @@ from metaq.zk.znodes import GroupOffset
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+    from sqlalchemy.dialects import mysql
+    from sqlalchemy.exc import (
+        ArgumentError,
+        IntegrityError,
+        OperationalError,
+        SQLAlchemyError,
+    )
 except ModuleNotFoundError as missing:
     raise ConfigError(
         "offsets in a database need SQLAlchemy, which is not installed:"
@@ -38,6 +50,33 @@ NAME_CHARS_MAX: Final = 255
 """Length of the columns of names in a table that is made here."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on giving the connection back."""
+COMMIT_TRIES: Final = 2
+"""Two first commits of the same rows may end in a deadlock; its victim goes again."""
+
+_NAME: Final = (
+    sa.String(NAME_CHARS_MAX)
+    .with_variant(
+        mysql.VARCHAR(NAME_CHARS_MAX, charset="utf8mb4", collation="utf8mb4_bin"),
+        "mysql",
+        "mariadb",
+    )
+    .with_variant(
+        sa.Unicode(NAME_CHARS_MAX, collation="Latin1_General_100_BIN2"), "mssql"
+    )
+)
+
+
+def offsets_table(name: str) -> sa.Table:
+    """Return MetaQ's table, as it is made in any database that has none."""
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column("topic", _NAME, primary_key=True),
+        sa.Column("partition", _NAME, primary_key=True),
+        sa.Column("group_id", _NAME, primary_key=True),
+        sa.Column("offset", sa.BigInteger, nullable=False),
+        sa.Column("msg_id", sa.BigInteger),
+    )
 
 
 class SqlOffsets:
@@ -73,15 +112,7 @@ class SqlOffsets:
             # What was given is not repeated: it may hold a password.
             raise ConfigError(f"offsets in a database: {error}") from error
         self._name = f"offsets in {self._engine.url.render_as_string()}, table {table}"
-        self._table = sa.Table(
-            table,
-            sa.MetaData(),
-            sa.Column("topic", sa.String(NAME_CHARS_MAX), primary_key=True),
-            sa.Column("partition", sa.String(NAME_CHARS_MAX), primary_key=True),
-            sa.Column("group_id", sa.String(NAME_CHARS_MAX), primary_key=True),
-            sa.Column("offset", sa.BigInteger, nullable=False),
-            sa.Column("msg_id", sa.BigInteger),
-        )
+        self._table = offsets_table(table)
         self._is_creation_due = create
         self._clock = clock or SystemClock()
         self._off_loop = OffLoop(self._name, clock=self._clock)
@@ -133,10 +164,7 @@ class SqlOffsets:
     # -- on the thread ----------------------------------------------------------------
 
     def _load(self, group: str, partition: TopicPartition) -> GroupOffset | None:
-        columns = self._table.c
-        query = sa.select(columns.offset, columns.msg_id).where(
-            *self._is_row(group, partition)
-        )
+        query = self._table.select().where(*self._is_row(group, partition))
         try:
             self._create_if_due()
             with self._engine.connect() as connection:
@@ -145,27 +173,41 @@ class SqlOffsets:
             raise self._failure(error) from error
         if row is None:
             return None
-        offset, message_id = row
-        if not isinstance(offset, int) or not 0 <= offset <= MAX_OFFSET:
+        *found, offset, message_id = row
+        wanted = [partition.topic, partition_name(partition), group]
+        if found != wanted:
+            raise OffsetStoreError(
+                f"{self._name}: expected the row of {wanted}, got that of {found}: the"
+                " names need a collation that tells them apart"
+            )
+        # Tables that others made may have columns of decimals.
+        if not isinstance(offset, int | Decimal) or not 0 <= offset <= MAX_OFFSET:
             raise OffsetStoreError(
                 f"{self._name}: group {group}, {partition}: expected an offset from 0"
                 f" to {MAX_OFFSET}, got {offset!r}"
             )
         return GroupOffset(
-            Offset(offset), NO_MESSAGE if message_id is None else MessageId(message_id)
+            Offset(int(offset)),
+            NO_MESSAGE if message_id is None else MessageId(int(message_id)),
         )
 
     def _commit(
         self, group: str, offsets: Mapping[TopicPartition, GroupOffset]
     ) -> None:
-        try:
-            self._create_if_due()
-            with self._engine.begin() as connection:
-                # In one order everywhere: rows that two members lock never cross.
-                for partition in sorted(offsets):
-                    self._upsert(connection, group, partition, offsets[partition])
-        except SQLAlchemyError as error:
-            raise self._failure(error) from error
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                self._create_if_due()
+                with self._engine.begin() as connection:
+                    # In one order everywhere: rows that two members lock never cross.
+                    for partition in sorted(offsets):
+                        self._upsert(connection, group, partition, offsets[partition])
+            except SQLAlchemyError as error:
+                if tries < COMMIT_TRIES and isinstance(error, OperationalError):
+                    continue
+                raise self._failure(error) from error
+            return
 
     def _upsert(
         self,
@@ -176,9 +218,21 @@ class SqlOffsets:
     ) -> None:
         message_id = NO_MESSAGE if offset.message_id is None else offset.message_id
         values = {"offset": offset.offset, "msg_id": message_id}
-        update = self._table.update().where(*self._is_row(group, partition))
-        update = update.values(values)
-        if connection.execute(update).rowcount:
+        is_row = self._is_row(group, partition)
+        update = self._table.update().where(*is_row).values(values)
+
+        def is_updated() -> bool:
+            # Some count only what became different, some do not count at all.
+            if connection.execute(update).rowcount > 0:
+                return True
+            question = sa.select(self._table.c.offset).where(*is_row)
+            if connection.execute(question).first() is None:
+                return False
+            # It was there, or came in between.
+            connection.execute(update)
+            return True
+
+        if is_updated():
             return
         names = {
             "topic": partition.topic,
@@ -190,7 +244,7 @@ class SqlOffsets:
                 connection.execute(self._table.insert().values(names | values))
         except IntegrityError:
             # Another process was first with this row, or the row is refused.
-            if not connection.execute(update).rowcount:
+            if not is_updated():
                 raise
 
     def _is_row(

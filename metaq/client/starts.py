@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
+from metaq.client.bounds import within
 from metaq.client.context import ClientContext
-from metaq.client.offset_store import OffsetStore
+from metaq.client.offset_store import STORE_SLACK_S, OffsetStore
 from metaq.client.options import Start
 from metaq.client.questions import BACKOFF, log_range, offset_at
 from metaq.model import MessageId, Millis, Offset, TopicPartition
@@ -41,12 +42,14 @@ async def load_offset(
     Raises:
         MetaqError: the store could not be asked, or holds what nobody can read.
     """
-    return await retry(
+    asking = retry(
         lambda: store.load(group, partition, deadline_s=deadline_s),
         backoff=BACKOFF,
         deadline_s=deadline_s,
         clock=context.clock,
     )
+    limit_s = max(0.0, deadline_s - context.clock.monotonic_s()) + STORE_SLACK_S
+    return await within(limit_s, asking, f"offset of group {group}, {partition}")
 
 
 async def first_offset(

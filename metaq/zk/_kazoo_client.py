@@ -3,11 +3,13 @@
 `_kazoo.py` is their only user; the two are the only modules that see kazoo.
 """
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from kazoo import __version__ as kazoo_version
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
 from kazoo.protocol.serialization import Connect
@@ -24,6 +26,9 @@ RECONNECT_DELAY_S_MAX: Final = 5.0
 # when a client comes before its data is loaded); with a single server named that wait
 # would cost the session, so that servers are named often enough for this many tries.
 GREETINGS_PER_SESSION_TIMEOUT: Final = 3
+# What is wrapped in `_watch_greetings`, and the releases that were tried with it.
+INVOKE_PARAMETERS: Final = ("timeout", "request", "xid")
+KAZOO_KNOWN: Final = "kazoo>=2.10,<2.12"
 
 
 def make_client(hosts: str, session_timeout_s: float) -> Any:
@@ -101,9 +106,19 @@ def _watch_greetings(client: Any) -> None:
     """Have `client.greeted_timeout_ms` tell the time-out that the server chose.
 
     kazoo goes by it and keeps it to itself, so it is read off the greeting on its way.
+
+    Raises:
+        ConfigError: this kazoo greets in another way than those that were tried.
     """
     connection = client._connection  # noqa: SLF001  # kazoo has no door here
-    invoke = connection._invoke  # noqa: SLF001  # nor here
+    invoke: Any = getattr(connection, "_invoke", None)
+    found = () if invoke is None else tuple(inspect.signature(invoke).parameters)
+    if found != INVOKE_PARAMETERS or "time_out" not in Connect._fields:
+        raise ConfigError(
+            f"kazoo {kazoo_version} greets servers in another way than metaq knows:"
+            f" expected _invoke({', '.join(INVOKE_PARAMETERS)}), got"
+            f" ({', '.join(found)}); pip install '{KAZOO_KNOWN}'"
+        )
     client.greeted_timeout_ms = 0
 
     def invoke_and_look(timeout: float, request: Any, xid: int | None = None) -> Any:
@@ -112,4 +127,4 @@ def _watch_greetings(client: Any) -> None:
             client.greeted_timeout_ms = answer[0].time_out
         return answer
 
-    connection._invoke = invoke_and_look  # noqa: SLF001  # nor here
+    connection._invoke = invoke_and_look  # noqa: SLF001  # see above

@@ -193,20 +193,25 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
 
 
 @pytest.mark.slow
-def test_warnings_are_sentences_too() -> None:
-    """What the client logs begins as every sentence does; no news is not told."""
+def test_what_is_logged_is_a_sentence_too() -> None:
+    """Errors, and warnings of the command; what the client warns of is for `-v`."""
     program = """
 import logging, metaq.cli.main as cli
 def topics(*_arguments, **_options):
     logging.getLogger("metaq.client").info("connected")
     logging.getLogger("metaq.client").warning("broker lost: broker=%s", 7)
+    logging.getLogger("metaq.client").error("damaged: partition=%s", "0-1")
+    logging.getLogger("metaq.cli.follow").warning("file was cut: path=%s", "x")
 cli.topics = topics
 cli.main(["topics"])
 """
     child = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, timeout=30, check=True
     )
-    assert child.stderr == b"metaq: broker lost: broker=7\n"
+    assert child.stderr.decode().splitlines() == [
+        "metaq: damaged: partition=0-1",
+        "metaq: file was cut: path=x",
+    ]
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_what_no_broker_ever_takes_ends_it(target: Target, tmp_path: Path) -> No
 
 
 def test_a_state_that_cannot_be_kept_ends_it_before_anything_is_sent(
-    broker: EmbeddedBroker, target: Target, tmp_path: Path
+    broker: AnyBroker, target: Target, tmp_path: Path
 ) -> None:
     """Lines that are sent and not noted would come again with every start."""
     (tmp_path / "app.log").write_bytes(b"1\n")

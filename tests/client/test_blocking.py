@@ -1,5 +1,6 @@
 """What is particular to the sync world: threads, forks, interrupts, leaks."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -16,11 +17,12 @@ import pytest
 from metaq.client import Client, FileOffsets
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
-from metaq.model import Message
+from metaq.model import Message, Offset
 from tests.brokers import AnyBroker, StartBroker, until
-from tests.client.worlds import IDLE, QUICK, payloads, take
+from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 
 ONE_BROKER = {"java": "an answer that is late"}
+ZERO = partition(0)
 
 
 @pytest.fixture
@@ -420,12 +422,92 @@ def test_in_the_child_of_a_fork_every_call_says_so(java: Any) -> None:
             "result": future.result,
             "exception": future.exception,
             "topics": client.topics,
+            "health": consumer.health,
+            "statistics": consumer.statistics,
+            "assignment": consumer.assignment,
+            "is_closed": lambda: consumer.is_closed,
+            "seek": lambda: consumer.seek(ZERO, Offset(0)),
+            "producer statistics": out.statistics,
+            "producer is_closed": lambda: out.is_closed,
+            "send_nowait": lambda: out.send_nowait("test", b"x"),
+            "send_oneway": lambda: out.send_oneway("test", b"x"),
+            "flush": out.flush,
+            "context": lambda: client.context,
         }
         wrong = _in_child(calls)
         assert wrong == []
         java.inner.delay_s = 0.0
         assert future.result(20).offset > 0
         assert take(consumer, 1)[0].data == b"1"  # the parent goes on
+
+
+def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
+    broker: AnyBroker, client: Client, tmp_path: Path
+) -> None:
+    """Whoever held it when the process was copied is not there to let it go."""
+    broker.put(b"0")
+    ordered = client.ordered_producer("test", "0:1", tmp_path)
+    with (
+        client.consumer("g", ["test"], **IDLE) as consumer,
+        client.producer() as out,
+        ordered,
+    ):
+        take(consumer, 1)
+        future = out.send_nowait("test", b"1")
+        assert future.result(20)
+        locks: list[Any] = [
+            consumer._twin.feed._lock,
+            out._twin.accumulator._lock,
+            client._require_thread()._entry,
+            *(lane.spool._lock for lane in ordered._twin._lanes.values()),
+        ]
+        held, let_go = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with contextlib.ExitStack() as stack:
+                for lock in locks:
+                    stack.enter_context(lock)
+                held.set()
+                let_go.wait(20)
+
+        holder = Caller(hold)
+        assert held.wait(20)
+        calls: dict[str, Callable[[], Any]] = {
+            "health": consumer.health,
+            "statistics": consumer.statistics,
+            "assignment": consumer.assignment,
+            "is_closed": lambda: consumer.is_closed,
+            "receive": lambda: consumer.receive(1),
+            "run": lambda: consumer.run(print),
+            "commit": consumer.commit,
+            "producer statistics": out.statistics,
+            "producer is_closed": lambda: out.is_closed,
+            "send": lambda: out.send("test", b"x"),
+            "send_oneway": lambda: out.send_oneway("test", b"x"),
+            "ordered send": lambda: ordered.send(b"x"),
+            "ordered statistics": ordered.statistics,
+            "ordered is_closed": lambda: ordered.is_closed,
+            "closing": lambda: (
+                [one.close() for one in (consumer, out, ordered, client)]
+                and client.topics()
+            ),
+        }
+        try:
+            assert _in_child(calls) == []
+        finally:
+            let_go.set()
+        holder.join()
+
+
+def test_a_client_that_was_closed_before_a_fork_waits_for_no_lock_either(
+    broker: AnyBroker,
+) -> None:
+    client = Client(brokers=[broker.address], **QUICK)
+    client.start()
+    consumer = client.consumer("g", ["test"], **IDLE)
+    client.close()
+    with consumer._twin.feed._lock:
+        assert _in_child({"health": consumer.health}) == []
 
 
 def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
@@ -435,6 +517,8 @@ def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
     if pid == 0:
         wrong = []
         for name, call in calls.items():
+            # Whoever waits for ever is ended, and told by what was not written.
+            signal.alarm(20)
             try:
                 call()
                 wrong.append(name)
@@ -447,7 +531,8 @@ def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
     os.close(writing)
     with os.fdopen(reading) as pipe:
         text = pipe.read()
-    os.waitpid(pid, 0)
+    _, status = os.waitpid(pid, 0)
+    assert status == 0, "a call did not come back"
     return [name for name in text.split(",") if name]
 
 

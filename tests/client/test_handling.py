@@ -7,6 +7,7 @@ import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -588,9 +589,9 @@ def test_an_interrupt_waits_for_the_handler_at_work(
     log, workers = Log(), []
     run = handler_threads._Workers.run
 
-    def noted(self, concurrency: int) -> None:
+    def noted(self, *args: Any) -> None:
         workers.append(self)
-        run(self, concurrency)
+        run(self, *args)
 
     def handler(message: Message) -> None:
         log.add(message)

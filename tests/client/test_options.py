@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
+from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ConfigError
 
 REFUSED: list[tuple[type[Any], str, object]] = [
@@ -44,6 +45,78 @@ def test_what_is_out_of_range_is_refused(
         ConfigError, match=rf"{name}: expected .*, got {re.escape(repr(value))}"
     ):
         options(**{name: value})
+
+
+CONTRADICTIONS: list[tuple[type[Any], dict[str, Any], str]] = [
+    (
+        ClientOptions,
+        {"reconnect_first_s": 3.0},
+        "reconnect_first_s: expected at most reconnect_max_s, got 3.0 and 2.0",
+    ),
+    (
+        ProducerOptions,
+        {"retry_first_s": 0.5, "retry_max_s": 0.25},
+        "retry_first_s: expected at most retry_max_s, got 0.5 and 0.25",
+    ),
+    (
+        ProducerOptions,
+        {"linger_s": 5, "timeout_s": 5},
+        "linger_s: expected less than timeout_s, got 5 and 5",
+    ),
+    (
+        ConsumerOptions,
+        {"fetch_bytes_max": 4096},
+        "fetch_bytes: expected at most fetch_bytes_max, got 1048576 and 4096",
+    ),
+    (
+        RetryPolicy,
+        {"first_s": 2.0, "max_s": 1.0},
+        "expected 0 < first_s <= max_s, got 2.0 and 1.0",
+    ),
+    (
+        RetryPolicy,
+        {"then": "drop", "dead_letter_topic": "dead"},
+        (
+            "dead_letter_topic: expected then='dead_letter' with it, got 'dead' and"
+            " then='drop'"
+        ),
+    ),
+    (
+        RetryPolicy,
+        {"park_dir": "/parked"},
+        "park_dir: expected then='park' with it, got '/parked' and then='stop'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "given", "sentence"), CONTRADICTIONS)
+def test_options_that_contradict_each_other_are_refused(
+    options: type[Any], given: dict[str, Any], sentence: str
+) -> None:
+    """One sentence names both of them, and what both are."""
+    with pytest.raises(ConfigError) as refused:
+        options(**given)
+    assert str(refused.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (ClientOptions, {"reconnect_first_s": 2.0}),
+        (ProducerOptions, {"retry_first_s": 1.0}),
+        (ProducerOptions, {"linger_s": 9.9}),
+        (ProducerOptions, {"buffer_bytes_max": 1000, "buffer_count_max": 1}),
+        (ConsumerOptions, {"fetch_bytes": 4096, "fetch_bytes_max": 4096}),
+        (ConsumerOptions, {"buffer_bytes_max": 1000}),
+        (ConsumerOptions, {"idle_step_s": 9.0, "watchdog_s": 0.1}),
+        (RetryPolicy, {"then": "dead_letter", "dead_letter_topic": "dead"}),
+    ],
+)
+def test_options_that_only_look_odd_together_are_accepted(
+    options: type[Any], given: dict[str, Any]
+) -> None:
+    """The smaller bound counts, and what is to be done is done."""
+    options(**given)
 
 
 @pytest.mark.parametrize(

@@ -69,5 +69,5 @@ def test_a_policy_that_makes_no_sense_is_refused(
 
 def test_dead_letters_have_a_topic_of_their_own() -> None:
     assert dead_letter_topic(RetryPolicy(), "orders") == "orders.dead"
-    policy = RetryPolicy(dead_letter_topic="cemetery")
+    policy = RetryPolicy(then="dead_letter", dead_letter_topic="cemetery")
     assert dead_letter_topic(policy, "orders") == "cemetery"

@@ -106,9 +106,9 @@ def test_consumers_are_closed_before_producers(broker: AnyBroker) -> None:
 def _note_close(child: Any, name: str, order: list[str]) -> None:
     close = child.close
 
-    async def note() -> None:
+    async def note(timeout: float | None = None) -> None:
         order.append(name)
-        await close()
+        await close(timeout)
 
     child.close = note
 

@@ -102,8 +102,9 @@ class Member(threading.Thread):
     def _tap(self, consumer: Consumer) -> None:
         """Have the ledger told of what the group and the store are told."""
         twin: Any = consumer._twin
-        store = twin._store
-        assign, revoke, fence = twin.assign, twin.revoke, twin.fence
+        reading = twin._reading
+        store = reading._store
+        assign, revoke, fence = reading.assign, reading.revoke, reading.fence
         commit, note = store.commit, self._ledger.note
 
         async def tapped_assign(partitions: Collection[TopicPartition]) -> None:
@@ -134,7 +135,7 @@ class Member(threading.Thread):
                     )
             return failed
 
-        twin.assign, twin.revoke, twin.fence = (
+        reading.assign, reading.revoke, reading.fence = (
             tapped_assign,
             tapped_revoke,
             tapped_fence,

@@ -1,0 +1,66 @@
+"""Log lines of a command, on standard error: few by default, more with `-v`.
+
+A command says in one sentence how it ended (`render.say`). What the client logs on the
+way is for whoever asks why: then time, level and the name of the logger stand before
+the text, so that nobody takes it for the command's own word.
+
+    default          errors, and warnings of the command itself, as sentences
+    -v, a broker     from INFO on; other people's libraries from WARNING on
+    -vv              everything
+"""
+
+import logging
+from typing import Final
+
+import click
+
+from metaq.cli.render import SPEAKER
+
+FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
+OWN: Final = "metaq.cli."
+RAISED: Final = "metaq.client.consumer"
+"""Its errors end the command as well, which prints them as its sentence."""
+CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
+"""These tell of every job and every packet at INFO; ours say what matters."""
+
+
+class _Lines(logging.Handler):
+    """Writes to whatever standard error is at the moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        try:
+            click.echo(self.format(record), err=True)
+        except BrokenPipeError:
+            # Nobody reads it, and the command goes on.
+            return
+        except Exception:  # noqa: BLE001  # how handlers treat what they cannot write
+            self.handleError(record)
+
+
+_lines: Final = _Lines()
+_lines.setFormatter(logging.Formatter(f"{SPEAKER}%(message)s"))
+
+
+def _is_for_everybody(record: logging.LogRecord) -> bool:
+    if record.name.startswith(OWN):
+        return record.levelno >= logging.WARNING
+    return record.levelno >= logging.ERROR and record.name != RAISED
+
+
+def be_quiet() -> None:
+    """Show what everybody should see; what every command begins with."""
+    if _lines not in logging.getLogger().handlers:
+        logging.getLogger().addHandler(_lines)
+        _lines.addFilter(_is_for_everybody)
+
+
+def tell(level: int) -> None:
+    """Show everything from a level on; below INFO, of other people's libraries too."""
+    be_quiet()
+    _lines.removeFilter(_is_for_everybody)
+    _lines.setFormatter(logging.Formatter(FORMAT))
+    logging.getLogger().setLevel(level)
+    for name in CHATTY:
+        quiet = level >= logging.INFO
+        logging.getLogger(name).setLevel(logging.WARNING if quiet else level)

@@ -1,0 +1,116 @@
+"""What a command's standard error holds: one sentence, and log lines on request."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.cli import logs
+from metaq.testing.fake_broker import FakeBroker
+
+ONE_BROKER = {
+    "test_an_error_that_ends_reading_is_said_once": "a record that is damaged on cue"
+}
+DEAD = "127.0.0.1:1"
+SENTENCE = f"metaq: no broker answers at {DEAD} (waited 2.5 s)"
+
+
+def metaq(*words: str) -> tuple[int, list[str]]:
+    """Return the exit code of a command, and the lines of its standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "metaq", *words],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr.decode().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("consume", "test", "--group", "g"), ("topics",)])
+def test_a_command_that_reaches_nobody_says_so_in_one_sentence(
+    command: tuple[str, ...],
+) -> None:
+    """It is tried for as long as a log line about it comes, which nobody sees."""
+    assert metaq(*command, "--broker", DEAD, "--timeout", "2.5") == (1, [SENTENCE])
+
+
+@pytest.mark.slow
+def test_who_asks_for_it_is_told_what_went_on_inside() -> None:
+    """Level and name say whose word it is."""
+    code, lines = metaq("topics", "-v", "--broker", DEAD, "--timeout", "2.5")
+    assert code == 1
+    assert lines[-1] == SENTENCE
+    told = lines[:-1]
+    assert told
+    assert all(" WARNING metaq.client.metadata " in line for line in told)
+
+
+@pytest.mark.slow
+def test_an_error_that_ends_reading_is_said_once() -> None:
+    with FakeBroker({"test": 1}) as broker:
+        broker.corrupt(broker.add(b"x" * 100))
+        address = f"127.0.0.1:{broker.port}"
+        code, lines = metaq("consume", "test", "--group", "g", "--broker", address)
+    assert code == 1
+    assert len(lines) == 1
+    assert lines[0].startswith("metaq: test/0-0: ")
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """Give the loggers back as they were."""
+    names = ("", *logs.CHATTY)
+    levels = {name: logging.getLogger(name).level for name in names}
+    form = logs._lines.formatter
+    one = logging.getLogger()
+    one.removeHandler(logs._lines)
+    yield one
+    one.removeHandler(logs._lines)
+    logs._lines.setFormatter(form)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def speak() -> None:
+    for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED, "kazoo.x"):
+        for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+            text = f"{logging.getLevelName(level)} {name}"
+            logging.getLogger(name).log(level, "said %s", text)
+
+
+def test_by_default_errors_are_shown_and_warnings_of_commands(
+    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What ends a consumer is raised too, and printed as the command's sentence."""
+    logs.be_quiet()
+    logs.be_quiet()
+    speak()
+    assert capsys.readouterr().err.splitlines() == [
+        "metaq: said WARNING metaq.cli.follow",
+        "metaq: said ERROR metaq.cli.follow",
+        "metaq: said ERROR metaq.client.starts",
+        "metaq: said ERROR kazoo.x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "theirs"), [(logging.INFO, 3, 2), (logging.DEBUG, 4, 4)]
+)
+def test_more_is_shown_on_request(
+    root: logging.Logger,
+    capsys: pytest.CaptureFixture[str],
+    level: int,
+    ours: int,
+    theirs: int,
+) -> None:
+    logs.be_quiet()
+    logs.tell(level)
+    speak()
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.split()[2:4] == line.split()[5:] for line in lines)
+    for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED):
+        assert sum(line.endswith(name) for line in lines) == ours
+    assert sum(line.endswith("kazoo.x") for line in lines) == theirs

@@ -1,0 +1,463 @@
+"""Every call comes back in its time, and leaves behind what its docstring says."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import Client, FileOffsets, Spooled
+from metaq.client.offset_store import MemoryOffsets
+from metaq.client.spool import Spool
+from metaq.errors import ClosedError, RequestTimeoutError
+from metaq.model import Message
+from metaq.testing.fake_broker import FakeBroker
+from metaq.testing.zk import MemoryZooKeeper
+from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
+from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
+
+ONE_BROKER = {
+    "java": "an answer that is late",
+    "test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers": (
+        "no broker is asked for anything"
+    ),
+}
+
+SHORT_S = 0.05
+"""Of calls that are bound to time out."""
+ZERO = partition(0)
+
+
+@pytest.fixture
+def broker(start_broker: StartBroker) -> AnyBroker:
+    return start_broker()
+
+
+@pytest.fixture
+def java(start_metaq_1_4: StartBroker) -> Any:
+    return start_metaq_1_4()
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, broker: AnyBroker) -> Iterator[Any]:
+    with WORLDS[request.param](brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+class SlowStore(MemoryOffsets):
+    """A store that keeps no deadline, while it is told to hang."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hangs: set[str] = set()
+        self.closed_count = 0
+
+    async def _hang(self, what: str) -> None:
+        if what in self.hangs:
+            await asyncio.Event().wait()
+
+    async def load(self, *args: Any, **named: Any) -> Any:
+        await self._hang("load")
+        return await super().load(*args, **named)
+
+    async def commit(self, *args: Any, **named: Any) -> Any:
+        await self._hang("commit")
+        return await super().commit(*args, **named)
+
+    async def close(self) -> None:
+        self.closed_count += 1
+        await self._hang("close")
+
+
+@pytest.fixture
+def store() -> SlowStore:
+    return SlowStore()
+
+
+# -- consumers ------------------------------------------------------------------------
+
+
+def test_a_start_that_takes_too_long_closes_the_consumer(
+    client: Any, store: SlowStore
+) -> None:
+    store.hangs = {"load", "close"}
+    consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+    client.partitions("test")
+    with pytest.raises(RequestTimeoutError, match=r"'g': start: .* within 0\.05 s"):
+        consumer.start(SHORT_S)
+    assert consumer.is_closed
+    assert consumer.assignment() == frozenset()
+    assert store.closed_count == 1
+    with pytest.raises(ClosedError):
+        consumer.start()
+    with client.consumer("g", ["test"], **IDLE):
+        """The client goes on."""
+
+
+def test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers() -> None:
+    zookeeper = MemoryZooKeeper()
+    with (
+        FakeBroker({"test": 1}, coordinator=zookeeper.coordinator),
+        Client(coordinator=zookeeper.coordinator) as client,
+    ):
+        client.partitions("test")
+        zookeeper.stop()
+        consumer = client.consumer("g", ["test"], consumer_id="late")
+        with pytest.raises(RequestTimeoutError, match="'g': start"):
+            consumer.start(timeout=SHORT_S)
+        assert consumer.is_closed
+        zookeeper.start()
+        with client.consumer("g", ["test"], consumer_id="next") as consumer:
+            until(lambda: consumer.assignment() == {ZERO})
+        assert not [path for path in zookeeper.nodes if "late" in path]
+
+
+def test_a_rollback_that_takes_too_long_changes_nothing(
+    broker: AnyBroker, client: Any, store: SlowStore
+) -> None:
+    broker.put(b"0", b"1", b"2")
+    options: dict[str, Any] = {"offsets": store, "commit_interval_s": None, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        take(consumer, 2)
+        store.hangs = {"load"}
+        with pytest.raises(RequestTimeoutError, match="'g': rollback"):
+            consumer.rollback(SHORT_S)
+        store.hangs = set()
+        assert payloads(take(consumer, 1)) == [b"2"]
+        consumer.rollback(timeout=TIMEOUT_S)
+        assert payloads(take(consumer, 3)) == [b"0", b"1", b"2"]
+
+
+def test_a_commit_that_takes_too_long_is_made_by_the_next_one(
+    broker: AnyBroker, client: Any, store: SlowStore
+) -> None:
+    broker.put(b"0", b"1", b"2")
+    options: dict[str, Any] = {"offsets": store, "commit_interval_s": None, **IDLE}
+    with client.consumer("g", ["test"], **options) as consumer:
+        take(consumer, 2)
+        store.hangs = {"commit"}
+        with pytest.raises(RequestTimeoutError, match="commit of group g: not done"):
+            consumer.commit(SHORT_S)
+        store.hangs = set()
+        consumer.commit()
+        assert consumer.health().uncommitted_count == 0
+
+
+def test_a_seek_does_not_wait_for_a_loop_that_is_held_up(broker: AnyBroker) -> None:
+    """It is given up: what is asked for later is not overtaken by it."""
+    broker.put(b"0", b"1")
+    go_on = threading.Event()
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+    ):
+        messages = take(consumer, 2)
+        client._require_thread().loop.call_soon_threadsafe(go_on.wait, TIMEOUT_S)
+        try:
+            with pytest.raises(RequestTimeoutError, match=r"within 0\.05 s"):
+                consumer.seek(ZERO, messages[0].offset, timeout=SHORT_S)
+        finally:
+            go_on.set()
+        assert consumer.receive(0.1) is None
+        consumer.seek(ZERO, messages[1].offset)
+        assert payloads(take(consumer, 1)) == [b"1"]
+
+
+@pytest.mark.parametrize("hanging", [set(), {"commit"}, {"close"}])
+def test_a_close_frees_everything_at_the_end_of_its_time(
+    broker: AnyBroker, client: Any, store: SlowStore, hanging: set[str]
+) -> None:
+    """What is handled is committed, unless the store takes longer."""
+    broker.put(b"0", b"1", b"2")
+    options: dict[str, Any] = {"offsets": store, "skip_repeats": False, **IDLE}
+    consumer = client.consumer("g", ["test"], **options)
+    consumer.start()
+    take(consumer, 2)
+    store.hangs = hanging
+    consumer.close(timeout=SHORT_S * 2)
+    assert consumer.is_closed
+    assert store.closed_count == 1
+    store.hangs = set()
+    with pytest.raises(ClosedError):
+        consumer.receive(0)
+    left = [b"0", b"1", b"2"] if "commit" in hanging else [b"1", b"2"]
+    with client.consumer("g", ["test"], **options) as consumer:
+        assert payloads(take(consumer, len(left))) == left
+
+
+class Worker:
+    """A thread that handles messages until it is let go."""
+
+    def __init__(self, consumer: Any) -> None:
+        self.consumer = consumer
+        self.found: list[Message] = []
+        self.let_go = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for message in self.consumer:
+            self.found.append(message)
+            if len(self.found) == 2:
+                self.let_go.wait(TIMEOUT_S)
+
+    def join(self) -> None:
+        self.let_go.set()
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("of_client", [False, True])
+def test_a_close_waits_for_a_message_in_hand_no_longer_than_half_its_time(
+    broker: AnyBroker, of_client: bool
+) -> None:
+    """The other half is for the commit of what is handled."""
+    broker.put(b"0", b"1", b"2")
+    store = SlowStore()
+    with Client(brokers=[broker.address], **QUICK) as client:
+        consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+        consumer.start()
+        worker = Worker(consumer)
+        until(lambda: len(worker.found) == 2)
+        (client if of_client else consumer).close(timeout=0.2)
+        assert consumer._twin.is_closed
+        worker.join()
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], offsets=store, **IDLE) as consumer,
+    ):
+        assert payloads(take(consumer, 2)) == [b"1", b"2"]
+
+
+def test_a_close_ends_a_rebalance_that_waits_for_a_message(broker: AnyBroker) -> None:
+    broker.put(b"0", b"1", b"2")
+    with Client(**broker.client_options) as client:
+        consumer = client.consumer("g", ["test"], consumer_id="z", **IDLE)
+        consumer.start()
+        worker = Worker(consumer)
+        until(lambda: len(worker.found) == 2)
+        with client.consumer("g", ["test"], consumer_id="a", **IDLE) as other:
+            until(lambda: not consumer.assignment())
+            consumer.close(timeout=0.2)
+            assert payloads(take(other, 2)) == [b"1", b"2"]
+        worker.join()
+
+
+# -- handlers -------------------------------------------------------------------------
+
+
+def handler_of(client: Any, handle: Any) -> Any:
+    if isinstance(client, Client):
+        return handle
+
+    async def handle_async(message: Message) -> None:
+        await asyncio.to_thread(handle, message)
+
+    return handle_async
+
+
+@pytest.mark.slow
+def test_a_run_ends_at_the_end_of_its_time_and_may_be_begun_again(
+    broker: AnyBroker, client: Any
+) -> None:
+    found: list[bytes] = []
+    handle = handler_of(client, lambda message: found.append(message.data))
+    store = MemoryOffsets()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        broker.put(b"0", b"1")
+        while len(found) < 2:
+            consumer.run(handle, concurrency=2, timeout=SHORT_S)
+        assert not consumer.is_closed
+        broker.put(b"2")
+        while len(found) < 3:
+            consumer.run(handle, timeout=SHORT_S)
+        assert consumer.statistics().handling.failure_count == 0
+    assert found == [b"0", b"1", b"2"]
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
+    broker: AnyBroker, client: Any
+) -> None:
+    """What they finish is handled; nothing is begun any more."""
+    broker.put(b"0", b"1")
+    found: list[bytes] = []
+
+    def work(message: Message) -> None:
+        time.sleep(4 * SHORT_S)
+        found.append(message.data)
+
+    store = MemoryOffsets()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        handle = handler_of(client, work)
+        while not found:
+            consumer.run(handle, timeout=SHORT_S)
+    assert found == [b"0"]
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"1"]
+
+
+def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
+    broker: AnyBroker, client: Any
+) -> None:
+    broker.put(b"0")
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def work(_message: Message) -> None:
+        at_work.set()
+        go_on.wait(TIMEOUT_S)
+
+    options: dict[str, Any] = {"revoke_timeout_s": SHORT_S, **IDLE}
+    store = MemoryOffsets()
+    with client.consumer("g", ["test"], offsets=store, **options) as consumer:
+        handle = handler_of(client, work)
+        while not at_work.is_set():
+            consumer.run(handle, timeout=SHORT_S)
+        consumer.close()
+    go_on.set()
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"0"]
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_browser_that_follows_ends_when_nothing_comes_in_time(
+    broker: AnyBroker, client: Any
+) -> None:
+    broker.put(b"0")
+    following = client.browse("test", stop_at_end=False, timeout=0.5)
+    assert next(iter(following)).data == b"0"
+    with pytest.raises(RequestTimeoutError, match=r"topic test: .* within 0\.5 s"):
+        next(following)
+    assert list(following) == []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_browser_does_not_wait_longer_than_it_was_told_to(
+    java: Any, world: str
+) -> None:
+    java.put(b"0")
+    with WORLDS[world](brokers=[java.address], **QUICK) as client:
+        client.partitions("test")
+        java.inner.delay_s = 2.0
+        with pytest.raises(RequestTimeoutError):
+            list(client.browse("test", timeout=SHORT_S))
+
+
+# -- the ordered producer -------------------------------------------------------------
+
+
+class Disk:
+    """Holds up what spools do with it, while it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.answers = threading.Event()
+        for name in names:
+            monkeypatch.setattr(Spool, name, self._slow(getattr(Spool, name)))
+
+    def _slow(self, function: Any) -> Any:
+        def wait(*args: Any, **named: Any) -> Any:
+            assert self.answers.wait(TIMEOUT_S)
+            return function(*args, **named)
+
+        return wait
+
+
+def test_spools_that_open_too_late_are_closed_again(
+    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that hangs ends the start, and holds nobody else up afterwards."""
+    with Client(brokers=[broker.address], **QUICK) as client:
+        disk = Disk(monkeypatch, "open")
+        producer = client.ordered_producer("test", "0:1", tmp_path)
+        with pytest.raises(RequestTimeoutError, match="spools of topic test"):
+            producer.start(SHORT_S)
+        assert producer.is_closed
+        disk.answers.set()
+
+        def opens() -> bool:
+            try:
+                with client.ordered_producer("test", "0:1", tmp_path) as other:
+                    return not isinstance(other.send(b"x"), Spooled)
+            except Exception:
+                return False
+
+        until(opens)
+
+
+def test_a_disk_that_hangs_is_closed_behind_our_back(
+    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(brokers=[broker.address], **QUICK) as client:
+        producer = client.ordered_producer("test", "0:1", tmp_path)
+        producer.start()
+        disk = Disk(monkeypatch, "close")
+        producer.close(SHORT_S)
+        with pytest.raises(ClosedError):
+            producer.send(b"x")
+        disk.answers.set()
+        other = client.ordered_producer("test", "0:1", tmp_path)
+        closing = producer._twin._closing
+        assert closing is not None
+        until(closing.done)
+        with other:
+            other.send(b"x")
+
+
+# -- sends that nobody waits for ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("topic", "data", "named", "kind"),
+    [
+        ("a b", b"x", {}, "LocalProtocolError"),
+        ("test", 5, {}, "TypeError"),
+        ("test", b"x", {"attribute": 5}, "AttributeError"),
+    ],
+)
+def test_what_can_never_be_sent_is_refused_at_once_in_both_worlds(
+    client: Any, topic: str, data: Any, named: dict[str, Any], kind: str
+) -> None:
+    errors = []
+    for call in (_send_oneway, _send_nowait):
+        try:
+            call(client, topic, data, named)
+        except Exception as error:
+            errors.append(type(error).__name__)
+    assert errors == [kind, kind]
+
+
+def _send_oneway(client: Any, topic: str, data: Any, named: dict[str, Any]) -> None:
+    if isinstance(client, Client):
+        with client.producer() as producer:
+            producer.send_oneway(topic, data, **named)
+        return
+    producer = client._call(client.twin.producer)
+    client._call(producer.send_oneway, topic, data, **named)
+
+
+def _send_nowait(client: Any, topic: str, data: Any, named: dict[str, Any]) -> None:
+    if isinstance(client, Client):
+        with client.producer() as producer:
+            producer.send_nowait(topic, data, **named)
+        return
+    producer = client._call(client.twin.producer)
+    client._run(producer.send_nowait(topic, data, **named))
+
+
+def test_files_are_let_go_by_a_close_without_time(
+    broker: AnyBroker, tmp_path: Path
+) -> None:
+    broker.put(b"0")
+    store = FileOffsets(tmp_path / "offsets")
+    with Client(brokers=[broker.address], **QUICK) as client:
+        consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
+        consumer.start()
+        take(consumer, 1)
+        consumer.close(timeout=0)
+        assert consumer.is_closed

@@ -1,0 +1,126 @@
+"""Both worlds have the same names and arguments, and whatever waits can be bounded."""
+
+import inspect
+from typing import Any
+
+import pytest
+
+from metaq.client import (
+    AsyncClient,
+    AsyncConsumer,
+    AsyncOrderedProducer,
+    AsyncProducer,
+    Client,
+    Consumer,
+    OrderedProducer,
+    Producer,
+    SendFuture,
+)
+
+TWINS: list[tuple[type[Any], type[Any]]] = [
+    (Client, AsyncClient),
+    (Producer, AsyncProducer),
+    (Consumer, AsyncConsumer),
+    (OrderedProducer, AsyncOrderedProducer),
+]
+
+UNBOUNDED = {
+    "Client.start": "begins to connect, waits for nobody",
+    "Client.producer": "makes an object",
+    "Client.ordered_producer": "makes an object",
+    "Client.consumer": "makes an object",
+    "Client.statistics": "asks nobody",
+    "Client.__enter__": "is start",
+    "Client.__exit__": "is close, by close_timeout_s and the options of each",
+    "Producer.send_oneway": "hands over, waits for nobody",
+    "Producer.statistics": "asks nobody",
+    "Producer.__enter__": "does nothing",
+    "Producer.__exit__": "is close, by close_timeout_s",
+    "Consumer.__enter__": "is start, by request_timeout_s and session_timeout_s",
+    "Consumer.__exit__": "is close, by revoke_timeout_s and request_timeout_s",
+    "Consumer.__iter__": "is receive for ever; receive has the bound",
+    "Consumer.assignment": "asks nobody",
+    "Consumer.health": "asks nobody",
+    "Consumer.statistics": "asks nobody",
+    "Consumer.let_go": "gives a batch back, waits for nobody",
+    "OrderedProducer.__enter__": "is start, by the disk",
+    "OrderedProducer.__exit__": "is close, by close_timeout_s",
+    "OrderedProducer.statistics": "asks nobody",
+    "SendFuture.done": "asks nobody",
+    "SendFuture.add_done_callback": "waits for nobody",
+    "SendFuture.__await__": "ends by the message's deadline; result has the bound",
+}
+"""What takes no time-out, and why it needs none."""
+
+INNER = {
+    "AsyncClient.require_new",
+    "AsyncConsumer.begin_handling",
+    "AsyncConsumer.limit_s",
+    "AsyncConsumer.require_started",
+    "Consumer.let_go",
+}
+"""What the worlds have for each other."""
+
+PROTOCOLS = {"__enter__", "__exit__", "__iter__", "__await__"}
+
+
+def calls_of(kind: type[Any]) -> dict[str, Any]:
+    """Return what users may call: methods, and what `with`, `for` and `await` call."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if inspect.isfunction(value) and (not name.startswith("_") or name in PROTOCOLS)
+    }
+
+
+def names_of(kind: type[Any]) -> set[str]:
+    names = {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in names if f"{kind.__name__}.{name}" not in INNER}
+
+
+def shape(function: Any) -> list[tuple[str, object, object]]:
+    parameters = inspect.signature(function).parameters.values()
+    return [(one.name, one.kind, one.default) for one in parameters]
+
+
+@pytest.mark.parametrize("kind", [sync for sync, _ in TWINS] + [SendFuture])
+def test_every_call_takes_a_timeout_or_is_known_to_need_none(kind: type[Any]) -> None:
+    without = {
+        f"{kind.__name__}.{name}"
+        for name, function in calls_of(kind).items()
+        if "timeout" not in inspect.signature(function).parameters
+    }
+    known = {name for name in UNBOUNDED if name.startswith(f"{kind.__name__}.")}
+    assert without == known
+
+
+@pytest.mark.parametrize("kind", [sync for sync, _ in TWINS] + [SendFuture])
+def test_no_timeout_is_the_default_everywhere(kind: type[Any]) -> None:
+    """None stands for the option that is named in the docstring."""
+    for name, function in calls_of(kind).items():
+        timeout = inspect.signature(function).parameters.get("timeout")
+        assert timeout is None or timeout.default is None, name
+        assert timeout is None or timeout.annotation == float | None, name
+
+
+@pytest.mark.parametrize(("sync", "other"), TWINS)
+def test_both_worlds_have_the_same_names(sync: type[Any], other: type[Any]) -> None:
+    instance_only = {"group", "options", "partitions", "topic", "topics"}
+    assert names_of(other) - names_of(sync) == set()
+    assert names_of(sync) - names_of(other) - instance_only == set()
+
+
+@pytest.mark.parametrize(("sync", "other"), TWINS)
+def test_both_worlds_take_the_same_arguments(sync: type[Any], other: type[Any]) -> None:
+    for name in calls_of(sync).keys() & calls_of(other).keys():
+        assert shape(getattr(sync, name)) == shape(getattr(other, name)), name
+
+
+@pytest.mark.parametrize(("_sync", "other"), TWINS)
+def test_what_a_timeout_means_is_said(_sync: type[Any], other: type[Any]) -> None:
+    """The sync world refers to these texts."""
+    for name in names_of(other) & calls_of(other).keys():
+        function = calls_of(other)[name]
+        if "timeout" in inspect.signature(function).parameters:
+            text = inspect.getdoc(function) or ""
+            assert "timeout: " in text or "`send`" in text, name
