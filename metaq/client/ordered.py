@@ -225,7 +225,7 @@ class AsyncOrderedProducer:
         if late:
             log.warning(
                 "spools are not closed yet, the disk does not answer: topic=%s"
-                " waited_s=%.1f",
+                " timeout_s=%.1f",
                 self.topic,
                 limit_s,
             )

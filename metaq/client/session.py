@@ -178,7 +178,8 @@ class AsyncClient:
         """
         self._is_closed = True
         children, self._children = self._children, []
-        deadline_s = None if timeout is None else self._clock.monotonic_s() + timeout
+        now_s = self._clock.monotonic_s()
+        deadline_s = None if timeout is None else now_s + timeout
         # Consumers first: a handler that is at work may still want to send.
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
         await self._close_all(consumers, deadline_s)
@@ -196,9 +197,8 @@ class AsyncClient:
     async def _close_all(
         self, children: Sequence[_Closable], deadline_s: float | None
     ) -> None:
-        left_s = None
-        if deadline_s is not None:
-            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        now_s = self._clock.monotonic_s()
+        left_s = None if deadline_s is None else max(0.0, deadline_s - now_s)
         ends = await asyncio.gather(
             *(child.close(left_s) for child in children), return_exceptions=True
         )

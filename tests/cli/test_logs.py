@@ -3,16 +3,17 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from metaq.cli import logs
-from metaq.testing.fake_broker import FakeBroker
+from tests.brokers import StartBroker
 
 ONE_BROKER = {
-    "test_an_error_that_ends_reading_is_said_once": "a record that is damaged on cue"
+    "test_an_error_that_ends_reading_is_said_once": "a damaged record on cue",
 }
+
 DEAD = "127.0.0.1:1"
 SENTENCE = f"metaq: no broker answers at {DEAD} (waited 2.5 s)"
 
@@ -49,29 +50,13 @@ def test_who_asks_for_it_is_told_what_went_on_inside() -> None:
 
 
 @pytest.mark.slow
-def test_an_error_that_ends_reading_is_said_once() -> None:
-    with FakeBroker({"test": 1}) as broker:
-        broker.corrupt(broker.add(b"x" * 100))
-        address = f"127.0.0.1:{broker.port}"
-        code, lines = metaq("consume", "test", "--group", "g", "--broker", address)
+def test_an_error_that_ends_reading_is_said_once(start_metaq_1_4: StartBroker) -> None:
+    broker: Any = start_metaq_1_4()
+    broker.inner.corrupt(broker.put(b"x" * 100)[0])
+    code, lines = metaq("consume", "test", "--group", "g", "--broker", broker.address)
     assert code == 1
     assert len(lines) == 1
     assert lines[0].startswith("metaq: test/0-0: ")
-
-
-@pytest.fixture
-def root() -> Iterator[logging.Logger]:
-    """Give the loggers back as they were."""
-    names = ("", *logs.CHATTY)
-    levels = {name: logging.getLogger(name).level for name in names}
-    form = logs._lines.formatter
-    one = logging.getLogger()
-    one.removeHandler(logs._lines)
-    yield one
-    one.removeHandler(logs._lines)
-    logs._lines.setFormatter(form)
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
 
 
 def speak() -> None:
@@ -82,7 +67,7 @@ def speak() -> None:
 
 
 def test_by_default_errors_are_shown_and_warnings_of_commands(
-    root: logging.Logger, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """What ends a consumer is raised too, and printed as the command's sentence."""
     logs.be_quiet()
@@ -100,7 +85,6 @@ def test_by_default_errors_are_shown_and_warnings_of_commands(
     ("level", "ours", "theirs"), [(logging.INFO, 3, 2), (logging.DEBUG, 4, 4)]
 )
 def test_more_is_shown_on_request(
-    root: logging.Logger,
     capsys: pytest.CaptureFixture[str],
     level: int,
     ours: int,

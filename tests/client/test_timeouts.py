@@ -14,21 +14,15 @@ from metaq.client.offset_store import MemoryOffsets
 from metaq.client.spool import Spool
 from metaq.errors import ClosedError, RequestTimeoutError
 from metaq.model import Message
-from metaq.testing.fake_broker import FakeBroker
-from metaq.testing.zk import MemoryZooKeeper
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
-
-ONE_BROKER = {
-    "java": "an answer that is late",
-    "test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers": (
-        "no broker is asked for anything"
-    ),
-}
 
 SHORT_S = 0.05
 """Of calls that are bound to time out."""
 ZERO = partition(0)
+
+
+ONE_BROKER = {"java": "an answer that is late"}
 
 
 @pytest.fixture
@@ -97,12 +91,11 @@ def test_a_start_that_takes_too_long_closes_the_consumer(
         """The client goes on."""
 
 
-def test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers() -> None:
-    zookeeper = MemoryZooKeeper()
-    with (
-        FakeBroker({"test": 1}, coordinator=zookeeper.coordinator),
-        Client(coordinator=zookeeper.coordinator) as client,
-    ):
+def test_a_member_that_cannot_join_in_time_leaves_when_zookeeper_answers(
+    broker: AnyBroker,
+) -> None:
+    zookeeper = broker.zookeeper
+    with Client(**broker.client_options) as client:
         client.partitions("test")
         zookeeper.stop()
         consumer = client.consumer("g", ["test"], consumer_id="late")
@@ -337,7 +330,7 @@ def test_a_browser_that_follows_ends_when_nothing_comes_in_time(
     assert list(following) == []
 
 
-@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("world", ["sync", "async"])
 def test_a_browser_does_not_wait_longer_than_it_was_told_to(
     java: Any, world: str
 ) -> None:

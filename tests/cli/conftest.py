@@ -1,0 +1,19 @@
+"""Commands that run in this process leave the loggers as they were."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from metaq.cli import logs
+
+
+@pytest.fixture(autouse=True)
+def quiet_loggers() -> Iterator[None]:
+    levels = {name: logging.getLogger(name).level for name in ("", *logs.CHATTY)}
+    form = logs._lines.formatter
+    yield
+    logging.getLogger().removeHandler(logs._lines)
+    logs._lines.setFormatter(form)
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
