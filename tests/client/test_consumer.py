@@ -29,6 +29,8 @@ from tests.client.worlds import (
 ONE_BROKER = {
     "java": "damage, faults on cue, a log whose start moves, a broker that never waits",
     "test_a_broker_that_is_away_does_not_keep_another_one_waiting": "it fails on cue",
+    "test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions": "after a long"
+    " poll its end is known late",
 }
 
 ZERO = partition(0)
@@ -513,12 +515,13 @@ def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
 @pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
-    world: Any, start_broker: StartBroker, caplog: pytest.LogCaptureFixture
+    world: Any, start_metaq_1_4: StartBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And as many when it goes again; `health` names each partition."""
-    broker = start_broker({"test": 5})
+    broker = start_metaq_1_4({"test": 5})
+    options = {**QUICK, "request_timeout_s": 0.5}
     with (
-        WORLDS[world](brokers=[broker.address], **QUICK) as client,
+        WORLDS[world](brokers=[broker.address], **options) as client,
         client.consumer("g", ["test"], **IDLE) as consumer,
     ):
         for outage in (1, 2):
@@ -527,8 +530,9 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
             broker.stop()
             until(lambda: len(consumer.health().problems) == 5)
             lines = [text for text in caplog.messages if "get failed" in text]
-            # What was on its way fails in another way than what comes after.
-            assert outage <= len(lines) <= 2 * outage
+            # What was on its way, what could not leave any more, and what comes after
+            # fail each in a way of its own.
+            assert outage <= len(lines) <= 3 * outage
             broker.start()
 
 
