@@ -21,6 +21,7 @@ from metaq.spark.errors import JobError
 from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ArchiveStore
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.failures import job_errors
+from metaq.spark.jobs.waiting import run_apart
 from metaq.spark.options import SourceOptions
 
 SMALL_FILES_MAX: Final = 32
@@ -145,7 +146,7 @@ def archive_stream(
 def _wait(query: StreamingQuery, writer: "_BatchWriter") -> None:
     """Wait until a query ends; an error of ours is raised as it is."""
     try:
-        query.awaitTermination()
+        run_apart(query.awaitTermination)
     except KeyboardInterrupt:
         query.stop()
     except Exception:

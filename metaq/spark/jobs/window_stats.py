@@ -10,6 +10,7 @@ from pyspark.sql import functions as sf
 from metaq.model import Millis
 from metaq.spark.errors import JobError
 from metaq.spark.jobs.failures import job_errors
+from metaq.spark.jobs.waiting import run_apart
 from metaq.spark.options import SourceOptions
 
 WINDOW_S: Final = 60
@@ -98,7 +99,7 @@ def follow_stats(
         stream = rows.writeStream.foreachBatch(report).trigger(processingTime=trigger)
         query = stream.start()
         try:
-            query.awaitTermination()
+            run_apart(query.awaitTermination)
         except KeyboardInterrupt:
             return
         finally:

@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.crash,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1200 * ROUNDS),
 ]
 
 MASTER = "local[2]"

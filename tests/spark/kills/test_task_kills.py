@@ -12,7 +12,7 @@ import pytest
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.conftest import SEED
 from tests.spark.brokers import data_of, stored, wire
-from tests.spark.kills.harness import Driver, Killing, Ledger, driver
+from tests.spark.kills.harness import ROUNDS, Driver, Killing, Ledger, driver
 from tests.spark.kills.steps import (
     COMMIT_STEPS,
     EXECUTOR,
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.crash,
-    pytest.mark.timeout(1200),
+    pytest.mark.timeout(1200 * ROUNDS),
 ]
 
 TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)

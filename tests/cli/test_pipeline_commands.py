@@ -1,0 +1,236 @@
+"""`metaq pipeline` as commands: a process each, a real broker, what a person sees."""
+
+import json
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
+from tests.spark.segment_dirs import flip
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+TIMEOUT_S = 240.0
+RECORD_BYTES = 35
+QUICK = (
+    "--conf",
+    "spark.sql.shuffle.partitions=1",
+    "--conf",
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+)
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={TOPIC: 2, "copy": 2}) as found:
+        yield found
+
+
+def command(*words: str, master: str = "local[1]") -> list[str]:
+    head = [sys.executable, "-m", "metaq", "pipeline"]
+    return [*head, *words, *QUICK, "--master", master]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+
+
+def pipeline(*words: str, master: str = "local[1]") -> Done:
+    return subprocess.run(
+        command(*words, master=master),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def facts(done: Done) -> dict[str, int]:
+    """Return the summary of a job that went well, printed for a pipe."""
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["summary", "count"]
+    return {name: int(count) for name, count in rows}
+
+
+def test_a_topic_is_archived_replayed_measured_and_audited(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Tables for people and pipes, objects for machines; executors apart."""
+    publish(broker, numbered(100))
+    publish(broker, numbered(50, 100), partition=tp(1))
+    path, wire = str(tmp_path / "archive"), ("--broker", broker.address)
+    executors = ("--conf", f"spark.executorEnv.PYTHONPATH={ROOT}")
+    done = pipeline(
+        "archive", TOPIC, "--to", path, *wire, *executors,
+        master="local-cluster[1,1,1024]",
+    )  # fmt: skip
+    found = facts(done)
+    assert (found["messages"], found["archive messages"]) == (150, 150)
+    done = pipeline("audit", TOPIC, "--archive", path, *wire)
+    assert facts(done) == {
+        **dict.fromkeys(("lost", "doubled", "corrupted", "reordered", "extra"), 0),
+        "source": 150,
+        "target": 150,
+        "behind": 0,
+        "expired": 0,
+    }
+    done = pipeline("replay", path, "--topic", "copy", "--json", *wire)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout) == {"messages": 150, "bytes": 150 * 15}
+    assert data_of(stored(broker, "copy")) == numbered(150)
+
+
+def test_windows_are_printed(broker: EmbeddedBroker) -> None:
+    """The same numbers either way."""
+    publish(broker, numbered(100))
+    words = ("stats", TOPIC, "--window", "86400", "--broker", broker.address)
+    done = pipeline(*words, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    windows = list(map(json.loads, done.stdout.splitlines()))
+    assert sum(window["messages"] for window in windows) == 100
+    done = pipeline(*words)
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == [*windows[0]]
+    assert [(r[0], int(r[2]), int(r[3])) for r in rows] == [
+        (w["topic"], w["messages"], w["bytes"]) for w in windows
+    ]
+
+
+def test_damage_is_named_with_its_place(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Partition and offsets by who reads the topic, file and offsets by who checks."""
+    publish(broker, numbered(100))
+    data = str(broker.data_path)
+    done = pipeline("verify", data, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = json.loads(done.stdout)
+    assert (found["records"], found["problems"]) == (100, 0)
+    (segment,) = broker.data_path.glob(f"**/{TOPIC}-0/*.meta")
+    flip(segment, 10 * RECORD_BYTES + 30)
+    done = pipeline("verify", data)
+    assert (done.returncode, done.stderr) == (1, "")
+    (row,) = [line for line in done.stdout.splitlines() if str(segment) in line]
+    assert row.split("\t")[1:3] == [str(10 * RECORD_BYTES), str(11 * RECORD_BYTES)]
+    assert "problems\t1" in done.stdout.splitlines()
+    path = str(tmp_path / "archive")
+    done = pipeline("archive", TOPIC, "--to", path, "--broker", broker.address)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("metaq: archive: ")
+    assert done.stderr.count("\n") == 1
+    assert f"{TOPIC}/0-0: damaged record at offset {10 * RECORD_BYTES}" in done.stderr
+    assert f"next good record is at offset {11 * RECORD_BYTES}\n" in done.stderr
+
+
+def test_progress_is_shown_on_a_terminal(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """On standard error; results stay clean, and Spark says nothing there either."""
+    lines = tmp_path / "lines"
+    lines.write_text("\n".join(f"line {number}" for number in range(5000)))
+    screen, terminal = pty.openpty()
+    seen = bytearray()
+
+    def look() -> None:
+        while True:
+            try:
+                seen.extend(os.read(screen, 65536))
+            except OSError:  # the other end is closed
+                return
+
+    words = ("ingest", TOPIC, str(lines), "--format", "text", "--json")
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        process = subprocess.Popen(
+            command(*words, "--broker", broker.address),
+            env={**environment(), "TERM": "xterm"},
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            text=True,
+        )
+        result, _ = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        os.close(terminal)
+        looking.join()
+        os.close(screen)
+    assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
+    assert re.search(r"ingest .*\d+/\d+ tasks", seen.decode(errors="replace"))
+    assert b"WARN" not in seen
+    assert len(data_of(stored(broker))) == 5000
+
+
+def test_an_archive_goes_on_until_ctrl_c(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """And ends with its summary, as a job that came to its end."""
+    path = tmp_path / "archive"
+    publish(broker, numbered(10))
+    words = ("archive", TOPIC, "--to", str(path), "--every", "0.1", "--json")
+    process = subprocess.Popen(
+        command(*words, "--broker", broker.address),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_messages(path, 10)
+        publish(broker, numbered(5, 10), partition=tp(1))
+        wait_for_messages(path, 15)
+        process.send_signal(signal.SIGINT)
+        result, errors = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, errors) == (0, "")
+    assert json.loads(result)["archive_messages"] == 15
+
+
+def test_ctrl_c_ends_a_job_that_waits() -> None:
+    """With the code that shells expect, and not a word."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(TIMEOUT_S)
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        process = subprocess.Popen(
+            command("stats", TOPIC, "--broker", address),
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            connection, _ = silent.accept()
+            with connection:
+                process.send_signal(signal.SIGINT)
+                result, errors = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            process.kill()
+            process.wait()
+    assert (process.returncode, result, errors) == (130, "", "")
+
+
+def wait_for_messages(archive: Path, count: int) -> None:
+    """Wait until the manifest of an archive names so many messages."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        found = sorted(archive.glob("_metaq/manifest/*.json"))
+        files = json.loads(found[-1].read_text())["files"] if found else []
+        if sum(messages for _path, _size, messages in files) == count:
+            return
+        assert time.monotonic() < deadline_s, files
+        time.sleep(0.1)

@@ -1,0 +1,35 @@
+"""Waiting for work in another thread."""
+
+import signal
+import threading
+
+import pytest
+
+from metaq.spark.jobs.waiting import run_apart
+
+
+def test_what_the_work_returns_or_raises_comes_back() -> None:
+    """From another thread."""
+    assert run_apart(threading.current_thread) is not threading.current_thread()
+
+    def fail() -> None:
+        raise LookupError("no such thing")
+
+    with pytest.raises(LookupError, match="no such thing"):
+        run_apart(fail)
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_work() -> None:
+    """It goes on by itself."""
+    may_end, has_ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        signal.raise_signal(signal.SIGINT)
+        may_end.wait()
+        has_ended.set()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(work)
+    assert not has_ended.is_set()
+    may_end.set()
+    assert has_ended.wait(10)
