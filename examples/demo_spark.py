@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from metaq.cli import render
 from metaq.cli.spark_session import spark_session
 from metaq.errors import MetaqError
 
@@ -61,7 +62,8 @@ def _run_jobs(
     wire = {"zookeeper": zookeeper}
     done = archive(spark, str(path), {**wire, "subscribe": topic})
     seconds = time.monotonic() - started_s
-    size = f"{done.total_file_count} files, {done.total_bytes / 2**20:.1f} MiB"
+    files = render.count_text(done.total_file_count, "file")
+    size = f"{files}, {done.total_bytes / 2**20:.1f} MiB"
     print(f"  {done.message_count:,} messages in {size}: {seconds:.1f} s", flush=True)
     read_archive(spark, str(path)).createOrReplaceTempView("archived")
     print_table(spark)

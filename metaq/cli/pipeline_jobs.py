@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from metaq.cli import render
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, find_topic
 from metaq.cli.spark_session import spark_session, task_progress
 from metaq.cli.times import format_time
+
+CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
+"""Options of the format that may name another cluster than the command's own do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +56,25 @@ class Wire:
         kept = {k: v for k, v in found.items() if k.lower() not in given}
         return {**kept, **self.options}
 
+    def require(self, *topics: str) -> None:
+        """Refuse topics that nobody serves, before Spark starts.
+
+        A job would find no message in them, and call that well.
+
+        Raises:
+            NoBrokerError: nobody serves one of them.
+        """
+        if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
+            return
+        for topic in topics:
+            find_topic(self.target, topic, (), kind="gets")
+
 
 def archive(
     run: Run, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
 ) -> None:
     """Archive topics, and print the summary; see the job."""
+    wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.archive import archive as run_job
 
@@ -168,6 +185,7 @@ def stats(
     interval_s: float | None,
 ) -> None:
     """Print windows of topics, once or as messages come; see the job."""
+    wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs import window_stats
         from metaq.spark.jobs.waiting import run_apart
@@ -205,6 +223,7 @@ def audit(
     """Compare a topic with its archive or a copy; return whether nothing is wrong."""
     if (path is None) == (copy is None):
         raise click.UsageError("expected exactly one of --archive and --copy")
+    wire.require(topic, *([] if copy is None else [copy]))
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.audit import audit_archive, audit_copy
         from metaq.spark.jobs.waiting import run_apart

@@ -18,6 +18,12 @@ RAW_ITEMS: Final = {"config"}
 """Items whose text is not lines of names and values."""
 
 
+ITEMS: Final = ("topics", "offsets", "realtime", "config", "help")
+"""Items that are no topics."""
+UNKNOWN: Final = "1"
+"""Value of `resultCode` where a broker knows no topic of that name."""
+
+
 def stats(target: Target, item: str, *, as_json: bool) -> bool:
     """Print one item of every broker.
 
@@ -25,7 +31,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
         False when a broker could not be asked; the others have been.
 
     Raises:
-        NoBrokerError: there is no broker at all.
+        NoBrokerError: there is no broker at all, or none that knows the topic.
     """
 
     async def ask_all(
@@ -48,6 +54,10 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
 
     told = target.run(ask_all)
     target.require_brokers(told)
+    if all(_is_unknown(text) for _address, text in told.values()):
+        raise NoBrokerError(
+            f"no broker knows a topic '{item}'; other items are {', '.join(ITEMS)}"
+        )
     for broker_id, (address, text) in told.items():
         if isinstance(text, MetaqError):
             render.say(f"broker {broker_id}: {text}")
@@ -60,3 +70,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
                 click.echo(f"# broker {broker_id} {address}")
             click.echo("\n".join(text.splitlines()))
     return not any(isinstance(text, MetaqError) for _address, text in told.values())
+
+
+def _is_unknown(text: str | MetaqError) -> bool:
+    return isinstance(text, str) and parse_stats(text).get("resultCode") == UNKNOWN

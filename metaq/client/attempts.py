@@ -33,6 +33,9 @@ from metaq.protocol.version import Capabilities
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
+UNKNOWN: Final = "outcome unknown"
+"""How errors say that nobody knows what became of a command."""
+
 REFUSALS: Final = (ForbiddenError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
 
@@ -103,7 +106,9 @@ def final_error(
     """
     if not is_doubtful or isinstance(error, OutcomeUnknownError):
         return error
-    final = OutcomeUnknownError(f"{partition}: outcome unknown: {error}")
+    # A connection that was lost says so itself.
+    said = "" if str(error).endswith(UNKNOWN) else f"{UNKNOWN}: "
+    final = OutcomeUnknownError(f"{partition}: {said}{error}")
     final.__cause__ = error
     return final
 

@@ -66,6 +66,17 @@ def test_a_broker_that_refuses_is_told_and_fails(java: Any) -> None:
     assert result.stderr == "metaq: broker 7: not found\n"
 
 
+def test_a_topic_that_no_broker_knows_is_an_error(broker: AnyBroker) -> None:
+    """A mistyped item is taken for a topic; one without messages yet is none."""
+    result = run("stats", "topcis", broker=broker)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "metaq: no broker knows a topic 'topcis'; other items are topics, offsets,"
+        " realtime, config, help\n"
+    )
+    assert run("stats", "t", broker=broker).exit_code == 0
+
+
 def test_an_address_that_is_none_names_its_option() -> None:
     """As every other usage error does."""
     result = run("stats", "--broker", "127.0.0.1")

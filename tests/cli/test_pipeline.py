@@ -15,6 +15,7 @@ from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
 from metaq.spark.jobs.window_stats import WindowStats
 from metaq.testing.embedded import embedded_broker
+from tests.brokers import StartBroker
 from tests.cli.runner import run
 
 ONE_BROKER = {
@@ -81,6 +82,31 @@ def test_what_the_user_gives_wins() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("archive", "t", "nobody", "--to", "x"),
+        ("stats", "nobody"),
+        ("audit", "nobody", "--archive", "x"),
+        ("audit", "t", "--copy", "nobody"),
+    ],
+)
+def test_a_topic_that_nobody_serves_is_refused_before_spark_starts(
+    words: tuple[str, ...], start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job would find nothing to do, every night, and say that all is well."""
+    monkeypatch.setattr(spark_session, "find_spec", lambda _name: None)
+    result = run("pipeline", *words, broker=start_broker({"t": 1}))
+    assert result.exit_code == 1
+    assert "metaq: no broker serves topic 'nobody'" in result.stderr
+
+
+def test_options_that_name_a_cluster_are_believed() -> None:
+    """The command's own cluster is not asked then."""
+    target = Target("nowhere:1", "/meta", (), 0.1)
+    Wire(target=target, options={"Brokers": "b:1"}).require("t")
+
+
 def test_windows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Messages without a time have no window and no delay."""
     print_windows(
@@ -141,7 +167,7 @@ def test_a_topic_is_ingested_archived_and_audited(tmp_path: Path) -> None:
         assert (done.returncode, done.stderr) == (1, "")
         *findings, numbers = map(json.loads, done.stdout.splitlines())
         assert numbers["lost"] == len(findings) == 3
-        done = metaq("archive", "nowhere", "--to", path, "--option", "x=1", *wire)
+        done = metaq("archive", "t", "--to", path, "--option", "x=1", *wire)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("metaq: unknown option 'x'")
         assert done.stderr.count("\n") == 1

@@ -111,6 +111,8 @@ def test_the_last_error_says_whether_it_may_be_stored() -> None:
     assert str(unknown) == "test/0-3: outcome unknown: closed"
     assert unknown.__cause__ is refused
     assert final_error(unknown, at(3), is_doubtful=True) is unknown
+    lost = ConnectionLostError("connection is lost; request outcome unknown")
+    assert str(final_error(lost, at(3), is_doubtful=True)) == f"test/0-3: {lost}"
 
 
 @given(
