@@ -136,7 +136,7 @@ class Intake:
         self, partition: TopicPartition, messages: list[Message]
     ) -> list[Message]:
         mark = self._marks.get((self._group, partition))
-        if mark is None:
+        if mark is None or not self._options.skip_repeats:
             return messages
         fresh = [message for message in messages if message.offset >= mark]
         self.repeat_count += len(messages) - len(fresh)

@@ -187,7 +187,7 @@ def test_what_this_process_has_handled_is_not_handed_to_it_again(
     for skips, wanted in [(True, numbered(3, 5)), (False, numbered(0, 5))]:
         options = {"skip_repeats": skips, **IDLE}
         name = f"g-{skips}"
-        with client.consumer(name, ["test"], offsets=Broken(), **options) as consumer:
+        with client.consumer(name, ["test"], offsets=Broken(), **IDLE) as consumer:
             take(consumer, 3)
         with client.consumer(name, ["test"], **options) as consumer:
             assert payloads(take(consumer, len(wanted))) == wanted
