@@ -462,7 +462,7 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        problems = self._reading.problems()
+        problems = self._reading.problems() + self._unserved.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         if self._handling is not None:

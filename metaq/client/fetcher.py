@@ -43,6 +43,8 @@ GET_SLACK_S: Final = 5.0
 """What an answer may take on top of the wait that was asked for, at least."""
 ERROR_PAUSE_MAX_S: Final = 2.0
 """Longest pause after an error: a broker that comes back is found within it."""
+CONNECT_NOTICE_S: Final = 2.0
+"""No connection for so long is an error to tell of; it goes on being made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +210,7 @@ class PartitionFetcher:
     # -- asking -----------------------------------------------------------------------
 
     async def _connect(self, address: BrokerAddress) -> None:
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
         try:
             await self._pool.get(address, deadline_s=deadline_s)
         except MetaqError as error:
@@ -221,7 +223,9 @@ class PartitionFetcher:
 
     def _ask(self, connection: BrokerConnection) -> None:
         announced_s = connection.capabilities.wait_ms_max / 1000
-        self._wait_s = min(self._options.wait_s, announced_s)
+        # After an error an answer is wanted at once: it tells that all is well again.
+        is_probe = self.last_error is not None
+        self._wait_s = 0.0 if is_probe else min(self._options.wait_s, announced_s)
         self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
         opaque = connection.next_opaque()
         command = Get(
@@ -264,7 +268,8 @@ class PartitionFetcher:
         except MetaqError as error:
             self._on_error(error)
             return
-        if self.last_error is not None:
+        was_probe = self.last_error is not None
+        if was_probe:
             self.last_error = None
             self._owner.on_trouble_end(self.partition)
         self._is_busy = False
@@ -275,6 +280,9 @@ class PartitionFetcher:
             self._owner.on_messages(self.partition, messages, size_bytes)
         elif isinstance(outcome, NothingThere):
             self._empty_count += 1
+            if was_probe:
+                self.step()
+                return
             if self._clock.monotonic_s() - self._sent_s < self._wait_s / 2:
                 # The broker did not wait as it was asked to.
                 self._is_busy = True

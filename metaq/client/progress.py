@@ -48,7 +48,8 @@ class Health:
     state: ConsumerState
     """What it is doing."""
     is_ok: bool
-    """Running, with no partition that only brings errors, and commits that work."""
+    """Running, with every topic served, no partition that only brings errors, and
+    commits that work."""
     partition_count: int
     """Partitions it reads."""
     idle_s: float
@@ -129,6 +130,10 @@ class Unserved:
         for topic in sorted(missing - self._missing):
             log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
         self._missing = missing
+
+    def problems(self) -> list[str]:
+        """Return a sentence for each topic that no broker serves."""
+        return [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
 
 
 async def lag_of(

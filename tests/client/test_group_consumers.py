@@ -134,8 +134,9 @@ def test_a_topic_that_nobody_serves_is_told(
         named = AsyncClient(brokers=[broker.address], metadata_s=0.05)
         async with client_of(broker) if is_group else named as client:
             for count in (1, 2):
-                async with client.consumer("g", ["t", "tt"]):
+                async with client.consumer("g", ["t", "tt"]) as consumer:
                     await until(lambda now=count: len(told()) == now)
+                    assert "tt: no broker serves it" in consumer.health().problems
 
     def told() -> list[str]:
         line = "no broker serves the topic: group=g topic="

@@ -21,7 +21,7 @@ from tests.spark.segment_dirs import flip
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 240.0
 RECORD_BYTES = 35
 QUICK = (
