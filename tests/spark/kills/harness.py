@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
@@ -23,6 +26,10 @@ TIMEOUT_S = 300.0
 ROUNDS = int(os.environ.get("METAQ_KILL_ROUNDS", "1"))
 """How often each step is passed with a death."""
 ERRORS = "driver.log"
+OWN_FORMAT = pytest.mark.skipif(
+    not HAS_LIMITS,
+    reason="the dying format takes the place of ours as it is from PySpark 4.2 on",
+)
 
 
 class DriverDied(Exception):

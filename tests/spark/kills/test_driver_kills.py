@@ -16,6 +16,7 @@ from metaq.zk.embedded import EmbeddedZooKeeper
 from tests.conftest import SEED
 from tests.spark.brokers import data_of, stored, wire
 from tests.spark.kills.harness import (
+    OWN_FORMAT,
     ROUNDS,
     Driver,
     DriverDied,
@@ -39,6 +40,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.crash,
+    OWN_FORMAT,
     pytest.mark.zookeeper,
     pytest.mark.timeout(1200 * ROUNDS),
 ]

@@ -12,7 +12,14 @@ import pytest
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.conftest import SEED
 from tests.spark.brokers import data_of, stored, wire
-from tests.spark.kills.harness import ROUNDS, Driver, Killing, Ledger, driver
+from tests.spark.kills.harness import (
+    OWN_FORMAT,
+    ROUNDS,
+    Driver,
+    Killing,
+    Ledger,
+    driver,
+)
 from tests.spark.kills.steps import (
     COMMIT_STEPS,
     EXECUTOR,
@@ -27,6 +34,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.crash,
+    OWN_FORMAT,
     pytest.mark.timeout(1200 * ROUNDS),
 ]
 
