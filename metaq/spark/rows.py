@@ -328,24 +328,3 @@ def decode_pieces(
         rest = bytes(memoryview(data)[decoder.next_offset - start :])
         waiting, waiting_bytes = [rest], len(rest)
     decoder.finish()
-
-
-def record_batches(
-    pieces: Iterable[BytesLike],
-    partition: TopicPartition,
-    start: Offset,
-    end: Offset,
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of [start, end), any damage being an error.
-
-    Args:
-        pieces: the log from `start` on, in pieces of any size.
-        partition: what is read.
-        start: a record boundary.
-        end: a record boundary, at or behind `start`.
-
-    Raises:
-        DamagedRecordError: a record is damaged, or the pieces end early.
-        BackwardRangeError: `end` lies before `start`.
-    """
-    return decode_pieces(RowDecoder(partition, start, end), pieces)

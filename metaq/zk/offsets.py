@@ -122,13 +122,6 @@ class GroupOffsets:
             deadline_s=deadline_s,
         )
 
-    async def delete_offset(
-        self, partition: TopicPartition, *, deadline_s: float
-    ) -> bool:
-        """Forget an offset; False when there was none."""
-        path = self._paths.group_offset(self._group, partition)
-        return await self._coordinator.delete(path, deadline_s=deadline_s)
-
     async def topics(self, *, deadline_s: float) -> tuple[str, ...]:
         """Return the topics for which offsets have been stored, ascending."""
         path = self._paths.group_topics(NodeKind.GROUP_OFFSET, self._group)

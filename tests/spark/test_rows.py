@@ -21,7 +21,6 @@ from metaq.spark.rows import (
     OnCorrupt,
     RowDecoder,
     decode_pieces,
-    record_batches,
 )
 from metaq.testing.strategies import PAYLOADS, cuts
 
@@ -171,7 +170,7 @@ def test_a_bad_attribute_block_is_damage() -> None:
         bad = record(payload, flag=HAS_ATTRIBUTE)
         log = good + bad + good
         with pytest.raises(DamagedRecordError, match=detail):
-            list(record_batches([log], PARTITION, BASE, Offset(BASE + len(log))))
+            list(decode_pieces(decoder(log), [log]))
         reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
         assert len(table(decode_pieces(reader, [log]))) == 2
         start = Offset(BASE + len(good))
@@ -205,7 +204,7 @@ def test_a_record_longer_than_the_range_is_damage() -> None:
     """The end is a record boundary, so the length field is wrong."""
     log = record(b"first") + record(b"x" * 100)
     with pytest.raises(DamagedRecordError, match="120 bytes, but 100 are left"):
-        list(record_batches([log[:125]], PARTITION, BASE, Offset(BASE + 125)))
+        list(decode_pieces(decoder(log[:125]), [log[:125]]))
 
 
 def test_a_torn_tail_ends_the_read_of_a_growing_file() -> None:
@@ -251,7 +250,7 @@ def test_bytes_that_do_not_come_are_damage() -> None:
     log = record(b"first")
     end = Offset(BASE + 2 * len(log))
     with pytest.raises(DamagedRecordError, match="the data ends 25 bytes early"):
-        list(record_batches([log], PARTITION, BASE, end))
+        list(decode_pieces(RowDecoder(PARTITION, BASE, end), [log]))
     reader = RowDecoder(PARTITION, BASE, end, on_corrupt=OnCorrupt.SKIP)
     assert len(table(decode_pieces(reader, [log]))) == 1
     assert [(d.start, d.end) for d in reader.damage] == [(BASE + len(log), end)]

@@ -15,7 +15,7 @@ from metaq.record.layout import encode_record
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import BadRowError, OptionError
 from metaq.spark.options import BadRows, ValueFormat
-from metaq.spark.rows import record_batches
+from metaq.spark.rows import RowDecoder, decode_pieces
 from metaq.spark.values import ValueConverter
 
 PARTITION = TopicPartition("logs", BrokerId(0), 1)
@@ -27,7 +27,7 @@ def batch(values: list[bytes]) -> pa.RecordBatch:
         encode_record(value, id=MessageId(n + 1)) for n, value in enumerate(values)
     )
     end = Offset(len(log))
-    (rows,) = record_batches([log], PARTITION, Offset(0), end)
+    (rows,) = decode_pieces(RowDecoder(PARTITION, Offset(0), end), [log])
     return rows
 
 
