@@ -82,7 +82,7 @@ def parse_facts(
         raise UnexpectedReplyError(
             f"{source}: expected a broker_id in stats, got {broker[:80]!r}"
         )
-    settings = _parse_settings(config, source)
+    settings = _parse_settings(config, broker, source)
     names, refused = _read_topics(topics)
     counts = {name: 1 for name in names if "*" not in name}
     # Of a log: '<topic> part <number> min_offset <n> max_offset <n>'.
@@ -144,11 +144,16 @@ def _read_topics(text: str) -> tuple[set[str], tuple[set[str], set[str]]]:
     return names, refused
 
 
-def _parse_settings(text: str | None, source: str) -> BrokerConfig | None:
+def _parse_settings(text: str | None, broker: str, source: str) -> BrokerConfig | None:
     if text is None:
         return None
+    # Brokers of this package tell what was set over the file: 'set <key>=<value>'.
+    lines = [
+        line.split(" ", 1)[1] for line in broker.splitlines() if line[:4] == "set "
+    ]
+    overrides = dict(line.split("=", 1) for line in lines if "=" in line)
     try:
-        return parse_config(text.encode(), source)
+        return parse_config(text.encode(), source, overrides)
     except ConfigError:
         # No settings, or some that only the broker itself understands.
         return None

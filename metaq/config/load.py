@@ -99,7 +99,8 @@ def parse_config(
     """
     sections = parse_sections(data, path)
     _apply_overrides(sections, overrides, path)
-    return _build(sections, data, path, system=None)
+    config = _build(sections, data, path, system=None)
+    return replace(config, overrides=MappingProxyType(dict(overrides)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +157,7 @@ def reload_config(
         _build(sections, data, running.path, system=running.system),
         zookeeper=running.zookeeper,
         limits=running.limits,
+        overrides=running.overrides,
     )
     return Reload(
         config=merged,

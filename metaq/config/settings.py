@@ -318,6 +318,8 @@ class BrokerConfig:
     """Configured topics and patterns by section name, in the order of the file."""
     ignored_sections: tuple[str, ...] = ()
     """Sections nobody knows, in order: legal (legacy), but worth a warning."""
+    overrides: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What was set over the file (`--set`), key → value; already applied above."""
 
     def topic(self, name: str) -> TopicConfig:
         """Return the settings of one topic.

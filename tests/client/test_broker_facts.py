@@ -86,6 +86,15 @@ def line(topic: str, *, puts: str = "true", gets: str = "true") -> str:
             {"orders": 8, "mute": 3, "deaf": 3, "wild-a": 3},
         ),
         ({"config": "[system]\r\nbrokerId=x\r\n", "topics": line("t")}, {"t": 1}),
+        (
+            {
+                "config": CONFIG,
+                "broker": f"{BROKER}set orders:numPartitions=6\r\n"
+                "set more:numPartitions=2\r\nset numPartitions=4\r\nset\r\nset x\r\n",
+            },
+            {"orders": 6, "mute": 4, "deaf": 4, "more": 2},
+        ),
+        ({"config": CONFIG, "broker": f"{BROKER}set no:such=6\r\n"}, {}),
     ],
 )
 def test_the_largest_number_that_anything_names_counts(

@@ -2,12 +2,13 @@
 
 Every body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does
 not have come last, where its tools do not look: `durability` says what an
-acknowledgement means.
+acknowledgement means, `set` what was set over the file that `config` sends.
 """
 
 import os
 import threading
 from collections.abc import Iterable
+from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.realtime import OPERATIONS
@@ -15,6 +16,9 @@ from metaq.config import TopicConfig
 from metaq.protocol.commands import Stats
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_state import LogStatistics
+
+TOLD_KEYS: Final = frozenset({"numPartitions", "acceptPublish", "acceptSubscribe"})
+"""What clients without ZooKeeper need to know of what was set over the file."""
 
 _HELP = (
     "*EMPTY* Returns broker info.",
@@ -98,6 +102,11 @@ def _broker_lines(context: BrokerContext) -> list[str]:
         f"topics {len({*logs, *config.topics})}",
         f"config_checksum {config.checksum}",
         f"durability {'; '.join(sorted(modes))}",
+        *(
+            f"set {key}={value}"
+            for key, value in config.overrides.items()
+            if key.rpartition(":")[2] in TOLD_KEYS
+        ),
     ]
 
 
