@@ -69,9 +69,12 @@ def tail(target: Target, options: TailOptions) -> None:
     """Send every line that comes, until a signal ends it.
 
     Raises:
-        MetaqError: a line that no broker will ever take, or a state file of another
-            file or topic, or in a directory that takes none.
+        MetaqError: a line that no broker will ever take, a state file of another
+            file or topic, or in a directory that takes none, or nothing to read and
+            no wait for it (`once`).
     """
+    if options.once and not options.file.exists():
+        raise ConfigError(f"{options.file}: there is no such file")
     bookmark = None
     if options.state is not None:
         # What is sent and not noted would be sent again.
