@@ -169,6 +169,7 @@ def test_a_port_for_metrics_that_is_taken_ends_the_command(
     target: Target, tmp_path: Path
 ) -> None:
     wanted = options(tmp_path)
+    (tmp_path / "app.log").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"metrics port {port}"):
