@@ -30,6 +30,14 @@ QUICK = (
     "--conf",
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )
+ONE_BROKER = {
+    "broker": "Spark, which takes long to start",
+    "test_a_topic_is_archived_replayed_measured_and_audited": "the same",
+    "test_windows_are_printed": "the same",
+    "test_damage_is_named_with_its_place": "its files are damaged",
+    "test_progress_is_shown_on_a_terminal": "Spark, which takes long to start",
+    "test_an_archive_goes_on_until_ctrl_c": "the same",
+}
 Done = subprocess.CompletedProcess[str]
 
 
