@@ -5,7 +5,6 @@ Spark is imported inside of functions: it is optional, and slow to load.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -113,19 +112,16 @@ def replay(
     """Put an archive back into topics, and print the summary; see the job."""
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.replay import replay as run_job
-        from metaq.spark.jobs.waiting import run_apart
 
         named = {} if topic is None else {"topic": topic}
         with task_progress(spark, "replay"):
-            work = partial(
-                run_job,
+            done = run_job(
                 spark,
                 path,
                 wire.to_map(**named),
                 where=where,
                 keeps_partitions=keeps_partitions,
             )
-            done = run_apart(work)
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
     )
@@ -155,11 +151,9 @@ def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
     """Put what Spark can read into a topic, and print the summary; see the job."""
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.ingest import ingest as run_job
-        from metaq.spark.jobs.waiting import run_apart
 
         with task_progress(spark, "ingest"):
-            work = partial(
-                run_job,
+            done = run_job(
                 spark,
                 wire.to_map(topic=asked.topic),
                 source_format=asked.source_format,
@@ -169,7 +163,6 @@ def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
                 attribute=asked.attribute,
                 key=asked.key,
             )
-            done = run_apart(work)
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
     )
@@ -188,7 +181,6 @@ def stats(
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs import window_stats
-        from metaq.spark.jobs.waiting import run_apart
 
         options = wire.to_map(subscribe=",".join(topics))
         if interval_s is not None:
@@ -204,10 +196,7 @@ def stats(
             )
             return
         with task_progress(spark, "stats"):
-            work = partial(
-                window_stats.stats, spark, options, window_s=window_s, since=since
-            )
-            found = run_apart(work)
+            found = window_stats.stats(spark, options, window_s=window_s, since=since)
     print_windows(map(astuple, found), as_json=run.as_json)
 
 
@@ -226,20 +215,17 @@ def audit(
     wire.require(topic, *([] if copy is None else [copy]))
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.audit import audit_archive, audit_copy
-        from metaq.spark.jobs.waiting import run_apart
 
         with task_progress(spark, "audit"):
             if path is not None:
-                work = partial(audit_archive, spark, path, wire.to_map(), [topic])
+                found = audit_archive(spark, path, wire.to_map(), [topic])
             else:
-                work = partial(
-                    audit_copy,
+                found = audit_copy(
                     spark,
                     wire.to_map(subscribe=topic),
                     wire.to_map(subscribe=str(copy)),
                     message_id=message_id,
                 )
-            found = run_apart(work)
     columns = ("finding", "partition", "offset", "detail")
     rows = [
         (each.kind.value, str(each.partition), each.offset, each.detail)
@@ -256,16 +242,13 @@ def verify(run: Run, paths: Sequence[str]) -> bool:
     """Check every stored byte of some paths; return whether nothing is wrong."""
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.verify import verify as run_job
-        from metaq.spark.jobs.waiting import run_apart
 
         with render.progress("verify", None) as advance:
-            work = partial(
-                run_job,
+            found = run_job(
                 spark,
                 *paths,
                 on_progress=lambda progress: advance(progress.checked_bytes),
             )
-            found = run_apart(work)
     columns = ("file", "offset", "next_good_offset", "detail")
     rows = [(str(d.path), d.offset, d.next_good_offset, d.detail) for d in found.damage]
     print_findings(columns, rows, as_json=run.as_json)

@@ -1,5 +1,6 @@
 """A Spark session for one command: quiet, and with progress on a terminal."""
 
+import logging
 import os
 import sys
 import tempfile
@@ -46,6 +47,8 @@ def spark_session(
         )
     from metaq.spark.jobs.session import start_session, stop_session
 
+    # What it warns of, with a trace, is the failure that the job reports.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if master.startswith("local"):
         # Its workers are ours: they need the Python that has this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

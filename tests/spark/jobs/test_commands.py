@@ -5,7 +5,6 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -199,31 +198,6 @@ def test_an_archive_goes_on_until_ctrl_c(
         process.wait()
     assert (process.returncode, errors) == (0, "")
     assert json.loads(result)["archive_messages"] == 15
-
-
-def test_ctrl_c_ends_a_job_that_waits() -> None:
-    """With the code that shells expect, and not a word."""
-    # Named to Spark alone: the command itself would wait before it starts one.
-    own = ("--broker", "127.0.0.1:1", "--option")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(TIMEOUT_S)
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        process = subprocess.Popen(
-            command("stats", TOPIC, *own, f"brokers={address}"),
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            connection, _ = silent.accept()
-            with connection:
-                process.send_signal(signal.SIGINT)
-                result, errors = process.communicate(timeout=TIMEOUT_S)
-        finally:
-            process.kill()
-            process.wait()
-    assert (process.returncode, result, errors) == (130, "", "")
 
 
 def wait_for_messages(archive: Path, count: int) -> None:

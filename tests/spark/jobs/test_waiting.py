@@ -24,7 +24,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_work() -> None:
     may_end, has_ended = threading.Event(), threading.Event()
 
     def work() -> None:
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         may_end.wait()
         has_ended.set()
 
