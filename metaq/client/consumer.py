@@ -133,7 +133,7 @@ class AsyncConsumer:
             self._unlisten()
             self._state = ConsumerState.CLOSED
             self._reading.fence(self.assignment())
-            await self._reading.close(deadline_s)
+            await self._end(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
@@ -223,6 +223,10 @@ class AsyncConsumer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not is_new:
             await self._source.stop(deadline_s=deadline_s)
+        await self._end(deadline_s)
+
+    async def _end(self, deadline_s: float | None) -> None:
+        """Let go of whoever waits for messages, and of the store."""
         self.feed.fail(ClosedError(f"{self} is closed"))
         await self._reading.close(deadline_s)
 

@@ -87,6 +87,8 @@ def test_a_start_that_takes_too_long_closes_the_consumer(
     assert store.closed_count == 1
     with pytest.raises(ClosedError):
         consumer.start()
+    with pytest.raises(ClosedError):
+        consumer.receive(TIMEOUT_S)
     with client.consumer("g", ["test"], **IDLE):
         """The client goes on."""
 
