@@ -206,6 +206,9 @@ class AsyncConsumer:
                 ZooKeeper answers, with the session at the latest. None leaves the last
                 commit and the leaving `request_timeout_s` each, and the store
                 `close_timeout_s`.
+
+        Cancellation: the partitions are given up at once, and the group is left; what
+        was not committed is delivered again.
         """
         if self._state is ConsumerState.CLOSED:
             return
@@ -220,10 +223,12 @@ class AsyncConsumer:
             self.hand.drop()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not is_new:
-            await self._source.stop(deadline_s=deadline_s)
-        await self._end(deadline_s)
+        try:
+            if not is_new:
+                await self._source.stop(deadline_s=deadline_s)
+        finally:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._end(deadline_s)
 
     async def _end(self, deadline_s: float | None) -> None:
         """Let go of whoever waits for messages, and of the store."""

@@ -222,6 +222,43 @@ def test_closing_waits_for_a_message_that_another_task_handles(
     run(broker, scenario)
 
 
+def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
+    broker: AnyBroker,
+) -> None:
+    """The message in hand comes again; who waits for others hears of the end."""
+    broker.put(b"0", b"1")
+    closed = asyncio.Event()
+
+    class Store(MemoryOffsets):
+        async def close(self) -> None:
+            closed.set()
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer("g", ["test"], offsets=Store(), **IDLE)
+        await consumer.start()
+        at_work = asyncio.Event()
+
+        async def loop() -> None:
+            async for _message in consumer:
+                at_work.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(loop())
+        await at_work.wait()
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert closed.is_set()
+        with pytest.raises(ClosedError):
+            await consumer.feed.take_async()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(broker, scenario)
+
+
 def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
     broker: AnyBroker,
 ) -> None:
