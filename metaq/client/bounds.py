@@ -1,6 +1,7 @@
 """Waiting no longer than somebody was told to."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
 from typing import TypeVar
 
@@ -28,3 +29,10 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+async def wait_set(event: asyncio.Event, timeout: float | None) -> None:
+    """Return when the event is set, or the time is over; None waits for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()

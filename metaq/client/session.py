@@ -127,6 +127,7 @@ class AsyncClient:
         self._marks: Marks = {}
         self._pid = os.getpid()
         self._is_closed = False
+        self._closing = asyncio.Lock()
 
     # -- life -------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class AsyncClient:
         """Close producers and consumers, then the connections; never raises.
 
         Consumers commit and leave their groups; then producers send what they have.
-        Calling it again is harmless.
+        Calling it again is harmless; who calls it meanwhile waits for the first.
 
         Args:
             timeout: seconds that all of it may take; everything is closed at the end,
@@ -177,9 +178,20 @@ class AsyncClient:
                 `close`, and the connections `close_timeout_s`.
         """
         self._is_closed = True
-        children, self._children = self._children, []
         now_s = self._clock.monotonic_s()
         deadline_s = None if timeout is None else now_s + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                await self._closing.acquire()
+        except TimeoutError:
+            return
+        try:
+            await self._close(deadline_s)
+        finally:
+            self._closing.release()
+
+    async def _close(self, deadline_s: float | None) -> None:
+        children, self._children = self._children, []
         # Consumers first: a handler that is at work may still want to send.
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
         await self._close_all(consumers, deadline_s)
