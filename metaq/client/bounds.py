@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable
-from typing import TypeVar
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
 
+from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -36,3 +40,38 @@ async def wait_set(event: asyncio.Event, timeout: float | None) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout):
             await event.wait()
+
+
+class Closable(Protocol):
+    """What a client makes, and closes at the latest."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        ...
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Close it within so many seconds; None: in its own time."""
+        ...
+
+
+async def close_all(
+    children: Sequence[Closable], deadline_s: float | None, clock: Clock
+) -> None:
+    """Close all at once; never raises.
+
+    Args:
+        children: what is closed.
+        deadline_s: absolute; None leaves each the time of its own `close`.
+        clock: judges the deadline.
+    """
+    left_s = None
+    if deadline_s is not None:
+        left_s = max(0.0, deadline_s - clock.monotonic_s())
+    ends = await asyncio.gather(
+        *(child.close(left_s) for child in children), return_exceptions=True
+    )
+    for child, end in zip(children, ends, strict=True):
+        if end is not None:
+            # A bug; the others and the connections are closed all the same.
+            log.error("closing failed: child=%r", child, exc_info=end)
