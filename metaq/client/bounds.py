@@ -1,10 +1,15 @@
 """Waiting no longer than somebody was told to."""
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+import contextlib
+import logging
+from collections.abc import Awaitable, Sequence
+from typing import Protocol, TypeVar
 
+from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -28,3 +33,45 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+async def wait_set(event: asyncio.Event, timeout: float | None) -> None:
+    """Return when the event is set, or the time is over; None waits for ever."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()
+
+
+class Closable(Protocol):
+    """What a client makes, and closes at the latest."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        ...
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Close it within so many seconds; None: in its own time."""
+        ...
+
+
+async def close_all(
+    children: Sequence[Closable], deadline_s: float | None, clock: Clock
+) -> None:
+    """Close all at once; never raises.
+
+    Args:
+        children: what is closed.
+        deadline_s: absolute; None leaves each the time of its own `close`.
+        clock: judges the deadline.
+    """
+    left_s = None
+    if deadline_s is not None:
+        left_s = max(0.0, deadline_s - clock.monotonic_s())
+    ends = await asyncio.gather(
+        *(child.close(left_s) for child in children), return_exceptions=True
+    )
+    for child, end in zip(children, ends, strict=True):
+        if end is not None:
+            # A bug; the others and the connections are closed all the same.
+            log.error("closing failed: child=%r", child, exc_info=end)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
-from metaq.client.bounds import within
+from metaq.client.bounds import wait_set, within
 from metaq.client.context import ClientContext
 from metaq.client.hand import Hand, check_count, current_task
 from metaq.client.handling import AsyncHandler, Handling
@@ -101,6 +101,7 @@ class AsyncConsumer:
         self._unserved = Unserved(topics)
         self._unlisten = context.metadata.add_listener(self._on_news)
         self._state = ConsumerState.NEW
+        self._ended = asyncio.Event()
         self._handling: Handling | None = None
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
@@ -133,7 +134,7 @@ class AsyncConsumer:
             self._unlisten()
             self._state = ConsumerState.CLOSED
             self._reading.fence(self.assignment())
-            await self._reading.close(deadline_s)
+            await self._end(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
@@ -197,7 +198,7 @@ class AsyncConsumer:
 
         The message in hand counts as handled only if `commit` was called or the next
         one asked for. A loop in another task or thread is given `revoke_timeout_s` to
-        do that. Never raises; harmless twice.
+        do that. Never raises; a second call waits for the first.
 
         Args:
             timeout: seconds that all of it may take, half of which at most for the
@@ -206,8 +207,12 @@ class AsyncConsumer:
                 ZooKeeper answers, with the session at the latest. None leaves the last
                 commit and the leaving `request_timeout_s` each, and the store
                 `close_timeout_s`.
+
+        Cancellation: the partitions are given up at once, and the group is left; what
+        was not committed is delivered again.
         """
         if self._state is ConsumerState.CLOSED:
+            await wait_set(self._ended, timeout)
             return
         deadline_s = None
         if timeout is not None:
@@ -220,11 +225,20 @@ class AsyncConsumer:
             self.hand.drop()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        if not is_new:
-            await self._source.stop(deadline_s=deadline_s)
+        try:
+            if not is_new:
+                await self._source.stop(deadline_s=deadline_s)
+        finally:
+            await self._end(deadline_s)
+
+    async def _end(self, deadline_s: float | None) -> None:
+        """Let go of whoever waits for messages, and of the store."""
         self.feed.fail(ClosedError(f"{self} is closed"))
-        await self._reading.close(deadline_s)
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._reading.close(deadline_s)
+        finally:
+            self._ended.set()
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`."""

@@ -324,8 +324,8 @@ class Handling:
         """Judge a failure, and carry out what the policy says.
 
         Args:
-            batch: what the worker has in hand; stopped: somebody else judges, who is
-                handed the message next.
+            batch: what the worker has in hand; when it is stopped, or the run is over,
+                somebody else judges, who is handed the message next.
             message: what failed.
             error: what the handler raised; None: it was not asked, for the message is
                 given up since an earlier attempt.
@@ -339,7 +339,7 @@ class Handling:
 
         Cancellation: the message may be a dead letter, or parked, and come again.
         """
-        if batch.is_stopped:
+        if batch.is_stopped or self.is_closed:
             return 0.0
         trouble = self._note(message, error)
         if not trouble.is_given_up:

@@ -149,7 +149,8 @@ class AsyncOrderedProducer:
         self._fs = fs or SystemFileSystem()
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._unlisten: Callable[[], None] | None = None
-        self._closing: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_started = False
         self._is_known = False
         self._sent_count = 0
         self._spooled_count = 0
@@ -164,16 +165,25 @@ class AsyncOrderedProducer:
             timeout: seconds that the disk may take; None waits for it.
 
         Raises:
+            ClosedError: it was started before, or closed meanwhile.
             StorageError: one cannot be opened, or another process has it; none is,
                 and it is closed.
             RequestTimeoutError: the time is over; none is open, and it is closed.
 
         Cancellation: none is open, and it is closed.
         """
+        if self._is_started:
+            raise ClosedError("an ordered producer is started once; make another one")
+        self._is_started = True
+        clock = self._context.clock
+        deadline_s = None if timeout is None else clock.monotonic_s() + timeout
         try:
             await within(timeout, self._open_spools(), f"spools of topic {self.topic}")
         except BaseException:
-            await self.close(timeout)
+            left_s = None
+            if deadline_s is not None:
+                left_s = max(0.0, deadline_s - clock.monotonic_s())
+            await self.close(left_s)
             raise
         metadata = self._context.metadata
         metadata.watch_topic(self.topic)
@@ -194,6 +204,8 @@ class AsyncOrderedProducer:
                 opening.add_done_callback(_close_late)
                 raise
             self._lanes[partition] = _Lane(partition, spool)
+        if self.is_closed:
+            raise ClosedError("the ordered producer was closed while it started")
 
     @property
     def is_closed(self) -> bool:
@@ -203,12 +215,15 @@ class AsyncOrderedProducer:
     async def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays and is sent by the next one. Never raises.
 
-        Sends that are under way have their outcome first.
+        Sends that are under way have their outcome first. A second call waits for the
+        first.
 
         Args:
             timeout: seconds that all of it may take; None is the client's
                 `close_timeout_s`. A disk that hangs is not waited for any longer: the
                 files are closed when it answers.
+
+        Cancellation: the files are closed all the same.
         """
         if self._unlisten is not None:
             self._unlisten()
@@ -218,10 +233,14 @@ class AsyncOrderedProducer:
         for replay in replays:
             replay.cancel()
         deadline_s = self._context.deadline_s(limit_s)
-        await self._producer.close(limit_s)
+        try:
+            await self._producer.close(limit_s)
+        finally:
+            closing = asyncio.create_task(_close_spools(lanes.values(), replays))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
         left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
-        self._closing = asyncio.create_task(_close_spools(lanes.values(), replays))
-        _done, late = await asyncio.wait({self._closing}, timeout=left_s)
+        _done, late = await asyncio.wait(self._closing, timeout=left_s)
         if late:
             log.warning(
                 "spools are not closed yet, the disk does not answer: topic=%s"
@@ -415,7 +434,8 @@ class AsyncOrderedProducer:
 
     def statistics(self) -> OrderedStatistics:
         """Return a snapshot of the counters."""
-        waiting = [lane for lane in self._lanes.values() if len(lane.spool)]
+        # Taken from any thread, while the spools are being opened too.
+        waiting = [lane for lane in tuple(self._lanes.values()) if len(lane.spool)]
         return OrderedStatistics(
             sent_count=self._sent_count,
             spooled_count=self._spooled_count,

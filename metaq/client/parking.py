@@ -66,8 +66,8 @@ class Parking:
 
     @property
     def waiting_count(self) -> int:
-        """How many messages are parked."""
-        return sum(map(len, self._spools.values()))
+        """How many messages are parked; from any thread."""
+        return sum(map(len, tuple(self._spools.values())))
 
     # -- life -------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from typing import Protocol, Self
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.batches import SendFuture, SendResult
+from metaq.client.bounds import wait_set
 from metaq.client.delivery import Delivery
 from metaq.client.errors import BufferFullError
 from metaq.client.oneway import OnewayMessages
@@ -170,6 +171,7 @@ class AsyncProducer:
         )
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self._is_closed = False
+        self._ended = asyncio.Event()
 
     # -- sending ----------------------------------------------------------------------
 
@@ -385,7 +387,7 @@ class AsyncProducer:
     async def close(self, timeout: float | None = None) -> None:
         """Refuse new messages, wait for what was appended, fail the rest.
 
-        Harmless twice.
+        A second call waits for the first.
 
         Args:
             timeout: seconds to wait for outcomes; None is the client's
@@ -397,6 +399,7 @@ class AsyncProducer:
         Cancellation: everything without an outcome fails at once.
         """
         if self._is_closed:
+            await wait_set(self._ended, timeout)
             return
         self._is_closed = True
         self._oneway.close()
@@ -407,7 +410,10 @@ class AsyncProducer:
             _log.warning("producer closed early: error=%s", error)
         finally:
             self._stop_listening()
-            await self._delivery.close("the producer was closed")
+            try:
+                await self._delivery.close("the producer was closed")
+            finally:
+                self._ended.set()
 
     async def __aenter__(self) -> Self:
         """Return the producer."""

@@ -186,6 +186,8 @@ class GroupSource:
         Bounded by the sink's `revoke` and `request_timeout_s`, and by `deadline_s`.
         Nodes that could not be deleted by then are deleted when ZooKeeper answers, or
         go with the session.
+
+        Cancellation: what is read is fenced, and the group left all the same.
         """
         if self._is_stopping:
             return
@@ -194,11 +196,19 @@ class GroupSource:
             event.set()
         if self._taking is not None:
             self._taking.cancel()
-        if self._task is not None:
-            await self._end_task(self._task, deadline_s)
-        if self._sink is not None:
-            await self._revoke(self._sink, self._reading)
-        self._leaving = asyncio.create_task(self._leave())
+        try:
+            if self._task is not None:
+                await self._end_task(self._task, deadline_s)
+            if self._sink is not None:
+                await self._revoke(self._sink, self._reading)
+        except asyncio.CancelledError:
+            if self._task is not None:
+                self._task.cancel()
+            self._fence(frozenset(self._reading))
+            raise
+        finally:
+            # Whoever stays a member that reads nothing keeps its share from everybody.
+            self._leaving = asyncio.create_task(self._leave())
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
         if late:

@@ -7,15 +7,15 @@ they commit. Source: client spec 6.
 
 import asyncio
 import contextlib
-import logging
 import os
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, Self, Unpack
+from typing import Self, Unpack
 
 from metaq.client.addresses import parse_address
+from metaq.client.bounds import Closable, close_all
 from metaq.client.browse import (
     GetResult,
     browse_topic,
@@ -60,17 +60,8 @@ from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
-log = logging.getLogger(__name__)
-
 CoordinatorFactory = Callable[[Clock], Coordinator]
 """Makes a coordinator on the client's loop; for tests without ZooKeeper."""
-
-
-class _Closable(Protocol):
-    @property
-    def is_closed(self) -> bool: ...
-
-    async def close(self, timeout: float | None = None) -> None: ...
 
 
 class AsyncClient:
@@ -122,11 +113,12 @@ class AsyncClient:
                 clock=clock,
             )
         self._context: ClientContext | None = None
-        self._children: list[_Closable] = []
+        self._children: list[Closable] = []
         self._producers: list[AsyncProducer] = []
         self._marks: Marks = {}
         self._pid = os.getpid()
         self._is_closed = False
+        self._closing = asyncio.Lock()
 
     # -- life -------------------------------------------------------------------------
 
@@ -169,7 +161,7 @@ class AsyncClient:
         """Close producers and consumers, then the connections; never raises.
 
         Consumers commit and leave their groups; then producers send what they have.
-        Calling it again is harmless.
+        Calling it again is harmless; who calls it meanwhile waits for the first.
 
         Args:
             timeout: seconds that all of it may take; everything is closed at the end,
@@ -177,13 +169,25 @@ class AsyncClient:
                 `close`, and the connections `close_timeout_s`.
         """
         self._is_closed = True
-        children, self._children = self._children, []
         now_s = self._clock.monotonic_s()
         deadline_s = None if timeout is None else now_s + timeout
+        try:
+            async with asyncio.timeout(timeout):
+                await self._closing.acquire()
+        except TimeoutError:
+            return
+        try:
+            await self._close(deadline_s)
+        finally:
+            self._closing.release()
+
+    async def _close(self, deadline_s: float | None) -> None:
+        children, self._children = self._children, []
         # Consumers first: a handler that is at work may still want to send.
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
-        await self._close_all(consumers, deadline_s)
-        await self._close_all([c for c in children if c not in consumers], deadline_s)
+        await close_all(consumers, deadline_s, self._clock)
+        others = [one for one in children if one not in consumers]
+        await close_all(others, deadline_s, self._clock)
         context = self._context
         if context is None:
             return
@@ -193,19 +197,6 @@ class AsyncClient:
         await context.pool.close(deadline_s=deadline_s)
         if context.coordinator is not None:
             await context.coordinator.stop(deadline_s=deadline_s)
-
-    async def _close_all(
-        self, children: Sequence[_Closable], deadline_s: float | None
-    ) -> None:
-        now_s = self._clock.monotonic_s()
-        left_s = None if deadline_s is None else max(0.0, deadline_s - now_s)
-        ends = await asyncio.gather(
-            *(child.close(left_s) for child in children), return_exceptions=True
-        )
-        for child, end in zip(children, ends, strict=True):
-            if end is not None:
-                # A bug; the others and the connections are closed all the same.
-                log.error("closing failed: child=%r", child, exc_info=end)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -490,7 +481,7 @@ class AsyncClient:
 
     # -- inside -----------------------------------------------------------------------
 
-    def _adopt(self, child: _Closable) -> None:
+    def _adopt(self, child: Closable) -> None:
         """Remember whom to close; those that are closed already are forgotten."""
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]

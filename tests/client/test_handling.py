@@ -638,6 +638,30 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
             consumer.run(lambda _: None, concurrency=3)
 
 
+def test_a_handler_that_fails_after_its_run_decides_nothing(broker: AnyBroker) -> None:
+    """The next run is handed the message; no producer is made that nobody closes."""
+    begun, go_on = threading.Event(), threading.Event()
+    seen: list[bytes] = []
+
+    def late(_message: Message) -> None:
+        begun.set()
+        go_on.wait(TIMEOUT_S)
+        raise Reject("too late")
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            producer.send("test", b"x", partition="0-0")
+        with client.consumer("g", ["test"], revoke_timeout_s=0.01) as consumer:
+            while not begun.is_set():
+                consumer.run(late, retry=RetryPolicy(then="dead_letter"), timeout=0.05)
+            go_on.set()
+            while not seen:
+                consumer.run(lambda message: seen.append(message.data), timeout=0.05)
+            assert client.statistics().producers == ()
+    assert seen == [b"x"]
+    assert broker.stored("test.dead") == []
+
+
 def test_threads_send_dead_letters(broker: AnyBroker) -> None:
     def handler(message: Message) -> None:
         if message.data == b"good":

@@ -327,6 +327,62 @@ def test_a_directory_has_one_producer(broker: AnyBroker, tmp_path: Path) -> None
     asyncio.run(scenario())
 
 
+def test_it_is_started_once(broker: AnyBroker, tmp_path: Path) -> None:
+    """A second start takes nothing from the first."""
+
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            async with client.ordered_producer("test", "0:2", tmp_path) as producer:
+                with pytest.raises(ClosedError, match="started once"):
+                    await producer.start()
+                assert isinstance(await producer.send(b"a"), SendResult)
+            with pytest.raises(ClosedError, match="started once"):
+                await producer.start()
+
+    asyncio.run(scenario())
+
+
+def free(directory: Path) -> None:
+    """Fail when a spool of the one partition is held by somebody."""
+    Spool.open(SystemFileSystem(), directory / spool_name("test", "0-0")).close()
+
+
+def test_a_close_while_it_starts_leaves_nothing_open(
+    broker: AnyBroker, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with client_of(broker) as client:
+            producer = client.ordered_producer("test", "0:1", tmp_path)
+            starting = asyncio.create_task(producer.start())
+            await asyncio.sleep(0)
+            await producer.close()
+            with pytest.raises(ClosedError, match="while it started"):
+                await starting
+            free(tmp_path)
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_close_lets_go_of_the_files(java: Any, tmp_path: Path) -> None:
+    java.inner.delay_s = 0.05
+
+    async def scenario() -> None:
+        async with client_of(java) as client:
+            producer = client.ordered_producer("test", "0:1", tmp_path)
+            await producer.start()
+            sending = asyncio.create_task(producer.send(b"0"))
+            await asyncio.sleep(0.01)
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.gather(sending, closing, return_exceptions=True)
+            assert closing.cancelled()
+            await producer.close()
+            free(tmp_path)
+
+    asyncio.run(scenario())
+
+
 def test_the_sync_world_has_it_too(broker: AnyBroker, tmp_path: Path) -> None:
     """Over a restart of its broker."""
     with Client(**broker.client_options) as client:

@@ -335,6 +335,23 @@ def test_a_stop_ends_what_is_being_taken() -> None:
     run_group(scenario, 2)
 
 
+def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
+    """A member that reads nothing and stays would keep its share from everybody."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        one.sink.revoke_s = 1000.0
+        stopping = asyncio.create_task(one.source.stop())
+        await until(lambda: one.sink.told("revoke"))
+        stopping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stopping
+        assert one.reading == set()
+        await until(lambda: ID not in group.server.nodes)
+        assert owners(group.server) == {}
+
+    run_group(scenario, 2)
+
+
 def test_a_stop_waits_for_a_revocation_under_way() -> None:
     """What is in hand is handled and committed before anything is released."""
 

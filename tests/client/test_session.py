@@ -222,6 +222,96 @@ def test_closing_waits_for_a_message_that_another_task_handles(
     run(broker, scenario)
 
 
+@pytest.mark.parametrize("is_client_twice", [False, True])
+def test_a_client_waits_for_a_close_that_is_under_way(
+    broker: AnyBroker, *, is_client_twice: bool
+) -> None:
+    """Its own, or a consumer's: neither is left without connections half way."""
+    broker.put(b"0", b"1")
+    committing, go_on = asyncio.Event(), asyncio.Event()
+    done: list[str] = []
+
+    class Slow(MemoryOffsets):
+        async def commit(self, *args: Any, **named: Any) -> Any:
+            committing.set()
+            await go_on.wait()
+            done.append("commit")
+            return await super().commit(*args, **named)
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer(
+            "g", ["test"], offsets=Slow(), commit_interval_s=None, **IDLE
+        )
+        await consumer.start()
+        await consumer.receive_many(2)
+        consumer.hand.count()
+        one = client if is_client_twice else consumer
+        first = asyncio.ensure_future(one.close())
+        await committing.wait()
+        if is_client_twice:
+            await client.close(timeout=0.001)
+        second = asyncio.ensure_future(client.close())
+        second.add_done_callback(lambda _: done.append("client"))
+        await asyncio.sleep(0.01)
+        assert not client._context.pool.is_closed  # what the first one needs still
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert done == ["commit", "client"]
+        assert client._context.pool.is_closed
+
+    run(broker, scenario)
+
+
+def test_a_second_close_of_a_producer_waits_for_the_first(broker: AnyBroker) -> None:
+    async def scenario(client: AsyncClient) -> None:
+        producer = client.producer(linger_s=0.05)
+        future = await producer.send_nowait("test", b"x")
+        first = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        await producer.close()
+        assert future.done()
+        await first
+
+    run(broker, scenario)
+
+
+def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
+    broker: AnyBroker,
+) -> None:
+    """The message in hand comes again; who waits for others hears of the end."""
+    broker.put(b"0", b"1")
+    closed = asyncio.Event()
+
+    class Store(MemoryOffsets):
+        async def close(self) -> None:
+            closed.set()
+
+    async def scenario(client: AsyncClient) -> None:
+        consumer = client.consumer("g", ["test"], offsets=Store(), **IDLE)
+        await consumer.start()
+        at_work = asyncio.Event()
+
+        async def loop() -> None:
+            async for _message in consumer:
+                at_work.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.ensure_future(loop())
+        await at_work.wait()
+        closing = asyncio.ensure_future(consumer.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert closed.is_set()
+        with pytest.raises(ClosedError):
+            await consumer.feed.take_async()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(broker, scenario)
+
+
 def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
     broker: AnyBroker,
 ) -> None:

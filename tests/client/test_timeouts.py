@@ -87,6 +87,8 @@ def test_a_start_that_takes_too_long_closes_the_consumer(
     assert store.closed_count == 1
     with pytest.raises(ClosedError):
         consumer.start()
+    with pytest.raises(ClosedError):
+        consumer.receive(TIMEOUT_S)
     with client.consumer("g", ["test"], **IDLE):
         """The client goes on."""
 
@@ -395,9 +397,7 @@ def test_a_disk_that_hangs_is_closed_behind_our_back(
             producer.send(b"x")
         disk.answers.set()
         other = client.ordered_producer("test", "0:1", tmp_path)
-        closing = producer._twin._closing
-        assert closing is not None
-        until(closing.done)
+        until(lambda: not producer._twin._closing)
         with other:
             other.send(b"x")
 
