@@ -136,6 +136,17 @@ def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
     assert query.spans(stand, end) == {}
 
 
+def test_queries_with_other_patterns_have_topics_of_their_own(
+    broker: EmbeddedBroker,
+) -> None:
+    """Spark plans many queries in one process, one soon after the other."""
+    broker.create_topic("metrics", 1)
+    metrics = {tp(0, topic="metrics")}
+    for pattern, chosen in [("l.*", {P0, P1}), ("m.*", metrics), ("l.*", {P0, P1})]:
+        query = progress(broker, subscribe=None, subscribePattern=pattern)
+        assert query.start().keys() == chosen
+
+
 def test_an_idle_query_asks_nobody(
     monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
 ) -> None:
