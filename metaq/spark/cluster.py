@@ -315,15 +315,22 @@ class Cluster:
         if self._busy_count or idle_s < IDLE_S:
             loop.call_later(IDLE_S, self._look_if_idle)
             return
-        self._closing = loop.create_task(self._close(), name="close idle client")
+        # Taken off at once: a call that comes before the task runs has another one.
+        client = self._take_client()
+        if client is not None:
+            self._closing = loop.create_task(client.close(), name="close idle client")
 
     async def _close(self) -> None:
+        client = self._take_client()
+        if client is not None:
+            await client.close()
+
+    def _take_client(self) -> AsyncClient | None:
         client, self._client = self._client, None
         if self._ends is not None:
             self._ends.close()
             self._ends = None
-        if client is not None:
-            await client.close()
+        return client
 
     def _log_ends(self, context: ClientContext) -> LogEnds:
         if self._ends is None:
