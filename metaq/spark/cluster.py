@@ -9,7 +9,7 @@ Tasks have no part in this: they are told the address of their broker.
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from metaq.client.catalog import find_partitions, find_topics, read_cluster
 from metaq.client.context import ClientContext
@@ -51,6 +51,14 @@ class Work(Protocol[T_co]):
         ...
 
 
+class _Matching(NamedTuple):
+    """The topics that match a pattern, as long as nobody looks again."""
+
+    pattern: str
+    names: tuple[str, ...]
+    until_s: float
+
+
 class Cluster:
     """The brokers that some options lead to. One per process, from `shared_cluster`.
 
@@ -67,7 +75,7 @@ class Cluster:
         self._used_s = 0.0
         self._busy_count = 0
         self._closing: asyncio.Task[None] | None = None
-        self._topics: tuple[float, str, tuple[str, ...]] | None = None
+        self._topics: _Matching | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -110,11 +118,11 @@ class Cluster:
     async def _matching(
         self, context: ClientContext, pattern: str, deadline_s: float
     ) -> tuple[str, ...]:
-        now_s = context.clock.monotonic_s()
-        if self._topics is None or self._topics[:2] < (now_s, pattern):
+        now_s, known = context.clock.monotonic_s(), self._topics
+        if known is None or known.pattern != pattern or known.until_s <= now_s:
             names = await find_topics(context, pattern, deadline_s=deadline_s)
-            self._topics = (now_s + TOPICS_S, pattern, names)
-        return self._topics[2]
+            known = self._topics = _Matching(pattern, names, now_s + TOPICS_S)
+        return known.names
 
     def addresses(
         self, partitions: Iterable[TopicPartition]
@@ -307,15 +315,22 @@ class Cluster:
         if self._busy_count or idle_s < IDLE_S:
             loop.call_later(IDLE_S, self._look_if_idle)
             return
-        self._closing = loop.create_task(self._close(), name="close idle client")
+        # Taken off at once: a call that comes before the task runs has another one.
+        client = self._take_client()
+        if client is not None:
+            self._closing = loop.create_task(client.close(), name="close idle client")
 
     async def _close(self) -> None:
+        client = self._take_client()
+        if client is not None:
+            await client.close()
+
+    def _take_client(self) -> AsyncClient | None:
         client, self._client = self._client, None
         if self._ends is not None:
             self._ends.close()
             self._ends = None
-        if client is not None:
-            await client.close()
+        return client
 
     def _log_ends(self, context: ClientContext) -> LogEnds:
         if self._ends is None:

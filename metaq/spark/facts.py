@@ -33,7 +33,7 @@ RECORD_BYTES: Final = 512
 """What a record is taken for where nobody counts them, and none was seen."""
 COUNTS_MAX: Final = 10_000
 """Counts remembered; all are forgotten when there are more."""
-PROBES_MAX: Final = 15
+SEGMENT_PROBES_MAX: Final = 15
 """Places at which a log of a MetaQ 1.4 broker is asked for its segments."""
 WALK_BYTES_MAX: Final = 16 * MIB
 """Read of one log to find where a micro-batch ends: a limit is no more than that."""
@@ -86,7 +86,9 @@ class BrokerFacts:
             return self._cluster.run(ask)
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
-            return self._segment_starts(partition, start, end, min(count, PROBES_MAX))
+            return self._segment_starts(
+                partition, start, end, min(count, SEGMENT_PROBES_MAX)
+            )
 
     def boundaries_behind(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
@@ -153,16 +155,19 @@ def _starts_in(data: bytes, start: Offset) -> Sequence[Offset]:
     The boundary itself is left out. Of a record that is longer than the bytes its end
     is known all the same.
     """
+    size = len(data)
+    if size < HEADER_BYTES:
+        return []
     edges = find_run(
         memoryview(data),
         0,
-        records_max=len(data),
-        bytes_max=max(1, len(data)),
+        records_max=size,
+        bytes_max=size,
         payload_max=VALUE_BYTES_MAX,
     )
     found = [Offset(start + edge) for edge in edges[2::2]]
-    if not found and len(data) >= HEADER_BYTES:
+    if not found:
         length = HEADER.unpack_from(data)[0]
-        if 0 < length <= VALUE_BYTES_MAX and length + HEADER_BYTES > len(data):
+        if 0 < length <= VALUE_BYTES_MAX and HEADER_BYTES + length > size:
             found = [Offset(start + HEADER_BYTES + length)]
     return found

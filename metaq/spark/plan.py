@@ -287,6 +287,7 @@ class _Search:
         self._span = span
         self._limit = limit
         self._is_count = is_count
+        self._has_boundaries = True
 
     def run(self, amount_to: Callable[[Offset], int]) -> Offset:
         """Return the last boundary that fits; the first one if none does.
@@ -313,10 +314,15 @@ class _Search:
         span = LogSpan(low[0], high[0])
         facts, partition = self._facts, self._partition
         probes = PROBES if span.size_bytes > WALK_BYTES else PROBES_MAX
-        inner = facts.boundaries(partition, low[0], high[0], probes)
-        inner = inner or facts.boundaries_behind(
-            partition, low[0], high[0], self._span.start
-        )
+        inner: Sequence[Offset] = ()
+        if self._has_boundaries:
+            inner = facts.boundaries(partition, low[0], high[0], probes)
+            # Where it names none in a gap, it names none in a part of it.
+            self._has_boundaries = bool(inner)
+        if not inner:
+            inner = facts.boundaries_behind(
+                partition, low[0], high[0], self._span.start
+            )
         return _checked(partition, span, inner)
 
     def _narrow(

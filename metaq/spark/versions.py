@@ -28,7 +28,7 @@ what a reader does about `Trigger.AvailableNow`."""
 _log = logging.getLogger(__name__)
 
 
-def report_missing_filters(is_wanted: bool) -> None:  # the only one
+def report_missing_filters(is_wanted: bool) -> None:
     """Warn where filters cannot be pushed down although that is wanted."""
     if is_wanted and not HAS_FILTERS:
         _log.warning(
@@ -38,7 +38,7 @@ def report_missing_filters(is_wanted: bool) -> None:  # the only one
         )
 
 
-def report_missing_limits(is_wanted: bool) -> None:  # the only one
+def report_missing_limits(is_wanted: bool) -> None:
     """Warn where the limits of a stream are not always heeded."""
     if is_wanted and not HAS_LIMITS:
         _log.warning(

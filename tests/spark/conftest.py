@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-"""Of the PySpark that runs; `tests/spark/versions.py` says what which one has."""
+"""Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -77,12 +77,15 @@ def test_one_search_reads_so_much_and_no_more(
     """A limit that is further away is met by several batches."""
     monkeypatch.setattr(spark_facts, "WALK_GET_BYTES", 10 * SIZE + 5)
     monkeypatch.setattr(spark_facts, "WALK_BYTES_MAX", 30 * SIZE)
-    before = broker.statistics().commands["get"]
+    before = broker.statistics().commands
     facts, start = BrokerFacts(cluster), 0
     for number in range(1, 4):
         start = batch_end(facts, start=start, bytes_max=100 * SIZE)
         assert start == number * 30 * SIZE
-        assert broker.statistics().commands["get"] - before == 3 * number
+        asked = broker.statistics().commands
+        assert asked["get"] - before["get"] == 3 * number
+        probed = asked["offset"] - before["offset"]
+        assert probed == spark_facts.SEGMENT_PROBES_MAX * number
 
 
 def test_a_record_that_is_longer_than_a_get_ends_where_its_head_says(

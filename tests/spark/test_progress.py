@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from metaq.client.context import ClientContext
+from metaq.client.questions import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters
@@ -134,6 +135,17 @@ def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
     query = progress(broker, failOnDataLoss="false")
     end = query.advance(stand)
     assert query.spans(stand, end) == {}
+
+
+def test_queries_with_other_patterns_have_topics_of_their_own(
+    broker: EmbeddedBroker,
+) -> None:
+    """Spark plans many queries in one process, one soon after the other."""
+    broker.create_topic("metrics", 1)
+    metrics = {tp(0, topic="metrics")}
+    for pattern, chosen in [("l.*", {P0, P1}), ("m.*", metrics), ("l.*", {P0, P1})]:
+        query = progress(broker, subscribe=None, subscribePattern=pattern)
+        assert query.start().keys() == chosen
 
 
 def test_an_idle_query_asks_nobody(
@@ -260,6 +272,26 @@ def test_a_client_that_nobody_asks_is_closed_and_comes_back(
         assert time.monotonic() < deadline_s
         time.sleep(0.01)
     assert query.start() == start
+
+
+def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+) -> None:
+    """Whoever asks in that very moment is not the one to be cut off."""
+    publish(broker, numbered(10), partition=P0)
+    query = progress(broker)
+    cluster = shared_cluster(query._options.wire)
+    start = query.start()
+
+    async def read(context: ClientContext, deadline_s: float) -> Any:
+        return await log_range(context, P0, deadline_s=deadline_s)
+
+    async def meet() -> Any:
+        cluster._look_if_idle()
+        return await cluster._run(read)
+
+    monkeypatch.setattr(clusters, "IDLE_S", 0.0)
+    assert cluster._thread.run(meet()) == (start[P0], offsets(10, 0)[P0])
 
 
 def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> None:

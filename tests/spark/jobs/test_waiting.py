@@ -22,9 +22,11 @@ def test_what_the_work_returns_or_raises_comes_back() -> None:
 def test_ctrl_c_ends_the_wait_and_not_the_work() -> None:
     """It goes on by itself."""
     may_end, has_ended = threading.Event(), threading.Event()
+    waiting = threading.get_ident()
 
     def work() -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        # To the thread that waits: no other one is woken by it.
+        signal.pthread_kill(waiting, signal.SIGINT)
         may_end.wait()
         has_ended.set()
 
