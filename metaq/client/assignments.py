@@ -197,9 +197,14 @@ class FixedSource:
             except MetaqError as error:
                 failures += 1
                 self._note(error)
-                await asyncio.sleep(RETRY.delay_s(failures, lambda: 1.0))
+            except Exception as error:
+                failures += 1
+                log.exception("partitions cannot be read")
+                self._note(MetaqError(f"partitions cannot be read: {error!r}"))
             else:
                 failures, self.last_error, self.unsettled_since_s = 0, None, None
+                continue
+            await asyncio.sleep(RETRY.delay_s(failures, lambda: 1.0))
 
 
 def topic_source(

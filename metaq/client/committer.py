@@ -120,6 +120,9 @@ class Committer:
                 )
             except MetaqError as error:
                 failed = dict.fromkeys(changed, error)
+            except Exception as error:  # noqa: BLE001  # users write stores too
+                failure = MetaqError(f"offset store of group {self._group}: {error!r}")
+                failed = dict.fromkeys(changed, failure)
             self._note(changed, failed)
             return failed
 

@@ -186,10 +186,7 @@ class AsyncConsumer:
         return self._state is ConsumerState.CLOSED
 
     def require_started(self) -> None:
-        """Raise when nothing can ever be received.
-
-        Raises ClosedError.
-        """
+        """Raise ClosedError when nothing can ever be received."""
         if self._state is ConsumerState.NEW:
             raise ClosedError("the consumer is not started: use it as 'with'")
 
@@ -430,6 +427,9 @@ class AsyncConsumer:
         del timeout
         # Whoever gave up before the loop came to it has cancelled it by now.
         await asyncio.sleep(0)
+        self._move(partition, offset)
+
+    def _move(self, partition: TopicPartition, offset: Offset) -> None:
         self._reading.require_assigned(partition)
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
@@ -449,8 +449,9 @@ class AsyncConsumer:
         limit_s = self._context.limit_s(timeout)
         asking = self._reading.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
+        # No await between: what is assigned now may go, and half would be moved.
         for partition, offset in offsets.items():
-            await self.seek(partition, offset)
+            self._move(partition, offset)
         self._reading.take_back()
 
     # -- how it is doing --------------------------------------------------------------

@@ -79,9 +79,9 @@ class LoopThread:
             self.require_usable()
             raise
         except concurrent.futures.TimeoutError:
-            if future.done():
-                raise
-            future.cancel()
+            if not future.cancel():
+                # It ended, with its own time-out or in the last moment.
+                return future.result()
             raise RequestTimeoutError(f"not done within {timeout_s:g} s") from None
         except BaseException:
             future.cancel()
@@ -133,6 +133,8 @@ class LoopThread:
         if not self.is_usable:
             return
         with self._entry:
+            if not self.is_usable:
+                return  # another thread was first
             self.is_usable = False
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)

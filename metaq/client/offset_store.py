@@ -48,7 +48,8 @@ class OffsetStore(Protocol):
             deadline_s: when to give up.
 
         Returns:
-            The partitions that were not stored, and why; empty when all were.
+            The partitions that were not stored, and why; empty when all were. What it
+            raises in place of that is why none was.
         """
         ...
 

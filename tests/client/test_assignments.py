@@ -7,7 +7,7 @@ import pytest
 
 from metaq.client import assignments
 from metaq.client.assignments import listed_source
-from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.errors import NoBrokerError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.clock import ManualClock
@@ -17,7 +17,7 @@ from tests.client.worlds import partition
 class Sink:
     """Reads partition 0 at once, and partition 1 when `refusals` are used up."""
 
-    def __init__(self, refusals: list[MetaqError]) -> None:
+    def __init__(self, refusals: list[Exception]) -> None:
         self.refusals = refusals
         self.done = asyncio.Event()
 
@@ -58,3 +58,21 @@ def test_a_partition_that_cannot_be_read_is_told_once_for_each_reason(
         "some partitions cannot be read yet: away",
         "some partitions cannot be read yet: late",
     ]
+
+
+def test_a_sink_that_is_broken_is_told_and_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Users write offset stores: what theirs raises may not end reading in silence."""
+    monkeypatch.setattr(assignments, "RETRY", Backoff(first_s=0.001, max_s=0.002))
+
+    async def scenario() -> None:
+        source = listed_source([partition(0), partition(1)], clock=ManualClock())
+        sink = Sink([NoBrokerError("away"), KeyError("mine")])
+        await source.start(sink)
+        async with asyncio.timeout(20):
+            await sink.done.wait()
+        await source.stop()
+
+    asyncio.run(scenario())
+    assert "KeyError: 'mine'" in caplog.text

@@ -72,6 +72,24 @@ def test_an_outage_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> N
     assert caplog.messages == [line, line]
 
 
+def test_whatever_a_store_raises_is_a_commit_that_failed() -> None:
+    """Users write stores: what their libraries raise may not end the consumer."""
+
+    class Foreign(MemoryOffsets):
+        async def commit(self, *args: object, **named: object) -> Mapping:
+            raise KeyError("mine")
+
+    async def scenario() -> None:
+        committer = Committer(
+            Foreign(), group="g", clock=SystemClock(), timeout_s=5.0, fence=lambda: None
+        )
+        failed = await committer.commit(HANDLED)
+        assert str(failed[PARTITION]) == "offset store of group g: KeyError('mine')"
+        assert committer.changed(HANDLED) == HANDLED
+
+    asyncio.run(scenario())
+
+
 def test_what_failed_is_tried_again() -> None:
     """It stays changed until it is written."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -70,6 +71,64 @@ def test_after_a_stop_nothing_runs(thread: LoopThread) -> None:
     with pytest.raises(ClosedError, match="closed"):
         thread.run(answer())
     assert thread.loop.is_closed()
+
+
+def test_an_end_in_the_last_moment_is_no_time_out(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = asyncio.run_coroutine_threadsafe
+
+    def submit_slowly(work: Any, loop: Any) -> Any:
+        future = submit(work, loop)
+        result = future.result
+
+        def wait(timeout: float | None = None) -> int:
+            if timeout is not None:
+                result(20)
+                raise TimeoutError
+            return result()
+
+        monkeypatch.setattr(future, "result", wait)
+        return future
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", submit_slowly)
+    assert thread.run(answer(), timeout_s=0.01) == 42
+
+
+class BothAtOnce:
+    """A lock that two threads want before either has it."""
+
+    def __init__(self) -> None:
+        self._barrier, self._lock = threading.Barrier(2), threading.Lock()
+
+    def __enter__(self) -> None:
+        self._barrier.wait(20)
+        self._lock.acquire()
+
+    def __exit__(self, *_error: object) -> None:
+        self._lock.release()
+
+
+def test_two_threads_that_stop_it_at_once_stop_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second would ask a loop that may be closed by then."""
+    thread = LoopThread("test")
+    asked: list[object] = []
+    ask = thread.loop.call_soon_threadsafe
+
+    def count(callback: Any) -> Any:
+        asked.append(callback)
+        return ask(callback)
+
+    monkeypatch.setattr(thread.loop, "call_soon_threadsafe", count)
+    monkeypatch.setattr(thread, "_entry", BothAtOnce())
+    stoppers = [threading.Thread(target=thread.stop) for _ in range(2)]
+    for stopper in stoppers:
+        stopper.start()
+    for stopper in stoppers:
+        stopper.join(20)
+    assert asked == [thread.loop.stop]
 
 
 def test_whatever_is_asked_while_it_stops_comes_to_an_end() -> None:

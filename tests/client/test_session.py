@@ -10,6 +10,7 @@ from metaq.client import AsyncClient
 from metaq.client.addresses import parse_address
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError
+from metaq.model import Offset, TopicPartition
 from metaq.zk.znodes import BrokerAddress
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
@@ -145,6 +146,38 @@ def test_a_cancelled_receive_loses_nothing(broker: AnyBroker) -> None:
         assert found == sorted(found)
         written = [int(data) for data in await asyncio.to_thread(broker.stored)]
         assert found == written
+
+    run(broker, scenario)
+
+
+def test_a_rollback_meets_a_partition_that_goes_before_it_or_behind_it(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Never in the middle, where some partitions would be moved and others not."""
+    broker = start_broker({"test": 2})
+    broker.put(b"0", partition=0)
+    broker.put(b"1", partition=1)
+
+    async def scenario(client: AsyncClient) -> None:
+        async with client.consumer(
+            "g", ["test"], commit_interval_s=None, **IDLE
+        ) as consumer:
+            first, second = await consumer.receive(), await consumer.receive()
+            assert first is not None
+            assert second is not None
+            reading = consumer._reading
+            last_commits = reading.last_commits
+
+            async def lose_one(deadline_s: float) -> dict[TopicPartition, Offset]:
+                found = await last_commits(deadline_s)
+                loop = asyncio.get_running_loop()
+                loop.call_soon(reading.fence, [max(found)])
+                return found
+
+            monkeypatch.setattr(reading, "last_commits", lose_one)
+            await consumer.rollback()
+            kept = min(first, second, key=lambda message: message.partition)
+            assert await consumer.receive(20) == kept
 
     run(broker, scenario)
 
