@@ -139,7 +139,7 @@ def test_a_state_that_cannot_be_kept_ends_it_before_anything_is_sent(
 def test_a_file_that_is_missing_is_not_waited_for_with_once(
     target: Target, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="app.log: there is no such file"):
+    with pytest.raises(ConfigError, match=r"app\.log: there is no such file"):
         tail(target, options(tmp_path))
 
 
