@@ -131,11 +131,11 @@ class LoopThread:
             timeout_s: longest wait for its end, which comes all the same.
         """
         if not self.is_usable:
-            return
+            return  # also after a fork: the lock may be held for ever then
         with self._entry:
-            if not self.is_usable:
-                return  # another thread was first
-            self.is_usable = False
+            is_first, self.is_usable = self.is_usable, False
+        if not is_first:
+            return
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(timeout_s)
 
