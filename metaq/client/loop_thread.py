@@ -130,8 +130,8 @@ class LoopThread:
         Args:
             timeout_s: longest wait for its end, which comes all the same.
         """
-        if not self.is_usable:
-            return  # also after a fork: the lock may be held for ever then
+        if self._is_forked:
+            return  # the lock may be held for ever
         with self._entry:
             is_first, self.is_usable = self.is_usable, False
         if not is_first:
