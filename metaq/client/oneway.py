@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from metaq.client.partitioner import OutgoingMessage
-from metaq.errors import MetaqError, NoBrokerError
+from metaq.errors import ClosedError, MetaqError, NoBrokerError
 
 ONEWAY_WAITING_MAX: Final = 10_000
 """One-way messages that wait until their topic is known; more are dropped."""
@@ -58,10 +58,20 @@ class OnewayMessages:
         """Count messages that were not appended."""
         self.dropped[type(error).__name__] += message_count
 
-    def close(self) -> None:
-        """Wait for topics no longer: what is kept is appended now, or dropped."""
-        for task in self._tasks:
-            task.cancel()
+    async def close(self, timeout_s: float) -> None:
+        """Wait for the topics, so long at most; what is kept then is dropped.
+
+        Cancellation: as at the end of the time.
+        """
+        try:
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=timeout_s)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            for topic in tuple(self._waiting):
+                error = ClosedError(f"topic {topic} was not known in time")
+                self.drop(error, len(self._take(topic)))
 
     async def _run_topic(self, topic: str) -> None:
         """Append the messages of a topic when it is known, or drop them."""
@@ -69,12 +79,12 @@ class OnewayMessages:
             await self._prepare(topic)
         except MetaqError as error:
             self.drop(error, len(self._take(topic)))
-        finally:
-            for message in self._take(topic):
-                try:
-                    self._append(topic, message)
-                except MetaqError as error:
-                    self.drop(error)
+            return
+        for message in self._take(topic):
+            try:
+                self._append(topic, message)
+            except MetaqError as error:
+                self.drop(error)
 
     def _take(self, topic: str) -> deque[OutgoingMessage]:
         waiting = self._waiting.pop(topic, deque())

@@ -166,7 +166,7 @@ class AsyncProducer:
         self._delivery.start(self.accumulator)
         self._topics: dict[str, None] = {}
         self._oneway = OnewayMessages(
-            prepare=self.prepare,
+            prepare=self._prepare_oneway,
             append=lambda topic, message: self.accumulator.append(topic, *message),
         )
         self._stop_listening = metadata.add_listener(self._on_snapshot)
@@ -191,10 +191,17 @@ class AsyncProducer:
         if topic in self._topics:
             return
         check_topic(topic)
-        timeout_s = self._options.timeout_s if timeout is None else timeout
-        deadline_s = self._clock.monotonic_s() + timeout_s
+        deadline_s = self._deadline_s(timeout)
         snapshot = await self._metadata.topic(topic, deadline_s=deadline_s)
         self._check_open()
+        self._learn(topic, snapshot)
+
+    async def _prepare_oneway(self, topic: str) -> None:
+        """Do the same, while closing too: what was taken before is still sent."""
+        deadline_s = self._deadline_s(None)
+        self._learn(topic, await self._metadata.topic(topic, deadline_s=deadline_s))
+
+    def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
         self._topics[topic] = None
         self._delivery.on_snapshot(snapshot, {topic: None})
         if not self.accumulator.knows(topic):
@@ -387,10 +394,11 @@ class AsyncProducer:
     async def close(self, timeout: float | None = None) -> None:
         """Refuse new messages, wait for what was appended, fail the rest.
 
-        A second call waits for the first.
+        One-way messages are waited for as well, until their topics are known and they
+        are sent. A second call waits for the first.
 
         Args:
-            timeout: seconds to wait for outcomes; None is the client's
+            timeout: seconds that all of it may take; None is the client's
                 `close_timeout_s`.
 
         Never raises for messages: their own futures tell. What is unsent at the end
@@ -402,10 +410,14 @@ class AsyncProducer:
             await wait_set(self._ended, timeout)
             return
         self._is_closed = True
-        self._oneway.close()
-        self.accumulator.close()
+        limit_s = self._close_timeout_s if timeout is None else timeout
+        deadline_s = self._deadline_s(limit_s)
         try:
-            await self.flush(self._close_timeout_s if timeout is None else timeout)
+            try:
+                await self._oneway.close(limit_s)
+            finally:
+                self.accumulator.close()
+            await self.flush(max(0.0, deadline_s - self._clock.monotonic_s()))
         except RequestTimeoutError as error:
             _log.warning("producer closed early: error=%s", error)
         finally:

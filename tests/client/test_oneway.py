@@ -8,20 +8,17 @@ import pytest
 from metaq.client import oneway
 from metaq.client.oneway import OnewayMessages
 from metaq.client.partitioner import OutgoingMessage
-from metaq.errors import ClosedError, NoBrokerError
+from metaq.errors import NoBrokerError
 from tests.client.producing import run_virtual
 
 
 class Log:
-    """Takes messages of any topic until it is closed."""
+    """Takes messages of any topic."""
 
     def __init__(self) -> None:
         self.appended: list[tuple[str, bytes]] = []
-        self.is_closed = False
 
     def append(self, topic: str, message: OutgoingMessage) -> None:
-        if self.is_closed:
-            raise ClosedError("closed")
         self.appended.append((topic, bytes(message.data)))
 
 
@@ -77,6 +74,20 @@ def test_what_was_dropped_takes_no_place_any_more(
     run_virtual(main())
 
 
+def test_a_close_waits_for_topics_that_come_in_its_time() -> None:
+    async def main() -> None:
+        async def prepare(_topic: str) -> None:
+            await asyncio.sleep(1)
+
+        log = Log()
+        messages = messages_into(log, prepare)
+        messages.keep("a", OutgoingMessage(b"1"))
+        await messages.close(timeout_s=2)
+        assert log.appended == [("a", b"1")]
+
+    run_virtual(main())
+
+
 def test_a_close_drops_what_waits_and_says_why() -> None:
     """Nothing is lost without being counted."""
 
@@ -85,10 +96,7 @@ def test_a_close_drops_what_waits_and_says_why() -> None:
         messages = messages_into(log, nobody_serves)
         messages.keep("a", OutgoingMessage(b"1"))
         await asyncio.sleep(0.5)
-        log.is_closed = True
-        messages.close()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await messages.close(timeout_s=0.1)
         assert messages.dropped == {"ClosedError": 1}
 
     run_virtual(main())

@@ -420,6 +420,31 @@ def test_one_way_messages_never_raise_for_delivery() -> None:
     run_virtual(main())
 
 
+def test_a_close_sends_one_way_messages_of_a_topic_that_was_never_used() -> None:
+    """A program that sends one and ends would else never send it."""
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker) as world:
+            world.producer.send_oneway("test", b"x")
+        assert broker.stored() == [b"x"]
+        assert world.producer.statistics().dropped == {}
+
+    run_virtual(main())
+
+
+def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() -> None:
+    async def main() -> None:
+        async with producing(StandInBroker()) as world:
+            world.producer.send_oneway("nowhere", b"x")
+            since_s = asyncio.get_running_loop().time()
+            await world.producer.close(timeout=0.5)
+            assert asyncio.get_running_loop().time() - since_s == pytest.approx(0.5)
+            assert world.producer.statistics().dropped == {"ClosedError": 1}
+
+    run_virtual(main())
+
+
 @pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
 def test_what_can_be_no_topic_is_refused(topic: str) -> None:
     """Before anything is asked of anybody."""
