@@ -16,8 +16,6 @@ from metaq.protocol.commands import Stats
 
 RAW_ITEMS: Final = {"config"}
 """Items whose text is not lines of names and values."""
-
-
 ITEMS: Final = ("topics", "offsets", "realtime", "config", "help")
 """Items that are no topics."""
 UNKNOWN: Final = "1"

@@ -199,7 +199,7 @@ class Client:
                 **options,
             )
 
-        consumer = Consumer(thread.run(make()), thread)
+        consumer = Consumer(thread.run(make()), thread, clock=self._clock)
         self._consumers.add(consumer)
         return consumer
 
@@ -288,10 +288,13 @@ async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | Non
 class Consumer:
     """A consumer for any thread, one at a time; see `AsyncConsumer`."""
 
-    def __init__(self, twin: AsyncConsumer, thread: LoopThread) -> None:
+    def __init__(
+        self, twin: AsyncConsumer, thread: LoopThread, *, clock: Clock
+    ) -> None:
         """Wrap the async twin; `Client.consumer` is the way in."""
         self._twin = twin
         self._thread = thread
+        self._clock = clock
 
     @property
     def group(self) -> str:
@@ -377,16 +380,19 @@ class Consumer:
         hand = self._twin.hand
         self._require_started()
         check_count(count_max)
-        while True:
+        many = hand.some(count_max)
+        if many:
+            return many
+        left_s, began_s = timeout, self._clock.monotonic_s()
+        while batch := self._twin.feed.take(left_s):
+            hand.hold(batch)
             many = hand.some(count_max)
             if many:
                 return many
-            # One wait is enough: a batch that is taken has something to hand out,
-            # unless its partition is being taken away.
-            batch = self._twin.feed.take(timeout)
-            if batch is None:
-                return []
-            hand.hold(batch)
+            # Its partition is being taken away.
+            if timeout is not None:
+                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
+        return []
 
     def run(
         self,

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, FileOffsets, Spooled
+from metaq.client.fetched_batch import Batch
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.spool import Spool
 from metaq.errors import ClosedError, RequestTimeoutError
-from metaq.model import Message
+from metaq.model import Message, Offset
+from metaq.testing.clock import ManualClock
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 
@@ -172,7 +174,7 @@ def test_a_close_frees_everything_at_the_end_of_its_time(
     consumer.start()
     take(consumer, 2)
     store.hangs = hanging
-    consumer.close(timeout=SHORT_S * 2)
+    consumer.close(timeout=4 * SHORT_S if hanging else TIMEOUT_S)
     assert consumer.is_closed
     assert store.closed_count == 1
     store.hangs = set()
@@ -239,6 +241,32 @@ def test_a_close_ends_a_rebalance_that_waits_for_a_message(broker: AnyBroker) ->
             consumer.close(timeout=0.2)
             assert payloads(take(other, 2)) == [b"1", b"2"]
         worker.join()
+
+
+def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE) as consumer,
+    ):
+        waits: list[float | None] = []
+
+        def take_revoked(timeout_s: float | None) -> Batch | None:
+            waits.append(timeout_s)
+            clock.advance_s(3.0)
+            gone = Batch(ZERO, [], Offset(0), 0, is_stopped=True)
+            return gone if len(waits) < 4 else None
+
+        monkeypatch.setattr(consumer._twin.feed, "take", take_revoked)
+        monkeypatch.setattr(consumer, "_clock", clock)
+        assert consumer.receive_many(5, timeout=7.0) == []
+        assert waits == [7.0, 4.0, 1.0, 0.0]
+        waits.clear()
+        assert consumer.receive_many(5) == []
+        assert waits == [None] * 4
+        monkeypatch.undo()
 
 
 # -- handlers -------------------------------------------------------------------------
