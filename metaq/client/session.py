@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import uuid
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,7 @@ class AsyncClient:
             )
         self._context: ClientContext | None = None
         self._children: list[Closable] = []
+        self._closed: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._producers: list[AsyncProducer] = []
         self._marks: Marks = {}
         self._pid = os.getpid()
@@ -182,7 +184,7 @@ class AsyncClient:
             self._closing.release()
 
     async def _close(self, deadline_s: float | None) -> None:
-        children, self._children = self._children, []
+        children, self._children = [*self._children, *self._closed], []
         # Consumers first: a handler that is at work may still want to send.
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
         await close_all(consumers, deadline_s, self._clock)
@@ -482,7 +484,11 @@ class AsyncClient:
     # -- inside -----------------------------------------------------------------------
 
     def _adopt(self, child: Closable) -> None:
-        """Remember whom to close; those that are closed already are forgotten."""
+        """Remember whom to close; those that are closed already may go.
+
+        A close that is under way keeps its object alive, and is waited for.
+        """
+        self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]
 

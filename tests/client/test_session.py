@@ -283,6 +283,8 @@ def test_a_client_waits_for_a_close_that_is_under_way(
         await committing.wait()
         if is_client_twice:
             await client.close(timeout=0.001)
+        else:
+            client.producer()  # whoever is closed is forgotten by and by
         second = asyncio.ensure_future(client.close())
         second.add_done_callback(lambda _: done.append("client"))
         await asyncio.sleep(0.01)
