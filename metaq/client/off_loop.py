@@ -8,12 +8,19 @@ their deadlines without having been begun. Nothing piles up.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
 
 T = TypeVar("T")
+
+
+class _Open(Protocol):
+    def close(self) -> None: ...
+
+
+R = TypeVar("R", bound=_Open)
 
 
 class OffLoop:
@@ -81,3 +88,22 @@ class OffLoop:
             self._executor.shutdown(wait=False)
             self._executor = None
             self._turn = asyncio.Lock()
+
+
+async def open_off_loop(opening: Callable[[], R]) -> R:
+    """Return what a call opens, on a thread of its own; raise what it raises.
+
+    Cancellation: what is opened all the same is closed again, so that others can have
+    it.
+    """
+    task = asyncio.ensure_future(asyncio.to_thread(opening))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.add_done_callback(_close_late)
+        raise
+
+
+def _close_late(task: "asyncio.Task[R]") -> None:
+    if not task.cancelled() and task.exception() is None:
+        task.result().close()

@@ -20,6 +20,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self, TypeVar
 
@@ -27,6 +28,7 @@ from metaq.client.batches import SendResult
 from metaq.client.bounds import within
 from metaq.client.context import ClientContext
 from metaq.client.errors import NotSentError
+from metaq.client.off_loop import open_off_loop
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.runs import frozen
@@ -194,15 +196,7 @@ class AsyncOrderedProducer:
         for partition in self.partitions:
             name = f"{partition.broker_id}-{partition.partition}"
             place = self._directory / spool_name(self.topic, name)
-            opening = asyncio.ensure_future(
-                asyncio.to_thread(Spool.open, self._fs, place)
-            )
-            try:
-                spool = await asyncio.shield(opening)
-            except asyncio.CancelledError:
-                # A disk that hangs may still open it, and nobody else could then.
-                opening.add_done_callback(_close_late)
-                raise
+            spool = await open_off_loop(partial(Spool.open, self._fs, place))
             self._lanes[partition] = _Lane(partition, spool)
         if self.is_closed:
             raise ClosedError("the ordered producer was closed while it started")
@@ -456,11 +450,6 @@ async def _close_spools(
     for lane in lanes:
         async with lane.turn:
             await asyncio.to_thread(lane.spool.close)
-
-
-def _close_late(opening: asyncio.Future[Spool]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
 
 
 async def _finished(work: Callable[..., T], argument: object) -> T:

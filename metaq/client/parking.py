@@ -9,10 +9,12 @@ for the next round. Source: client spec 12.
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
+from metaq.client.off_loop import open_off_loop
 from metaq.client.redelivery import RetryPolicy
 from metaq.client.spool import Spool, spool_name
 from metaq.errors import MetaqError
@@ -76,12 +78,13 @@ class Parking:
 
         Raises:
             StorageError: one cannot be opened; none is.
+
+        Cancellation: none is opened.
         """
         try:
             for topic, directory in self._places.items():
-                self._spools[topic] = await asyncio.to_thread(
-                    Spool.open, self._fs, directory
-                )
+                opening = partial(Spool.open, self._fs, directory)
+                self._spools[topic] = await open_off_loop(opening)
         except BaseException:
             await self.close()
             raise

@@ -158,6 +158,15 @@ def test_a_directory_that_another_one_uses_is_an_error(
 
 
 @pytest.mark.slow
+def empty_feed() -> Feed:
+    return Feed(
+        clock=ManualClock(),
+        buffer_bytes_max=1000,
+        buffer_count_max=10,
+        on_room=lambda: None,
+    )
+
+
 def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
     """The handler gets it no more; it is parked when there is room."""
     fs, seen = FaultyFileSystem(), []
@@ -167,12 +176,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         raise Reject("not now")
 
     async def scenario() -> None:
-        feed = Feed(
-            clock=ManualClock(),
-            buffer_bytes_max=1000,
-            buffer_count_max=10,
-            on_room=lambda: None,
-        )
+        feed = empty_feed()
         feed.add(PLACE, GroupOffset(Offset(0), MessageId(-1)))
         feed.put(batch(PLACE, 0, 1))
         options = policy("/p", replay_first_s=100.0)
@@ -203,3 +207,39 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
 
     asyncio.run(scenario())
     assert seen == [b"0"]
+
+
+def test_a_start_that_is_cancelled_holds_nobody_else_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk may open the spool when nobody wants it any more."""
+    opened, go_on, open_now = threading.Event(), threading.Event(), Spool.open
+
+    def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
+        spool = open_now(fs, directory)
+        opened.set()
+        go_on.wait(20)
+        return spool
+
+    def is_free() -> bool:
+        try:
+            open_now(SystemFileSystem(), tmp_path / spool_name("test", "g")).close()
+        except LogDirLockedError:
+            return False
+        return True
+
+    async def scenario() -> None:
+        parking = Parking(
+            empty_feed(), group="g", topics=["test"], policy=policy(tmp_path)
+        )
+        starting = asyncio.create_task(parking.start())
+        await until(opened.is_set)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        assert starting.cancelled()
+        assert not is_free()
+        go_on.set()
+        await until(is_free)
+
+    monkeypatch.setattr(Spool, "open", open_slowly)
+    asyncio.run(scenario())
