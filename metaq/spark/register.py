@@ -20,7 +20,7 @@ FORMATS: Final[tuple[type[DataSource], ...]] = (
     SegmentsDataSource,
 )
 """One class per format."""
-ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
+_ALREADY_THERE: Final = "DATA_SOURCE_ALREADY_EXISTS"
 
 
 def register(spark: SparkSession) -> None:
@@ -33,5 +33,5 @@ def register(spark: SparkSession) -> None:
             spark.dataSource.register(source)
         except PySparkException as error:
             # Spark 4.0 registers no format anew that it has found by its name.
-            if error.getCondition() != ALREADY_THERE:
+            if error.getCondition() != _ALREADY_THERE:
                 raise

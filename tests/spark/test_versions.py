@@ -6,8 +6,7 @@ import pyspark
 import pytest
 
 from metaq.spark import versions
-
-VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+from tests.spark.conftest import VERSION
 
 
 def test_marks_and_numbers_agree() -> None:

@@ -111,8 +111,9 @@ class ArchiveStore:
 
         Args:
             rows: The columns of the source, and `date`.
-            name: Files are called so, with a number; never the name of a file of the
-                manifest.
+            name: Files are called so, with the number of the manifest that will name
+                them, and a number of their own. No two jobs write a manifest of one
+                number, so none has a file of this name.
 
         Returns:
             The files, counted by reading them back.
@@ -126,14 +127,13 @@ class ArchiveStore:
         ordered = rows.sortWithinPartitions("topic", "date", *ORDER[1:])
         ordered.write.partitionBy("topic", "date").parquet(staged)
         counts = self._count(staged)
+        stem = f"{name}-{self.manifest.number + 1:010}"
         written = []
         for number, file in enumerate(self._files.list_files(STAGING)):
             if not file.path.endswith(SUFFIX):
                 continue
             below = file.path.removeprefix(f"{STAGING}/")
-            target = f"{below.rpartition('/')[0]}/{name}-{number:05}{SUFFIX}"
-            # What a killed job left under this name was never part of the archive.
-            self._files.delete(target)
+            target = f"{below.rpartition('/')[0]}/{stem}-{number:05}{SUFFIX}"
             self._files.move(file.path, target)
             count = counts.pop(file.path, 0)
             written.append(ArchivedFile(target, file.size_bytes, count))

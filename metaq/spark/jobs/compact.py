@@ -101,8 +101,7 @@ def _merge(
     store: ArchiveStore, group: Sequence[ArchivedFile], turn: int
 ) -> ArchivedFile:
     """Write one file with the messages of several."""
-    name = f"merged-{store.manifest.number + 1:010}-{turn:05}"
-    (file,) = store.write(store.read(group).coalesce(1), name)
+    (file,) = store.write(store.read(group).coalesce(1), f"merged-{turn:05}")
     expected = sum(each.message_count for each in group)
     if file.message_count != expected:
         raise ArchiveError(

@@ -6,18 +6,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 
 from metaq.spark.errors import ArchiveError, JobError
 from metaq.spark.jobs.archive import ArchiveProgress, archive_stream
-from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
+from metaq.spark.jobs.archive_store import (
+    DATE_OF_TIMESTAMP,
+    ArchiveStore,
+    read_archive,
+)
 from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.files import ArchiveFiles
-from tests.spark.jobs.archives import Feed, Row, log_rows, places, places_of, row
+from tests.spark.jobs.archives import Feed, Row, frame, log_rows, places, places_of, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[3]
@@ -232,6 +238,31 @@ def test_a_second_job_is_noticed(spark: SparkSession, feed: Feed, path: str) -> 
     check(spark, path, one)
 
 
+def test_a_job_that_slept_takes_nothing_from_the_one_that_went_on(
+    spark: SparkSession, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both write the same batch; only one of them has it in the archive."""
+    (one,) = batches(1)
+    dated = frame(spark, one).withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
+    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
+    slow.claim("query")
+    list_files = ArchiveFiles.list_files
+
+    def sleep(files: ArchiveFiles, directory: str = "") -> Any:
+        found = list_files(files, directory)
+        monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
+        quick.manifest = ArchiveStore(spark, path).manifest
+        quick.claim("query")
+        written = sorted(quick.write(dated, "batch"), key=lambda file: file.path)
+        quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
+        return found
+
+    monkeypatch.setattr(ArchiveFiles, "list_files", sleep)
+    with pytest.raises(ArchiveError):
+        slow.write(dated.coalesce(1), "batch")
+    check(spark, path, one)
+
+
 def test_a_lost_checkpoint_is_refused(
     spark: SparkSession, feed: Feed, path: str, tmp_path: Path
 ) -> None:
@@ -286,6 +317,7 @@ import os, signal, sys
 sys.path.insert(0, {root!r})
 from pathlib import Path
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as sf
 from metaq.spark.jobs.archive import archive_stream
 from metaq.spark.jobs.files import ArchiveFiles
 from tests.spark.jobs.archives import Feed
