@@ -415,7 +415,24 @@ def _open_writer(
         )
     except NoSpaceError as error:
         logger.warning("span index not written: file=%s error=%s", path, error)
+        if believed is not None:
+            _cut_index(fs, path, believed)
         return None
+
+
+def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
+    """Take away entries behind those that are believed, which needs no room.
+
+    The log may get other bytes where they say that records are.
+    """
+    file = fs.open_append(path, create=False)
+    try:
+        size = SizeBytes(HEADER.size + ENTRY_BYTES * len(believed.spans))
+        if file.size() > size:
+            file.truncate(size)
+            file.sync()
+    finally:
+        file.close()
 
 
 # -- report ---------------------------------------------------------------------------

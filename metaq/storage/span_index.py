@@ -256,7 +256,7 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Tota
             last_two = Position(size - 2 * ENTRY_BYTES)
             header = file.read_at(Position(0), SizeBytes(HEADER.size))
             ends = file.read_at(last_two, SizeBytes(2 * ENTRY_BYTES))
-            sealed = _decode_seal(header, ends, base_offset)
+            sealed = decode_seal(header, ends, base_offset)
             if sealed is not None:
                 return sealed
     finally:
@@ -283,8 +283,14 @@ def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
     return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
 
 
-def _decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> Totals | None:
-    """Return the totals when the last two entries are a span and a seal behind it."""
+def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> Totals | None:
+    """Return what a seal says; None where there is none to believe.
+
+    Args:
+        header: The first 32 bytes of the index.
+        ends: Its last 64 bytes, two entries: a span and a seal behind it.
+        base_offset: Base offset of the segment.
+    """
     if decode_index(header, base_offset) is None:
         return None
     start, size, count, time_ms, _span, crc = ENTRY.unpack_from(ends)

@@ -6,15 +6,15 @@ the same, only slower. They are asked about durable bytes of a log without damag
 index is believed here without reading what it covers.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from metaq.fs import FileSystem
-from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.model import MessageId, Millis, Offset, Position
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.storage.segment import Segment
-from metaq.storage.span_index import Span, SpanIndex, read_index, read_totals
+from metaq.storage.span_index import Span
+from metaq.storage.span_lookup import SpanLookup, open_spans
 from metaq.storage.walk import WINDOW_BYTES, RangeReader, estimated_time_ms
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20
@@ -30,8 +30,10 @@ def is_boundary(fs: FileSystem, segments: Sequence[Segment], offset: Offset) -> 
     """
     if offset == segments[-1].end_offset:
         return True
-    for segment, index in _indexed(fs, segments, offset, Offset(offset + 1)):
-        first = _boundary_before(index, offset)
+    for segment in _within(segments, offset, Offset(offset + 1)):
+        with open_spans(fs, segment) as spans:
+            piece = next(spans.pieces(offset, Offset(offset + 1)))
+        first = piece.base_offset
         if first == offset:
             return True
         return any(at == offset for at, _id in _walk(fs, segment, first, offset + 1))
@@ -54,24 +56,17 @@ def count_records(
     """
     total = 0
     for segment in _within(segments, start, end):
-        if start <= segment.base_offset and segment.end_offset <= end:
-            # A sealed index says in its last entry what all of them add up to.
-            totals = read_totals(fs, segment.path, segment.base_offset)
-            if totals.end_offset == segment.end_offset:
-                total += totals.record_count
-                continue
-        index = _read_index(fs, segment)
         low = max(start, segment.base_offset)
         high = min(end, segment.end_offset)
-        first = bisect_left(index.spans, low, key=lambda span: span.base_offset)
-        behind = index.place_of(high)
-        whole = index.spans[first:behind]
-        if not whole:
-            total += _walk_count(fs, segment, index, low, high)
-            continue
-        total += sum(span.record_count for span in whole)
-        total += _walk_count(fs, segment, index, low, whole[0].base_offset)
-        total += _walk_count(fs, segment, index, whole[-1].end_offset, high)
+        with open_spans(fs, segment) as spans:
+            whole = spans.record_count
+            if whole is None or 2 * (high - low) < segment.size_bytes:
+                total += _count_pieces(fs, segment, spans, low, high)
+            else:
+                # The rest is less to count.
+                total += whole
+                total -= _count_pieces(fs, segment, spans, segment.base_offset, low)
+                total -= _count_pieces(fs, segment, spans, high, segment.end_offset)
     return total
 
 
@@ -102,12 +97,14 @@ def offset_for_time(
         StorageError: The disk refused a read.
     """
     end = segments[-1].end_offset
-    for segment, index in _indexed(fs, segments, start, end):
-        # The times need not be in order, because clocks jump: the first span that is
-        # new enough is right for any order.
-        for span in _spans_from(fs, segment, index, start):
-            if span.append_time_ms >= time_ms:
-                return _first_since(fs, segment, span, start, time_ms)
+    for segment in _within(segments, start, end):
+        low = max(start, segment.base_offset)
+        with open_spans(fs, segment) as spans:
+            # The times need not be in order, because clocks jump: the first span that
+            # is new enough is right for any order.
+            span = _first_span_since(fs, segment, spans, low, time_ms)
+        if span is not None:
+            return _first_since(fs, segment, span, start, time_ms)
     return end
 
 
@@ -137,9 +134,11 @@ def split_range(
     """
     size, parts = end - start, count_max - 1
     wanted = [Offset(start + size * part // parts) for part in range(1, parts)]
+    if not wanted:
+        return tuple(dict.fromkeys((start, end)))
     found: tuple[Offset, ...] = ()
     if size > SPLIT_WALK_BYTES_MAX:
-        found = _within_range(_split_at_spans(fs, segments, wanted), start, end)
+        found = _within_range(_split_at_spans(fs, segments, wanted, end), start, end)
     if not found:
         split = _split_at_records(fs, segments, wanted, start, end)
         found = _within_range(split, start, end)
@@ -159,38 +158,42 @@ def _split_at_records(
     start: Offset,
     end: Offset,
 ) -> Iterator[Offset]:
-    """Yield the first record boundary at each wanted offset or behind it."""
+    """Yield the first record boundary at each wanted offset or behind it.
+
+    Only the spans that hold them are walked, and gaps of an index; each once.
+    """
     left = iter(wanted)
     target = next(left, None)
-    for segment in _within(segments, start, end):
-        first = max(start, segment.base_offset)
-        for at, _id in _walk(fs, segment, first, min(end, segment.end_offset)):
-            if target is None:
-                return
-            if at >= target:
-                yield at
-            while target is not None and at >= target:
-                target = next(left, None)
+    for segment in _within(segments, wanted[0], end):
+        high = min(end, segment.end_offset)
+        with open_spans(fs, segment) as spans:
+            while target is not None and target < high:
+                piece = next(spans.pieces(target, high, is_merged=False))
+                behind = min(high, piece.end_offset)
+                first = max(start, piece.base_offset)
+                walk = _walk(fs, segment, first, behind)
+                while target is not None and target < behind:
+                    wish = target
+                    found = next((at for at, _id in walk if at >= wish), behind)
+                    yield found
+                    while target is not None and target <= found:
+                        target = next(left, None)
 
 
 def _split_at_spans(
-    fs: FileSystem,
-    segments: Sequence[Segment],
-    wanted: Sequence[Offset],
+    fs: FileSystem, segments: Sequence[Segment], wanted: Sequence[Offset], end: Offset
 ) -> Iterator[Offset]:
     """Yield the end of a span, or of a segment, that is nearest to each offset."""
-    segment, index = segments[0], None
-    for target in wanted:
-        if index is None or not segment.contains(target):
-            found = next(iter(_within(segments, target, Offset(target + 1))), None)
-            if found is None:
-                continue
-            segment, index = found, _read_index(fs, found)
-        span = index.span_at(target)
-        before = index.end_offset if span is None else span.base_offset
-        behind = segment.end_offset if span is None else span.end_offset
-        near = before if target - before <= behind - target else behind
-        yield min(near, segment.end_offset)
+    left = iter(wanted)
+    target = next(left, None)
+    for segment in _within(segments, wanted[0], end):
+        high = segment.end_offset
+        with open_spans(fs, segment) as spans:
+            while target is not None and target < high:
+                piece = next(spans.pieces(target, high, is_merged=False))
+                before, behind = piece.base_offset, min(high, piece.end_offset)
+                yield before if target - before <= behind - target else behind
+                target = next(left, None)
 
 
 def _within(
@@ -202,38 +205,33 @@ def _within(
             yield segment
 
 
-def _indexed(
-    fs: FileSystem, segments: Sequence[Segment], start: Offset, end: Offset
-) -> Iterator[tuple[Segment, SpanIndex]]:
-    """Yield the segments that have bytes within [start, end), with their indexes."""
-    for segment in _within(segments, start, end):
-        yield segment, _read_index(fs, segment)
+def _first_span_since(
+    fs: FileSystem,
+    segment: Segment,
+    spans: SpanLookup,
+    start: Offset,
+    time_ms: Millis,
+) -> Span | None:
+    """Return the first span that ends behind `start` and is new enough.
+
+    A gap of the index is one that has the file's time.
+    """
+    for piece in spans.pieces(start, segment.end_offset):
+        if not piece.record_count:
+            piece = piece._replace(append_time_ms=_file_time_ms(fs, segment))
+        if piece.append_time_ms < time_ms:
+            continue
+        each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)
+        return next((one for one in each if one.append_time_ms >= time_ms), piece)
+    return None
 
 
-def _read_index(fs: FileSystem, segment: Segment) -> SpanIndex:
-    index = read_index(fs, segment.path, segment.base_offset)
-    return index or SpanIndex(segment.base_offset)
-
-
-def _boundary_before(index: SpanIndex, offset: Offset) -> Offset:
-    """Return the last known record boundary at `offset` or before it."""
-    span = index.span_at(offset)
-    return index.end_offset if span is None else span.base_offset
-
-
-def _spans_from(
-    fs: FileSystem, segment: Segment, index: SpanIndex, start: Offset
-) -> Iterator[Span]:
-    """Yield the spans that end behind `start`, bytes behind the index as the last."""
-    yield from index.spans[index.place_of(start) :]
-    covered = index.end_offset
-    if covered < segment.end_offset:
-        file = fs.open_read(segment.path)
-        try:
-            mtime_ms = file.mtime_ms()
-        finally:
-            file.close()
-        yield Span(covered, SizeBytes(segment.end_offset - covered), 1, mtime_ms, 0)
+def _file_time_ms(fs: FileSystem, segment: Segment) -> Millis:
+    file = fs.open_read(segment.path)
+    try:
+        return file.mtime_ms()
+    finally:
+        file.close()
 
 
 def _first_since(
@@ -249,14 +247,19 @@ def _first_since(
     return end
 
 
-def _walk_count(
-    fs: FileSystem, segment: Segment, index: SpanIndex, start: Offset, end: Offset
+def _count_pieces(
+    fs: FileSystem, segment: Segment, spans: SpanLookup, start: Offset, end: Offset
 ) -> int:
-    """Count the records that begin within [start, end), header by header."""
-    if start >= end:
-        return 0
-    first = _boundary_before(index, start)
-    return sum(at >= start for at, _id in _walk(fs, segment, first, end))
+    """Count the records of one segment that begin within [start, end)."""
+    total = 0
+    for piece in spans.pieces(start, end) if start < end else ():
+        first, behind = piece.base_offset, min(end, piece.end_offset)
+        if piece.record_count and start <= first and piece.end_offset <= end:
+            total += piece.record_count
+        else:
+            walk = _walk(fs, segment, first, behind)
+            total += sum(at >= start for at, _id in walk)
+    return total
 
 
 def _walk(

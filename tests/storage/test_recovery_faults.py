@@ -95,6 +95,18 @@ def test_want_of_room_never_keeps_a_log_from_starting() -> None:
     assert result.segments[-1].size_bytes == len(ACKNOWLEDGED + record(8))
 
 
+def test_entries_that_nobody_believes_do_not_outlive_a_start_without_room() -> None:
+    """Questions believe entries one by one, and the log gets other bytes there."""
+    disk = disk_with_log()
+    put_segment(disk, len(BYTES), [[record(6, 60)], [record(7, 60)], [record(8, 60)]])
+    spans = ACTIVE.replace(".meta", ".spans")
+    whole = content(disk, spans)
+    disk.flip_bit(DIRECTORY / spans, 8 * (2 * 32 + 5))
+    disk.set_capacity(1)
+    recover(disk)
+    assert content(disk, spans) == whole[: 2 * 32]
+
+
 def kill_at(number: int) -> Callable[[Operation], None]:
     def hook(operation: Operation) -> None:
         if operation.number == number:

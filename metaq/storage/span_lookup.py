@@ -1,0 +1,216 @@
+"""Look spans up in the index of one segment, without reading all of it.
+
+An index has 65,000 entries per GiB, and most questions are about a few of them: those
+are found by bisection, in blocks that are read when they are needed. Sums are made of
+whole blocks. Each entry is believed on its own checksum, so one that is damaged hides
+one span and no other (`span_index.decode_index` believes those before it only, because
+recovery must know where the last one is). What no entry covers is a gap: somebody who
+needs it walks it.
+"""
+
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from struct import Struct
+from sys import byteorder
+from typing import Final
+from zlib import crc32
+
+from metaq.errors import DiskError
+from metaq.fs import FileSystem, ReadFile
+from metaq.model import Millis, Offset, Position, SizeBytes
+from metaq.storage.segment import Segment
+from metaq.storage.span_index import (
+    ENTRY,
+    ENTRY_BYTES,
+    HEADER,
+    INDEX_BYTES_MAX,
+    Span,
+    decode_index,
+    decode_seal,
+    spans_path,
+)
+
+BLOCK_ENTRIES: Final = 512
+"""Entries read and summed at once: 16 KiB."""
+BLOCKS_MAX: Final = 128
+"""Blocks kept while a segment is asked about; all are dropped when there are more."""
+
+_BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY_BYTES
+_CHECKED_BYTES: Final = ENTRY_BYTES - 4
+_CHECKED: Final = Struct(f"{_CHECKED_BYTES}s4x")
+_WORDS: Final = ENTRY_BYTES // 4
+_LONGS: Final = ENTRY_BYTES // 8
+
+
+class SpanLookup:
+    """The believable entries of one index file. Not thread-safe; blocks.
+
+    A *place* is the number of an entry in the file. All methods raise `StorageError`
+    where the disk refuses a read.
+    """
+
+    def __init__(self, file: ReadFile | None, segment: Segment) -> None:
+        """Look at the ends of an index.
+
+        Args:
+            file: the index, owned by the caller; None where there is none.
+            segment: what it is beside.
+        """
+        self._file = file
+        self._segment = segment
+        self._blocks: dict[int, bytes] = {}
+        self._count = 0
+        self.record_count: int | None = None
+        """Records of the segment, where it is sealed and the index knows them all."""
+        size = 0 if file is None else file.size()
+        if file is None or not HEADER.size <= size <= INDEX_BYTES_MAX:
+            return
+        header = file.read_at(Position(0), SizeBytes(HEADER.size))
+        if decode_index(header, segment.base_offset) is None:
+            return
+        self._count = (size - HEADER.size) // ENTRY_BYTES
+        if self._count >= 2:
+            ends = file.read_at(
+                Position(size - 2 * ENTRY_BYTES), SizeBytes(2 * ENTRY_BYTES)
+            )
+            totals = decode_seal(header, ends, segment.base_offset)
+            if totals is not None and totals.end_offset == segment.end_offset:
+                self.record_count = totals.record_count
+
+    def pieces(
+        self, start: Offset, end: Offset, *, is_merged: bool = True
+    ) -> Iterator[Span]:
+        """Yield what covers [start, end) of the segment, in order and without a gap.
+
+        Args:
+            start: any offset of the segment; the first piece may begin before it.
+            end: any offset; the last piece may end behind it.
+            is_merged: spans that lie within the range come many at once, as one that
+                has the sum of their records and the latest of their times.
+
+        Yields:
+            Spans; those without records are gaps. Each begins at a record boundary.
+        """
+        before = self._place_before(start)
+        first, at = max(0, before), self._segment.base_offset
+        if before >= 0 and (span := self._span(before)) is not None:
+            is_inside = start < span.end_offset
+            at = span.base_offset if is_inside else span.end_offset
+        last = self._place_before(Offset(end - 1)) if is_merged else self._count - 1
+        place = first
+        while place <= last and at < end:
+            # Those that the range cuts come alone: the first one, and the last.
+            behind = min(last, (place // BLOCK_ENTRIES + 1) * BLOCK_ENTRIES)
+            is_many = is_merged and first < place < behind
+            span = self._merged(place, behind) if is_many else None
+            if span is None:
+                span, behind = self._span(place), place + 1
+            place = behind
+            if span is None or span.end_offset <= at:
+                continue
+            if at < span.base_offset:
+                yield _gap(at, min(span.base_offset, end))
+            if span.base_offset < end:
+                yield span
+            at = span.end_offset
+        if at < end:
+            yield _gap(at, end)
+
+    def _place_before(self, offset: Offset) -> int:
+        """Return the last place of a span that begins at `offset` or before it.
+
+        It is -1 where there is none.
+        """
+        best, left, right = -1, 0, self._count
+        while left < right:
+            middle = place = (left + right) // 2
+            span = self._span(place)
+            while span is None and place > left:
+                place -= 1
+                span = self._span(place)
+            if span is None:
+                left = middle + 1
+            elif span.base_offset <= offset:
+                best, left = place, middle + 1
+            else:
+                right = place
+        return best
+
+    def _span(self, place: int) -> Span | None:
+        """Return the span of an entry; None where it is damaged, torn, or the seal."""
+        number, within = divmod(place, BLOCK_ENTRIES)
+        block, at = self._block(number), within * ENTRY_BYTES
+        if len(block) < at + ENTRY_BYTES:
+            # The file is shorter than it was.
+            return None
+        start, size, count, time_ms, checksum, crc = ENTRY.unpack_from(block, at)
+        is_whole = crc == crc32(block[at : at + _CHECKED_BYTES])
+        if not (is_whole and size and count and start >= self._segment.base_offset):
+            return None
+        return Span(start, size, count, time_ms, checksum)
+
+    def _merged(self, place: int, behind: int) -> Span | None:
+        """Return many entries of one block as one span.
+
+        It is None unless each is whole and begins where the one before ends.
+        """
+        number, within = divmod(place, BLOCK_ENTRIES)
+        until = (within + behind - place) * ENTRY_BYTES
+        part = self._block(number)[within * ENTRY_BYTES : until]
+        words, longs = array("I", part), array("q", part)
+        if byteorder == "little":
+            words.byteswap()
+            longs.byteswap()
+        bases, times = longs[::_LONGS], longs[2::_LONGS]
+        sizes, counts = words[2::_WORDS], words[3::_WORDS]
+        checksums = array("I", (crc32(data) for (data,) in _CHECKED.iter_unpack(part)))
+        ends = array("q", map(add, bases, sizes))
+        is_whole = (
+            len(bases) == behind - place
+            and checksums == words[_WORDS - 1 :: _WORDS]
+            and bases[1:] == ends[:-1]
+            and min(sizes) > 0
+            and min(counts) > 0
+        )
+        if not is_whole:
+            return None
+        size = SizeBytes(ends[-1] - bases[0])
+        return Span(Offset(bases[0]), size, sum(counts), Millis(max(times)), 0)
+
+    def _block(self, number: int) -> bytes:
+        block = self._blocks.get(number)
+        if block is None:
+            assert self._file is not None
+            position = HEADER.size + number * _BLOCK_BYTES
+            block = self._file.read_at(Position(position), SizeBytes(_BLOCK_BYTES))
+            if len(self._blocks) >= BLOCKS_MAX:
+                self._blocks.clear()
+            self._blocks[number] = block
+        return block
+
+
+@contextmanager
+def open_spans(fs: FileSystem, segment: Segment) -> Iterator[SpanLookup]:
+    """Look at the index of a segment for a while; without one it has no spans.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    path = spans_path(segment.path, segment.base_offset)
+    try:
+        file = fs.open_read(path)
+    except DiskError as error:
+        if error.errno_name != "ENOENT":
+            raise
+        yield SpanLookup(None, segment)
+        return
+    try:
+        yield SpanLookup(file, segment)
+    finally:
+        file.close()
+
+
+def _gap(start: Offset, end: Offset) -> Span:
+    return Span(start, SizeBytes(end - start), 0, Millis(0), 0)

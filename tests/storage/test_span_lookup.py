@@ -1,0 +1,222 @@
+"""Spans looked up in an index: right whatever is damaged, and with little work."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from metaq.model import MessageId, Millis, Offset, SizeBytes
+from metaq.record.ids import EPOCH_MS, MS_SHIFT
+from metaq.record.layout import HEADER_BYTES, encode_record
+from metaq.storage import span_lookup
+from metaq.storage.segment import Segment, segment_file_name
+from metaq.storage.span_index import (
+    ENTRY_BYTES,
+    Span,
+    SpanIndex,
+    spans_path,
+    write_index,
+)
+from metaq.storage.span_lookup import BLOCK_ENTRIES, BLOCKS_MAX, open_spans
+from metaq.storage.span_queries import (
+    count_records,
+    is_boundary,
+    offset_for_time,
+    split_range,
+)
+from metaq.testing.fs import FaultyFileSystem
+from tests.storage.logs import disk_with_directory, put_file
+
+EACH = 4
+"""Records of a span."""
+RECORD = len(encode_record(b"0123456789", id=MessageId(0)))
+SPAN_BYTES = EACH * RECORD
+ONE_SPAN = SPAN_BYTES + HEADER_BYTES
+"""What a walk over a span reads."""
+
+
+def log(
+    span_count: int, *, is_sealed: bool = True
+) -> tuple[FaultyFileSystem, list[Segment], tuple[Span, ...]]:
+    """Return a segment of equal records; span n was appended at n ms."""
+    spans, data = [], []
+    for number in range(span_count):
+        message_id = MessageId(number << MS_SHIFT)
+        data += [encode_record(b"0123456789", id=message_id)] * EACH
+        time_ms = Millis(EPOCH_MS + number)
+        at, size = Offset(number * SPAN_BYTES), SizeBytes(SPAN_BYTES)
+        spans.append(Span(at, size, EACH, time_ms, 0))
+    disk = disk_with_directory()
+    path = put_file(disk, segment_file_name(Offset(0)), b"".join(data))
+    size = SizeBytes(span_count * SPAN_BYTES)
+    index = SpanIndex(Offset(0), spans=tuple(spans))
+    write_index(disk, path, index, is_sealed=is_sealed)
+    return disk, [Segment(path, Offset(0), size)], tuple(spans)
+
+
+def work(disk: FaultyFileSystem, since: int) -> tuple[int, int]:
+    """Return how many bytes of indexes, and of records, were read."""
+    reads = [one for one in disk.log[since:] if one.name == "read"]
+    of_index = sum(one.size for one in reads if one.path.suffix == ".spans")
+    return of_index, sum(one.size for one in reads) - of_index
+
+
+COUNT = 20 * BLOCK_ENTRIES
+END = COUNT * SPAN_BYTES
+BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
+FEW = 8 * BLOCK_BYTES
+"""What a bisection reads of an index of 20 blocks at most, and a few bytes."""
+LONG = log(COUNT)
+MIDDLE = COUNT // 2 * SPAN_BYTES + RECORD
+
+
+def test_a_boundary_costs_a_bisection_and_one_span() -> None:
+    """However long the log is."""
+    disk, segments, _spans = LONG
+    since = disk.calls
+    assert is_boundary(disk, segments, Offset(MIDDLE))
+    of_index, of_records = work(disk, since)
+    assert of_index <= FEW
+    assert of_records <= ONE_SPAN
+
+
+def test_the_count_of_a_few_records_costs_as_little() -> None:
+    """Also where it crosses spans."""
+    disk, segments, _spans = LONG
+    since = disk.calls
+    end = Offset(MIDDLE + 10 * RECORD)
+    assert count_records(disk, segments, Offset(MIDDLE), end) == 10
+    of_index, of_records = work(disk, since)
+    assert of_index <= FEW
+    assert of_records <= 2 * ONE_SPAN
+
+
+def test_the_count_of_nearly_all_of_a_sealed_segment_is_that_of_the_rest() -> None:
+    """Its seal knows how many there are."""
+    disk, segments, _spans = LONG
+    since = disk.calls
+    count = count_records(disk, segments, Offset(RECORD), Offset(END - RECORD))
+    assert count == COUNT * EACH - 2
+    of_index, of_records = work(disk, since)
+    assert of_index <= 2 * FEW
+    assert of_records <= 2 * ONE_SPAN
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1 << 40])
+def test_a_few_cuts_cost_a_few_spans(monkeypatch, bytes_max: int) -> None:
+    """A short range is cut at records, and only the spans of the cuts are walked."""
+    monkeypatch.setattr("metaq.storage.span_queries.SPLIT_WALK_BYTES_MAX", bytes_max)
+    disk, segments, _spans = LONG
+    start, end = Offset(MIDDLE), Offset(MIDDLE + 16 * 101 * RECORD)
+    since = disk.calls
+    found = split_range(disk, segments, start, end, 17)
+    assert len(found) == 17
+    if bytes_max:
+        assert [b - a for a, b in pairwise(found)] == [101 * RECORD] * 16
+    of_index, of_records = work(disk, since)
+    assert of_index <= FEW
+    assert of_records <= 15 * ONE_SPAN
+
+
+def test_many_cuts_read_an_index_once_and_no_record_twice() -> None:
+    """The most that can be asked for costs no more than a look at everything."""
+    disk, segments, _spans = LONG
+    since = disk.calls
+    split_range(disk, segments, Offset(0), Offset(END), 10_000)
+    of_index, of_records = work(disk, since)
+    assert of_index <= 22 * BLOCK_BYTES
+    assert of_records <= END + COUNT * HEADER_BYTES
+
+
+def test_a_time_costs_the_index_before_it_and_one_span() -> None:
+    """Clocks jump, so all times before count; they are looked at in bulk."""
+    disk, segments, spans = LONG
+    since = disk.calls
+    found = offset_for_time(disk, segments, spans[COUNT // 2].append_time_ms)
+    assert found == spans[COUNT // 2].base_offset
+    of_index, of_records = work(disk, since)
+    assert of_index <= COUNT * ENTRY_BYTES + FEW
+    assert of_records <= ONE_SPAN
+
+
+def test_blocks_in_memory_are_bounded(monkeypatch) -> None:
+    """A reader of more than `BLOCKS_MAX` of them drops what it has."""
+    monkeypatch.setattr(span_lookup, "BLOCKS_MAX", 3)
+    disk, segments, spans = LONG
+    with open_spans(disk, segments[0]) as lookup:
+        for span in spans[:: BLOCK_ENTRIES // 2]:
+            at = Offset(span.base_offset + 1)
+            assert next(lookup.pieces(at, Offset(at + 1))) == span
+            assert len(lookup._blocks) <= 3
+    assert BLOCKS_MAX * BLOCK_BYTES == 2 << 20
+
+
+def flip(disk: FaultyFileSystem, segment: Segment, bits: Sequence[int]) -> None:
+    path = spans_path(segment.path, segment.base_offset)
+    size = 8 * disk.size_of(path)
+    for bit in set(bits):
+        disk.flip_bit(path, bit % size)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.booleans(),
+    st.lists(st.integers(0, 8 * 45 * ENTRY_BYTES), max_size=6),
+    st.integers(0, 40 * EACH),
+    st.integers(0, 40 * EACH),
+    st.integers(2, 30),
+)
+def test_answers_are_right_whatever_is_damaged(
+    is_sealed: bool, bits: list[int], first: int, behind: int, count: int
+) -> None:
+    """A damaged entry costs a walk, not the answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_lookup, "BLOCK_ENTRIES", 4)
+        patch.setattr(span_lookup, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
+        disk, segments, spans = log(40, is_sealed=is_sealed)
+        flip(disk, segments[0], bits)
+        first, behind = sorted((first, behind))
+        start, end = Offset(first * RECORD), Offset(behind * RECORD)
+        assert is_boundary(disk, segments, start)
+        assert not is_boundary(disk, segments, Offset(start + 1))
+        assert count_records(disk, segments, start, end) == behind - first
+        found = split_range(disk, segments, start, end, count)
+        assert all(at % RECORD == 0 for at in found)
+        assert (found[0], found[-1]) == (start, end)
+        if not bits:
+            number = min(first // EACH, 39)
+            time_ms = spans[number].append_time_ms
+            assert offset_for_time(disk, segments, time_ms) == number * SPAN_BYTES
+        assert disk.open_paths() == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 8 * 22 * ENTRY_BYTES), max_size=4),
+    st.integers(0, 20 * SPAN_BYTES - 1),
+    st.integers(1, 20 * SPAN_BYTES),
+    st.booleans(),
+)
+def test_pieces_cover_a_range_without_a_gap(
+    bits: list[int], start: int, size: int, is_merged: bool
+) -> None:
+    """They begin at records, and what has no records was damaged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_lookup, "BLOCK_ENTRIES", 4)
+        patch.setattr(span_lookup, "_BLOCK_BYTES", 4 * ENTRY_BYTES)
+        disk, segments, _spans = log(20)
+        flip(disk, segments[0], bits)
+        end = min(start + size, 20 * SPAN_BYTES)
+        with open_spans(disk, segments[0]) as lookup:
+            pieces = list(
+                lookup.pieces(Offset(start), Offset(end), is_merged=is_merged)
+            )
+    assert pieces[0].base_offset <= start
+    assert pieces[-1].end_offset >= end
+    assert all(a.end_offset == b.base_offset for a, b in pairwise(pieces))
+    for piece in pieces:
+        assert piece.base_offset % SPAN_BYTES == 0
+        assert piece.record_count * RECORD in {0, piece.size_bytes}
+        assert piece.record_count or bits
