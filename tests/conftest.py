@@ -6,6 +6,7 @@ import itertools
 import os
 import random
 import secrets
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
 """One number for every random choice of the run; METAQ_SEED repeats a run."""
 
 EXAMPLES_MAX = 50
+LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
 
 hypothesis.settings.register_profile(
     "metaq",
@@ -35,6 +37,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Hand the seed to hypothesis too, unless the command line brought its own."""
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest: those run side by side end together."""
+    weights: dict[Path, int] = defaultdict(int)
+    for item in items:
+        marks = {mark.name for mark in item.iter_markers()} & LONG_MARKS
+        weights[item.path] = max(weights[item.path], len(marks))
+    items.sort(key=lambda item: -weights[item.path])
 
 
 def pytest_collection_finish() -> None:

@@ -30,6 +30,18 @@ OWN_FORMAT = pytest.mark.skipif(
     not HAS_LIMITS,
     reason="the dying format takes the place of ours as it is from PySpark 4.2 on",
 )
+"""Of tests that use it."""
+DRIVER_MARKS = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.crash,
+    OWN_FORMAT,
+    pytest.mark.zookeeper,
+    pytest.mark.timeout(1200 * ROUNDS),
+]
+"""Of tests that kill drivers."""
+MASTER = "local[2]"
+"""Of the drivers that are killed."""
 
 
 class DriverDied(Exception):
@@ -187,3 +199,15 @@ class Ledger:
             doubled += len(there) - len(first)
         assert doubled <= doubles_max
         return doubled
+
+
+def die(killing: Killing, job: str, words: dict[str, Any]) -> None:
+    """Run a job in a driver of its own that does not survive it."""
+    with driver(killing.directory, MASTER) as dying:
+        die_in(dying, killing, job, words)
+
+
+def die_in(dying: Driver, killing: Killing, job: str, words: dict[str, Any]) -> None:
+    with pytest.raises(DriverDied):
+        killing.assert_done(dying.ask(job, **words))
+    killing.assert_done()

@@ -1,0 +1,75 @@
+"""Drivers of a stream are killed at every step of a batch, and started again.
+
+Each start of Spark ends with a death. METAQ_KILL_ROUNDS makes it longer, METAQ_SEED
+repeats it.
+"""
+
+from pathlib import Path
+
+from metaq.testing.embedded import embedded_broker
+from metaq.zk.embedded import EmbeddedZooKeeper
+from tests.spark.kills.harness import (
+    DRIVER_MARKS,
+    MASTER,
+    ROUNDS,
+    Killing,
+    Ledger,
+    die,
+    driver,
+)
+from tests.spark.kills.steps import (
+    COMMIT_STEPS,
+    DRIVER,
+    PLAN_STEPS,
+    PROGRESS_STEPS,
+    READ_STEPS,
+    START_STEPS,
+    WRITE_STEPS,
+)
+from tests.spark.test_executors import RealZooKeeper
+
+pytestmark = DRIVER_MARKS
+
+
+def test_a_stream_whose_driver_dies_loses_and_doubles_nothing(
+    killing: Killing, tmp_path: Path
+) -> None:
+    """From its first moment on: a start that is pinned is a promise."""
+    (tmp_path / "zookeeper").mkdir()
+    with (
+        EmbeddedZooKeeper(tmp_path / "zookeeper") as zookeeper,
+        embedded_broker(
+            topics={"logs": 2, "copy": 2},
+            zookeeper=RealZooKeeper(zookeeper.address),  # type: ignore[arg-type]  # it will do
+        ) as broker,
+    ):
+        ledger = Ledger(broker, "logs")
+        words = {
+            "source": {
+                "zookeeper": zookeeper.address,
+                "subscribe": "logs",
+                "startingOffsets": "latest",
+                "maxOffsetsPerTrigger": "200",
+                "progressGroup": "copying",
+            },
+            "target": {
+                "zookeeper": zookeeper.address,
+                "topic": "copy",
+                "batchBytes": "2000",
+            },
+            "checkpoint": str(tmp_path / "checkpoint"),
+        }
+        for step in START_STEPS:
+            ledger.publish(20, is_due=False)
+            killing.order(step, DRIVER)
+            die(killing, "copy", words)
+        steps = killing.shuffled((*PLAN_STEPS, *COMMIT_STEPS, *PROGRESS_STEPS))
+        tasks = killing.shuffled((*READ_STEPS, *WRITE_STEPS))
+        for step in (*steps, *tasks[: 2 * (ROUNDS - 1)]):
+            ledger.publish(150)
+            killing.order(step, DRIVER, skip_max=int(step in tasks))
+            die(killing, "copy", words)
+            ledger.check("copy", is_whole=False)
+        with driver(killing.directory, MASTER) as last:
+            assert last.ask("copy", **words) == {"done": None}
+        ledger.check("copy")
