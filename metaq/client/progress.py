@@ -114,7 +114,7 @@ def judge(
 class Unserved:
     """Which topics of a consumer no broker serves; the log hears of each one once.
 
-    That is no error: the topic may come. But a wrong name would look like a topic
+    That ends nothing: the topic may come. But a wrong name would look like a topic
     without messages.
     """
 

@@ -17,6 +17,7 @@ import pytest
 
 from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
 from metaq.client.consumer import AsyncConsumer
+from metaq.client.progress import ConsumerState
 from metaq.client.redelivery import RetryPolicy
 from metaq.model import Message
 from metaq.testing.zk import MemoryCoordinator
@@ -238,10 +239,10 @@ def test_gets_of_one_byte_grow_until_messages_fit(start_broker: StartBroker) -> 
     asyncio.run(scenario(start_broker({"t": 1})))
 
 
-def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error(
+def test_a_topic_that_nobody_serves_delivers_nothing_and_ends_nothing(
     start_broker: StartBroker,
 ) -> None:
-    """Subscribing comes first, the topic may come later."""
+    """Subscribing comes first, the topic may come later; `health` tells until then."""
 
     async def scenario(broker: AnyBroker) -> None:
         async with (
@@ -250,7 +251,9 @@ def test_a_topic_that_nobody_serves_delivers_nothing_and_is_no_error(
         ):
             assert await consumer.receive(0.05) is None
             assert consumer.assignment() == frozenset()
-            assert consumer.health().is_ok
+            health = consumer.health()
+            assert health.state is ConsumerState.RUNNING
+            assert health.problems == ("nobody: no broker serves it",)
 
     asyncio.run(scenario(start_broker({"t": 1})))
 
