@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.conftest import SEED
 from tests.spark.brokers import data_of, stored, wire
@@ -37,9 +36,6 @@ pytestmark = [
     pytest.mark.crash,
     OWN_FORMAT,
     pytest.mark.timeout(1200 * ROUNDS),
-    pytest.mark.skipif(
-        not HAS_LIMITS, reason="before 4.2 Spark takes other steps, and other readers"
-    ),
 ]
 
 TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)
