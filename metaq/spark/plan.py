@@ -239,21 +239,21 @@ def _shares(
 def _end_by_count(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, messages_max: int
 ) -> Offset:
-    def count_to(offset: Offset) -> int:
-        return facts.count(partition, span.start, offset)
+    def count(start: Offset, end: Offset) -> int:
+        return facts.count(partition, start, end)
 
     search = _Search(facts, partition, span, messages_max, is_count=True)
-    return search.run(count_to)
+    return search.run(count)
 
 
 def _end_by_bytes(
     facts: SpanFacts, partition: TopicPartition, span: LogSpan, bytes_max: int
 ) -> Offset:
-    def bytes_to(offset: Offset) -> int:
-        return offset - span.start
+    def size(start: Offset, end: Offset) -> int:
+        return end - start
 
     search = _Search(facts, partition, span, bytes_max, is_count=False)
-    return search.run(bytes_to)
+    return search.run(size)
 
 
 class _Search:
@@ -289,13 +289,14 @@ class _Search:
         self._is_count = is_count
         self._has_boundaries = True
 
-    def run(self, amount_to: Callable[[Offset], int]) -> Offset:
+    def run(self, amount: Callable[[Offset, Offset], int]) -> Offset:
         """Return the last boundary that fits; the first one if none does.
 
         Args:
-            amount_to: how much there is from the span's start to an offset.
+            amount: how much there is between two offsets.
         """
-        low, high = (self._span.start, 0), (self._span.end, amount_to(self._span.end))
+        start, end = self._span.start, self._span.end
+        low, high = (start, 0), (end, amount(start, end))
         if high[1] <= self._limit:
             return high[0]
         while inner := self._inner(low, high):
@@ -303,7 +304,7 @@ class _Search:
             if self._is_count and high[1] - low[1] == len(known) - 1:
                 # Every record is known; nothing has to be counted.
                 return known[max(self._limit - low[1], low[0] == self._span.start)]
-            low, high = self._narrow(known, low, high, amount_to)
+            low, high = self._narrow(known, low, high, amount)
         return low[0] if low[0] > self._span.start else high[0]
 
     def _inner(
@@ -330,7 +331,7 @@ class _Search:
         known: Sequence[Offset],
         low: tuple[Offset, int],
         high: tuple[Offset, int],
-        amount_to: Callable[[Offset], int],
+        amount: Callable[[Offset, Offset], int],
     ) -> tuple[tuple[Offset, int], tuple[Offset, int]]:
         """Return the neighbours in `known` between which the limit is passed.
 
@@ -338,7 +339,7 @@ class _Search:
             known: boundaries, ascending, three or more.
             low: the first of them, which fits, and how much there is before it.
             high: the last of them, which does not fit, and the same.
-            amount_to: as for `run`.
+            amount: as for `run`.
         """
         first, last, is_guess = 0, len(known) - 1, True
         while last - first > 1:
@@ -348,11 +349,12 @@ class _Search:
             middle = (first + last) // 2
             place = bisect_right(known, expected) - 1 if is_guess else middle
             place, is_guess = min(max(place, first + 1), last - 1), not is_guess
-            amount = amount_to(known[place])
-            if amount <= self._limit:
-                first, low = place, (known[place], amount)
+            # Asked from the last place that fits: long ranges cost the broker more.
+            at, before = known[place], low[1] + amount(low[0], known[place])
+            if before <= self._limit:
+                first, low = place, (at, before)
             else:
-                last, high = place, (known[place], amount)
+                last, high = place, (at, before)
         return low, high
 
 

@@ -30,9 +30,11 @@ class Book:
         self.every = every
         self.behind = behind
         self.questions = 0
+        self.counted = 0
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
         self.questions += 1
+        self.counted += end - start
         starts = self.starts[partition]
         return max(0, bisect_left(starts, end) - bisect_left(starts, start))
 
@@ -210,6 +212,15 @@ def test_searching_a_long_log_takes_few_questions() -> None:
     ranges = plan_reads(backlog, facts, records_max=10_000)
     assert facts.questions <= 250
     assert len(ranges) <= 27
+
+
+@pytest.mark.parametrize("messages_max", [777, 90_000, 199_000])
+def test_a_search_counts_no_stretch_many_times(messages_max: int) -> None:
+    """A broker adds up what it counts: the whole backlog twice, and then the gap."""
+    facts, backlog = book([30] * 100_000 + [60] * 100_000)
+    limits = BatchLimits(messages_max=messages_max)
+    plan_batch_end(backlog, limits, facts, waited_s=0)
+    assert facts.counted <= 3.2 * backlog[partition(0)].size_bytes
 
 
 def test_a_short_log_takes_two_questions() -> None:
