@@ -13,6 +13,7 @@ from metaq.config import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram
+from metaq.storage.made_indexes import MadeIndexes
 
 
 @dataclass(slots=True)
@@ -120,5 +121,7 @@ class BrokerContext:
     """Counters of commands."""
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""
+    made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
+    """What questions about segments without an index have found."""
     connection_count: int = 0
     """Connections that are open."""

@@ -28,6 +28,7 @@ from metaq.protocol.commands import (
 from metaq.protocol.encode import encode_result
 from metaq.protocol.status import Status
 from metaq.storage.log_state import LogState
+from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.segment import Segment
 from metaq.storage.span_queries import (
@@ -70,7 +71,7 @@ def begin_answer(
         ServerError: the log cannot be read there; the text is the answer.
     """
     asked = _ask(command, question, partition)
-    work = partial(_answer, context.fs, asked)
+    work = partial(_answer, context.fs, context.made_indexes, asked)
     future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
     answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
 
@@ -100,7 +101,7 @@ def _ask(command: OffsetQuery, question: Question, partition: PartitionLog) -> _
     return _Asked(str(partition.log_id), segments, start, end, question)
 
 
-def _answer(fs: FileSystem, asked: _Asked) -> str:
+def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
     """Return the body of the answer; blocks.
 
     Raises:
@@ -113,20 +114,20 @@ def _answer(fs: FileSystem, asked: _Asked) -> str:
             found = offset_for_time(fs, segments, Millis(time_ms), start=start)
             return str(found)
         case CountQuestion():
-            _require_boundaries(fs, asked)
-            return str(count_records(fs, segments, start, end))
+            _require_boundaries(fs, made, asked)
+            return str(count_records(fs, segments, start, end, made=made))
         case SplitQuestion(count_max=count_max):
-            _require_boundaries(fs, asked)
+            _require_boundaries(fs, made, asked)
             count_max = max(2, min(count_max, BOUNDARIES_MAX))
-            offsets = split_range(fs, segments, start, end, count_max)
+            offsets = split_range(fs, segments, start, end, count_max, made=made)
             return " ".join(map(str, offsets))
         case _:  # pragma: no cover
             assert_never(asked.question)
 
 
-def _require_boundaries(fs: FileSystem, asked: _Asked) -> None:
+def _require_boundaries(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> None:
     for offset in (asked.start, asked.end):
-        if not is_boundary(fs, asked.segments, offset):
+        if not is_boundary(fs, asked.segments, offset, made=made):
             raise ServerError(texts.no_record_starts(asked.name, offset))
 
 

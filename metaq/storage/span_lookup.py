@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from operator import add
 from struct import Struct
 from sys import byteorder
-from typing import Final
+from typing import Final, Protocol
 from zlib import crc32
 
 from metaq.errors import DiskError
-from metaq.fs import FileSystem, ReadFile
+from metaq.fs import FileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes
+from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import (
     ENTRY,
@@ -44,6 +45,29 @@ _WORDS: Final = ENTRY_BYTES // 4
 _LONGS: Final = ENTRY_BYTES // 8
 
 
+class IndexFile(Protocol):
+    """What a look-up reads: a file, or an index in memory."""
+
+    def size(self) -> SizeBytes:
+        """Return how many bytes there are."""
+        ...
+
+    def read_at(self, position: Position, size: SizeBytes) -> bytes:
+        """Return `size` bytes from `position`; fewer only where they end."""
+        ...
+
+
+class _InMemory:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def size(self) -> SizeBytes:
+        return SizeBytes(len(self._data))
+
+    def read_at(self, position: Position, size: SizeBytes) -> bytes:
+        return self._data[position : position + size]
+
+
 class SpanLookup:
     """The believable entries of one index file. Not thread-safe; blocks.
 
@@ -51,7 +75,7 @@ class SpanLookup:
     where the disk refuses a read.
     """
 
-    def __init__(self, file: ReadFile | None, segment: Segment) -> None:
+    def __init__(self, file: IndexFile | None, segment: Segment) -> None:
         """Look at the ends of an index.
 
         Args:
@@ -192,8 +216,15 @@ class SpanLookup:
 
 
 @contextmanager
-def open_spans(fs: FileSystem, segment: Segment) -> Iterator[SpanLookup]:
-    """Look at the index of a segment for a while; without one it has no spans.
+def open_spans(
+    fs: FileSystem, segment: Segment, made: MadeIndexes | None = None
+) -> Iterator[SpanLookup]:
+    """Look at the index of a segment for a while.
+
+    Args:
+        fs: The disk.
+        segment: What the index is beside.
+        made: Has one for a segment without; None leaves that without spans.
 
     Raises:
         StorageError: The disk refused a read.
@@ -204,7 +235,8 @@ def open_spans(fs: FileSystem, segment: Segment) -> Iterator[SpanLookup]:
     except DiskError as error:
         if error.errno_name != "ENOENT":
             raise
-        yield SpanLookup(None, segment)
+        data = None if made is None else _InMemory(made.index_of(fs, segment))
+        yield SpanLookup(data, segment)
         return
     try:
         yield SpanLookup(file, segment)

@@ -10,20 +10,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from metaq.fs import FileSystem
-from metaq.model import MessageId, Millis, Offset, Position
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.model import Millis, Offset
+from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span
 from metaq.storage.span_lookup import SpanLookup, open_spans
-from metaq.storage.walk import WINDOW_BYTES, RangeReader, estimated_time_ms
+from metaq.storage.walk import estimated_time_ms, walk_headers
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20
 """A range up to this size is split at any record; a longer one at spans, unless it lies
 in one of them."""
 
 
-def is_boundary(fs: FileSystem, segments: Sequence[Segment], offset: Offset) -> bool:
+def is_boundary(
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    offset: Offset,
+    *,
+    made: MadeIndexes | None = None,
+) -> bool:
     """Tell whether a record begins at `offset`, or the log ends there.
+
+    Args:
+        fs: The disk.
+        segments: The log, in order; sizes say how far it is durable.
+        offset: Any offset.
+        made: Indexes for sealed segments that have none; None walks them each time.
 
     Raises:
         StorageError: The disk refused a read.
@@ -31,17 +43,26 @@ def is_boundary(fs: FileSystem, segments: Sequence[Segment], offset: Offset) -> 
     if offset == segments[-1].end_offset:
         return True
     for segment in _within(segments, offset, Offset(offset + 1)):
-        with open_spans(fs, segment) as spans:
-            piece = next(spans.pieces(offset, Offset(offset + 1)))
-        first = piece.base_offset
+        if offset == segment.base_offset:
+            return True
+        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
+            first = next(spans.pieces(offset, Offset(offset + 1))).base_offset
         if first == offset:
             return True
-        return any(at == offset for at, _id in _walk(fs, segment, first, offset + 1))
+        return any(
+            at == offset
+            for at, _size, _id in walk_headers(fs, segment, first, offset + 1)
+        )
     return False
 
 
 def count_records(
-    fs: FileSystem, segments: Sequence[Segment], start: Offset, end: Offset
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    start: Offset,
+    end: Offset,
+    *,
+    made: MadeIndexes | None = None,
 ) -> int:
     """Return how many records begin within [start, end): the lag in messages.
 
@@ -50,6 +71,7 @@ def count_records(
         segments: The log, in order; sizes say how far it is durable.
         start: Any offset; inside a record, that record is not counted.
         end: Any offset; 0 for one at or before `start`.
+        made: As for `is_boundary`.
 
     Raises:
         StorageError: The disk refused a read.
@@ -58,7 +80,7 @@ def count_records(
     for segment in _within(segments, start, end):
         low = max(start, segment.base_offset)
         high = min(end, segment.end_offset)
-        with open_spans(fs, segment) as spans:
+        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
             whole = spans.record_count
             if whole is None or 2 * (high - low) < segment.size_bytes:
                 total += _count_pieces(fs, segment, spans, low, high)
@@ -114,6 +136,8 @@ def split_range(
     start: Offset,
     end: Offset,
     count_max: int,
+    *,
+    made: MadeIndexes | None = None,
 ) -> tuple[Offset, ...]:
     """Return record boundaries that divide [start, end) into about equal byte ranges.
 
@@ -123,6 +147,7 @@ def split_range(
         start: A record boundary of the log.
         end: A record boundary at `start` or behind it.
         count_max: Most offsets wanted, 2 or more.
+        made: As for `is_boundary`.
 
     Returns:
         Growing offsets, the first `start` and the last `end`; `start` alone for an
@@ -138,9 +163,11 @@ def split_range(
         return tuple(dict.fromkeys((start, end)))
     found: tuple[Offset, ...] = ()
     if size > SPLIT_WALK_BYTES_MAX:
-        found = _within_range(_split_at_spans(fs, segments, wanted, end), start, end)
+        found = _within_range(
+            _split_at_spans(fs, segments, wanted, end, made), start, end
+        )
     if not found:
-        split = _split_at_records(fs, segments, wanted, start, end)
+        split = _split_at_records(fs, segments, wanted, start, end, made)
         found = _within_range(split, start, end)
     return tuple(dict.fromkeys((start, *found, end)))
 
@@ -157,6 +184,7 @@ def _split_at_records(
     wanted: Sequence[Offset],
     start: Offset,
     end: Offset,
+    made: MadeIndexes | None,
 ) -> Iterator[Offset]:
     """Yield the first record boundary at each wanted offset or behind it.
 
@@ -166,29 +194,33 @@ def _split_at_records(
     target = next(left, None)
     for segment in _within(segments, wanted[0], end):
         high = min(end, segment.end_offset)
-        with open_spans(fs, segment) as spans:
+        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
                 behind = min(high, piece.end_offset)
                 first = max(start, piece.base_offset)
-                walk = _walk(fs, segment, first, behind)
+                walk = walk_headers(fs, segment, first, behind)
                 while target is not None and target < behind:
                     wish = target
-                    found = next((at for at, _id in walk if at >= wish), behind)
+                    found = next((at for at, _size, _id in walk if at >= wish), behind)
                     yield found
                     while target is not None and target <= found:
                         target = next(left, None)
 
 
 def _split_at_spans(
-    fs: FileSystem, segments: Sequence[Segment], wanted: Sequence[Offset], end: Offset
+    fs: FileSystem,
+    segments: Sequence[Segment],
+    wanted: Sequence[Offset],
+    end: Offset,
+    made: MadeIndexes | None,
 ) -> Iterator[Offset]:
     """Yield the end of a span, or of a segment, that is nearest to each offset."""
     left = iter(wanted)
     target = next(left, None)
     for segment in _within(segments, wanted[0], end):
         high = segment.end_offset
-        with open_spans(fs, segment) as spans:
+        with open_spans(fs, segment, _made_for(segment, segments, made)) as spans:
             while target is not None and target < high:
                 piece = next(spans.pieces(target, high, is_merged=False))
                 before, behind = piece.base_offset, min(high, piece.end_offset)
@@ -203,6 +235,13 @@ def _within(
     for segment in segments:
         if segment.end_offset > start and segment.base_offset < end:
             yield segment
+
+
+def _made_for(
+    segment: Segment, segments: Sequence[Segment], made: MadeIndexes | None
+) -> MadeIndexes | None:
+    """Return `made` for a sealed segment: the last one of a log still changes."""
+    return None if segment is segments[-1] else made
 
 
 def _first_span_since(
@@ -239,7 +278,7 @@ def _first_since(
 ) -> Offset:
     """Return the first record of a span that is new enough, or the end of the span."""
     end = min(span.end_offset, segment.end_offset)
-    for at, message_id in _walk(fs, segment, span.base_offset, end):
+    for at, _size, message_id in walk_headers(fs, segment, span.base_offset, end):
         if at < start:
             continue
         if estimated_time_ms(message_id, span.append_time_ms) >= time_ms:
@@ -257,40 +296,6 @@ def _count_pieces(
         if piece.record_count and start <= first and piece.end_offset <= end:
             total += piece.record_count
         else:
-            walk = _walk(fs, segment, first, behind)
-            total += sum(at >= start for at, _id in walk)
+            walk = walk_headers(fs, segment, first, behind)
+            total += sum(at >= start for at, _size, _id in walk)
     return total
-
-
-def _walk(
-    fs: FileSystem, segment: Segment, start: Offset, end: int
-) -> Iterator[tuple[Offset, MessageId]]:
-    """Yield offset and id of the records that begin within [start, end).
-
-    Args:
-        fs: The disk.
-        segment: Where they lie.
-        start: A record boundary.
-        end: Any offset; a broken header ends the walk before.
-    """
-    base, unpack = segment.base_offset, HEADER.unpack_from
-    position = segment.position_of(start)
-    # A header that begins before `end` is whole, and nothing behind it is read.
-    behind = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
-    file = fs.open_read(segment.path)
-    try:
-        reader = RangeReader(file, position, Position(behind))
-        while position + base < end:
-            data = reader.read(position, WINDOW_BYTES)
-            if len(data) < HEADER_BYTES:
-                return
-            at, last = 0, len(data) - HEADER_BYTES
-            while at <= last:
-                length, _checksum, message_id, _flag = unpack(data, at)
-                if length < 0:
-                    return
-                yield Offset(base + position + at), MessageId(message_id)
-                at += HEADER_BYTES + length
-            position = Position(position + at)
-    finally:
-        file.close()

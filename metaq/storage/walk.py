@@ -5,17 +5,18 @@ bounded size, whatever a damaged length field claims, and none of them raises be
 what the bytes say: only the disk can refuse. Positions are relative to the file.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 from zlib import crc32
 
-from metaq.fs import ReadFile
+from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import EPOCH_MS, MS_MAX, MS_SHIFT
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import CleanEnd, Incomplete, find_next_record, scan_records
+from metaq.storage.segment import Segment
 from metaq.storage.span_index import NO_ID, Span
 
 WINDOW_BYTES: Final = 1 << 20
@@ -179,6 +180,46 @@ def _walk_large(
         masked = computed & CHECKSUM_MASK
         return f"checksum: expected {stored}, got {masked} over {length} bytes"
     return whole, MessageId(message_id)
+
+
+def walk_headers(
+    fs: FileSystem, segment: Segment, start: Offset, end: int
+) -> Iterator[tuple[Offset, int, MessageId]]:
+    """Yield offset, length and id of the records that begin within [start, end).
+
+    Only their headers are looked at. Lengths are in bytes and include the header.
+
+    Args:
+        fs: The disk.
+        segment: Where they lie.
+        start: A record boundary.
+        end: Any offset; a broken header ends the walk before.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    base, unpack = segment.base_offset, HEADER.unpack_from
+    position = segment.position_of(start)
+    # A header that begins before `end` is whole, and nothing behind it is read.
+    behind = min(segment.size_bytes, end - base + HEADER_BYTES - 1)
+    file = fs.open_read(segment.path)
+    try:
+        reader = RangeReader(file, position, Position(behind))
+        while position + base < end:
+            data = reader.read(position, WINDOW_BYTES)
+            if len(data) < HEADER_BYTES:
+                return
+            at, last = 0, len(data) - HEADER_BYTES
+            while at <= last:
+                length, _checksum, message_id, _flag = unpack(data, at)
+                if length < 0:
+                    return
+                size = HEADER_BYTES + length
+                yield Offset(base + position + at), size, MessageId(message_id)
+                at += size
+            position = Position(position + at)
+    finally:
+        file.close()
 
 
 def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:

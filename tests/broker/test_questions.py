@@ -15,9 +15,9 @@ HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 COUNT = b"offset test g 0 0 2 count=100\r\n"
 
 
-def run(data: Path, scenario) -> None:
+def run(data: Path, scenario, overrides: dict[str, str] | None = None) -> None:
     async def main() -> None:
-        async with running_broker(data) as broker, Peer(broker) as peer:
+        async with running_broker(data, overrides) as broker, Peer(broker) as peer:
             await peer.ask(HELLO * 4)
             await scenario(broker, peer)
 
@@ -74,6 +74,27 @@ def test_the_log_start_that_moved_is_said(data_dir: Path) -> None:
     run(data_dir, scenario)
 
 
+def test_segments_without_an_index_are_walked_for_the_first_question(
+    data_dir: Path,
+) -> None:
+    """All questions of a broker share what the first one finds."""
+
+    async def scenario(broker, peer) -> None:
+        await peer.ask(HELLO * 4)
+        sealed = broker.context.topics.find_log("test", 0).segments.first
+        assert sealed.size_bytes == 100
+        sealed.path.with_suffix(".spans").unlink()
+        for start in (25, 50):
+            question = b"offset test g 0 %d 2 count=100\r\n" % start
+            answer = b"result 200 1 2\r\n%d" % (4 - start // 25)
+            assert await peer.ask(question) == answer
+        cuts = b"offset test g 0 25 2 boundaries=75,3\r\n"
+        assert await peer.ask(cuts) == b"result 200 8 2\r\n25 50 75"
+        assert broker.context.made_indexes.made_count == 1
+
+    run(data_dir, scenario, {"maxSegmentSize": "100"})
+
+
 def test_a_question_about_damage_is_refused(data_dir: Path) -> None:
     """A question about the rest is not."""
 
@@ -92,7 +113,7 @@ def test_a_question_about_damage_is_refused(data_dir: Path) -> None:
 def test_a_bug_is_a_500_with_a_traceback(data_dir: Path, monkeypatch, caplog) -> None:
     """It is counted, and the connection goes on."""
 
-    def fail(*_args: object) -> int:
+    def fail(*_args: object, **_made: object) -> int:
         raise ZeroDivisionError
 
     monkeypatch.setattr(questions, "count_records", fail)
