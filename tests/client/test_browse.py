@@ -1,13 +1,15 @@
 """Topics, partitions, statistics and messages, looked at without a group."""
 
+import asyncio
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from metaq.client import Client
-from metaq.client.browse import parse_stats
+from metaq.client.browse import parse_stats, stats_of
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
@@ -259,6 +261,34 @@ def test_a_broker_that_refuses_stats_is_left_out(java: Any, java_client: Any) ->
     java_client.topics()
     java.inner.inject(FaultKind.REFUSE, verb="stats", count=1000)
     assert java_client.stats() == {}
+
+
+def test_a_broker_that_cannot_be_asked_ends_the_questions_to_the_others() -> None:
+    ended: list[str] = []
+
+    async def get(address: str, *, deadline_s: float) -> None:
+        if address == "absent":
+            raise NoBrokerError(f"{address} until {deadline_s}")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(address)
+
+    brokers = {
+        number: SimpleNamespace(leader=leader, followers={})
+        for number, leader in enumerate(("silent", "absent", "mute"))
+    }
+    snapshot = SimpleNamespace(epoch=1, brokers=brokers)
+    context: Any = SimpleNamespace(
+        metadata=SimpleNamespace(snapshot=snapshot), pool=SimpleNamespace(get=get)
+    )
+
+    async def scenario() -> None:
+        with pytest.raises(NoBrokerError, match="absent"):
+            await stats_of(context, "", deadline_s=1.0)
+        assert sorted(ended) == ["mute", "silent"]
+
+    asyncio.run(scenario())
 
 
 def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:
