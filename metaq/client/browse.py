@@ -216,10 +216,15 @@ async def browse_topic(
     else:
         listed = listed_source(chosen, clock=context.clock)
         batches = _follow(context, listed, start)
+    left_s = timeout
+    if timeout is not None:
+        # The first messages have what finding the topic has left of their time.
+        left_s = max(0.0, deadline_s - context.clock.monotonic_s())
     async with contextlib.aclosing(batches):
         what = f"browsing topic {topic}"
-        while batch := await within(timeout, anext(batches, None), what):
+        while batch := await within(left_s, anext(batches, None), what):
             yield batch
+            left_s = timeout
 
 
 async def _read_all(
