@@ -1,6 +1,5 @@
 """`metaq groups`: who reads what, and how far behind."""
 
-import asyncio
 from dataclasses import asdict
 
 import click
@@ -14,6 +13,7 @@ from metaq.client.admin import (
     require_coordinator,
 )
 from metaq.client.context import ClientContext
+from metaq.client.fan_out import all_of
 from metaq.errors import ClientError
 from metaq.zk.groups import list_groups
 from metaq.zk.paths import partition_name
@@ -52,8 +52,8 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
             )
         wanted = (name,) if name else known
         return tuple(
-            await asyncio.gather(
-                *(describe_group(context, n, deadline_s=deadline_s) for n in wanted)
+            await all_of(
+                describe_group(context, n, deadline_s=deadline_s) for n in wanted
             )
         )
 

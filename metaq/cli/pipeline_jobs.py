@@ -12,7 +12,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.spark_session import spark_session, task_progress
+from metaq.cli.spark_session import run_batch, spark_session, task_progress
 from metaq.cli.times import format_time
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -115,12 +115,15 @@ def replay(
 
         named = {} if topic is None else {"topic": topic}
         with task_progress(spark, "replay"):
-            done = run_job(
+            done = run_batch(
                 spark,
-                path,
-                wire.to_map(**named),
-                where=where,
-                keeps_partitions=keeps_partitions,
+                lambda: run_job(
+                    spark,
+                    path,
+                    wire.to_map(**named),
+                    where=where,
+                    keeps_partitions=keeps_partitions,
+                ),
             )
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
@@ -153,15 +156,18 @@ def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
         from metaq.spark.jobs.ingest import ingest as run_job
 
         with task_progress(spark, "ingest"):
-            done = run_job(
+            done = run_batch(
                 spark,
-                wire.to_map(topic=asked.topic),
-                source_format=asked.source_format,
-                paths=asked.paths,
-                source_options=asked.source_options,
-                value=asked.value,
-                attribute=asked.attribute,
-                key=asked.key,
+                lambda: run_job(
+                    spark,
+                    wire.to_map(topic=asked.topic),
+                    source_format=asked.source_format,
+                    paths=asked.paths,
+                    source_options=asked.source_options,
+                    value=asked.value,
+                    attribute=asked.attribute,
+                    key=asked.key,
+                ),
             )
     print_facts(
         {"messages": done.message_count, "bytes": done.size_bytes}, as_json=run.as_json
@@ -196,7 +202,12 @@ def stats(
             )
             return
         with task_progress(spark, "stats"):
-            found = window_stats.stats(spark, options, window_s=window_s, since=since)
+            found = run_batch(
+                spark,
+                lambda: window_stats.stats(
+                    spark, options, window_s=window_s, since=since
+                ),
+            )
     print_windows(map(astuple, found), as_json=run.as_json)
 
 
@@ -214,18 +225,20 @@ def audit(
         raise click.UsageError("expected exactly one of --archive and --copy")
     wire.require(topic, *([] if copy is None else [copy]))
     with spark_session(run.master, run.settings, run.log) as spark:
-        from metaq.spark.jobs.audit import audit_archive, audit_copy
+        from metaq.spark.jobs.audit import AuditSummary, audit_archive, audit_copy
+
+        def compare() -> AuditSummary:
+            if path is not None:
+                return audit_archive(spark, path, wire.to_map(), [topic])
+            return audit_copy(
+                spark,
+                wire.to_map(subscribe=topic),
+                wire.to_map(subscribe=str(copy)),
+                message_id=message_id,
+            )
 
         with task_progress(spark, "audit"):
-            if path is not None:
-                found = audit_archive(spark, path, wire.to_map(), [topic])
-            else:
-                found = audit_copy(
-                    spark,
-                    wire.to_map(subscribe=topic),
-                    wire.to_map(subscribe=str(copy)),
-                    message_id=message_id,
-                )
+            found = run_batch(spark, compare)
     columns = ("finding", "partition", "offset", "detail")
     rows = [
         (each.kind.value, str(each.partition), each.offset, each.detail)
@@ -244,10 +257,13 @@ def verify(run: Run, paths: Sequence[str]) -> bool:
         from metaq.spark.jobs.verify import verify as run_job
 
         with render.progress("verify", None) as advance:
-            found = run_job(
+            found = run_batch(
                 spark,
-                *paths,
-                on_progress=lambda progress: advance(progress.checked_bytes),
+                lambda: run_job(
+                    spark,
+                    *paths,
+                    on_progress=lambda progress: advance(progress.checked_bytes),
+                ),
             )
     columns = ("file", "offset", "next_good_offset", "detail")
     rows = [(str(d.path), d.offset, d.next_good_offset, d.detail) for d in found.damage]

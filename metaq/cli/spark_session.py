@@ -5,21 +5,24 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from metaq.cli import render
 from metaq.errors import ConfigError, MetaqError
 
 STANDARD_ERROR: Final = 2
 LAST_LINES: Final = 5
 """Of Spark's own words, when it does not start."""
 PROGRESS_INTERVAL_S: Final = 0.25
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -35,17 +38,32 @@ def spark_session(
             when Spark does not start, else lost.
 
     Yields:
-        The `SparkSession`; its type is not named, because Spark is optional.
+        The `SparkSession`, active in this thread; its type is not named, because Spark
+        is optional.
 
     Raises:
         ConfigError: Spark is not installed.
         MetaqError: It does not start.
+        KeyboardInterrupt: Ctrl-C, at the start or in the body; it is told.
     """
     if find_spec("pyspark") is None:
         raise ConfigError(
             "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"
         )
-    from metaq.spark.jobs.session import start_session, stop_session
+    try:
+        with _running_session(master, settings, log) as session:
+            yield session
+    except KeyboardInterrupt:
+        render.say("interrupted")
+        raise
+
+
+@contextmanager
+def _running_session(
+    master: str, settings: Mapping[str, str], log: Path | None
+) -> Iterator[Any]:
+    from metaq.spark.jobs.session import activate, start_session, stop_session
+    from metaq.spark.jobs.waiting import run_apart
 
     # What it warns of, with a trace, is the failure that the job reports.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
@@ -56,13 +74,38 @@ def spark_session(
     with _log_file(log) as file:
         with _standard_error_to(file):
             try:
-                session = start_session(master, settings, log_level=level)
+                # Started by the main thread it would take Ctrl-C for itself.
+                session = run_apart(
+                    lambda: start_session(master, settings, log_level=level)
+                )
             except MetaqError as error:
                 raise MetaqError(f"{error}{_last_words(file)}") from error
         try:
+            activate(session)
             yield session
         finally:
-            stop_session(session)
+            # A call of this thread that broke off has left its connection useless.
+            run_apart(lambda: stop_session(session))
+
+
+def run_batch(session: Any, job: Callable[[], T]) -> T:
+    """Run a job that ends by itself, and wait for its end.
+
+    Args:
+        session: The `SparkSession` that the job uses.
+        job: Run in a thread of its own; what it raises is raised here.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C; the job ends when the session is stopped.
+    """
+    from metaq.spark.jobs.session import activate
+    from metaq.spark.jobs.waiting import run_apart
+
+    def run() -> T:
+        activate(session)
+        return job()
+
+    return run_apart(run)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ consumer whose offsets live in memory. Both follow the log when its start moves 
 Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
 """
 
-import asyncio
 import contextlib
 from collections.abc import (
     AsyncGenerator,
@@ -25,6 +24,7 @@ from metaq.client.connection import BrokerConnection
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.fan_out import all_of
 from metaq.client.names import fixed_partitions
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start
@@ -173,7 +173,7 @@ async def stats_of(
         except WireError:
             return None
 
-    texts = await asyncio.gather(*map(ask_one, addresses))
+    texts = await all_of(map(ask_one, addresses))
     return {
         str(address).removeprefix(SCHEME): parse_stats(text)
         for address, text in zip(addresses, texts, strict=True)
@@ -216,10 +216,15 @@ async def browse_topic(
     else:
         listed = listed_source(chosen, clock=context.clock)
         batches = _follow(context, listed, start)
+    left_s = timeout
+    if timeout is not None:
+        # The first messages have what finding the topic has left of their time.
+        left_s = max(0.0, deadline_s - context.clock.monotonic_s())
     async with contextlib.aclosing(batches):
         what = f"browsing topic {topic}"
-        while batch := await within(timeout, anext(batches, None), what):
+        while batch := await within(left_s, anext(batches, None), what):
             yield batch
+            left_s = timeout
 
 
 async def _read_all(
@@ -230,8 +235,8 @@ async def _read_all(
 ) -> AsyncGenerator[list[Message], None]:
     deadline_s = context.deadline_s(timeout)
     # All ends first: what is put from now on is not waited for in any partition.
-    ranges = await asyncio.gather(
-        *(log_range(context, one, deadline_s=deadline_s) for one in partitions)
+    ranges = await all_of(
+        log_range(context, one, deadline_s=deadline_s) for one in partitions
     )
     for partition, ends in zip(partitions, ranges, strict=True):
         if ends is None:

@@ -1,8 +1,8 @@
-"""One operation on many things, some at once; what fails does not stop the others."""
+"""One operation on many things, at once: what fails stops no other one, or all."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, Final, TypeVar
 
 from metaq.errors import MetaqError
 
@@ -39,6 +39,28 @@ async def for_each(
     async with asyncio.TaskGroup() as group:
         tasks = {item: group.create_task(run_one(item)) for item in items}
     return {item: task.result() for item, task in tasks.items()}
+
+
+async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results, in order; with the first error nothing else goes on.
+
+    Args:
+        work: all of it is begun at once.
+
+    Raises:
+        BaseException: the first that any of it raises; the rest is cancelled, and has
+            ended by then.
+
+    Cancellation: cancels what is under way, and waits until that has ended.
+    """
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:

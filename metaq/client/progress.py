@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from metaq.client.context import ClientContext
 from metaq.client.duplicate_filter import DuplicateStatistics
 from metaq.client.errors import CannotAnswerError, StuckError
+from metaq.client.fan_out import all_of
 from metaq.client.feed import Feed
 from metaq.client.fetcher import FetchStatistics
 from metaq.client.handling import HandlingStatistics
@@ -201,11 +202,9 @@ async def lags_of(
     deadline_s: float,
 ) -> dict[TopicPartition, Lag]:
     """Return the lag of each partition, all asked at once; as `lag_of`."""
-    lags = await asyncio.gather(
-        *(
-            lag_of(context, partition, offset.offset, deadline_s=deadline_s)
-            for partition, offset in handled.items()
-        )
+    lags = await all_of(
+        lag_of(context, partition, offset.offset, deadline_s=deadline_s)
+        for partition, offset in handled.items()
     )
     return dict(zip(handled, lags, strict=True))
 

@@ -11,12 +11,12 @@ Every request is made again until its deadline while there is no session.
 Source: client spec 13.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
 from metaq.client.context import ClientContext
+from metaq.client.fan_out import all_of
 from metaq.client.questions import BACKOFF
 from metaq.errors import ConfigError
 from metaq.model import Offset, TopicPartition
@@ -43,8 +43,8 @@ async def read_progress(
     """
     offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
     wanted = tuple(partitions)
-    found = await asyncio.gather(
-        *(_insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted)
+    found = await all_of(
+        _insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
     )
     return {
         partition: stored.offset
@@ -70,8 +70,8 @@ async def commit_progress(
     """
     offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
     stored = await read_progress(context, group, progress, deadline_s=deadline_s)
-    await asyncio.gather(
-        *(
+    await all_of(
+        (
             _insist(
                 context,
                 partial(offsets.set_offset, partition, GroupOffset(offset)),

@@ -21,6 +21,7 @@ from metaq.client.committer import Committer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import PartitionCursor
 from metaq.client.duplicate_filter import DuplicateFilter
+from metaq.client.fan_out import all_of
 from metaq.client.feed import Feed
 from metaq.client.fetcher import PartitionFetcher
 from metaq.client.handling import HandlingStatistics
@@ -223,8 +224,8 @@ class Reading:
     async def _find_begins(
         self, partitions: Collection[TopicPartition], deadline_s: float
     ) -> dict[TopicPartition, GroupOffset]:
-        begins = await asyncio.gather(
-            *(self._find_begin(partition, deadline_s) for partition in partitions)
+        begins = await all_of(
+            self._find_begin(partition, deadline_s) for partition in partitions
         )
         return dict(zip(partitions, begins, strict=True))
 

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from metaq.client.catalog import find_partitions, find_topics, read_cluster
 from metaq.client.context import ClientContext
+from metaq.client.fan_out import all_of
 from metaq.client.log_ends import LogEnds
 from metaq.client.loop_thread import LoopThread
 from metaq.client.query_progress import (
@@ -186,7 +187,7 @@ class Cluster:
             context: ClientContext, deadline_s: float
         ) -> list[tuple[Offset, Offset] | None]:
             questions = (log_range(context, p, deadline_s=deadline_s) for p in wanted)
-            return await asyncio.gather(*questions)
+            return await all_of(questions)
 
         found = self.run(ask)
         return {

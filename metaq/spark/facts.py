@@ -9,12 +9,12 @@ micro-batch ends is found by reading what is before that. Logs are cut into task
 between segments only, and a start by time cannot be found at all.
 """
 
-import asyncio
 from collections.abc import Sequence
 from typing import Final
 
 from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError
+from metaq.client.fan_out import all_of
 from metaq.client.options import MIB
 from metaq.client.questions import (
     boundaries_between,
@@ -143,7 +143,7 @@ class BrokerFacts:
                 nearest_offset(context, partition, probe, deadline_s=deadline_s)
                 for probe in probes
             )
-            return await asyncio.gather(*questions)
+            return await all_of(questions)
 
         found = self._cluster.run(ask)
         return sorted({at for at in found if at is not None and start < at < end})

@@ -222,7 +222,7 @@ class LogDir:
 
         Raises:
             LogDirLockedError: another process owns it.
-            StorageError: the disk refuses; a missing parent is one reason.
+            StorageError: the disk refuses, or the parent is missing.
         """
         try:
             self._fs.make_directory(self.path)
@@ -230,6 +230,11 @@ class LogDir:
             if error.errno_name == "EEXIST":
                 raise StorageError(
                     f"data directory is no directory: path={self.path}"
+                ) from error
+            if error.errno_name == "ENOENT":
+                raise StorageError(
+                    f"data directory cannot be made: path={self.path}: create"
+                    f" {self.path.parent} first, or mount what it is to be on"
                 ) from error
             # The parent of a mount point may be closed to us; its name is as durable
             # as whoever made it wanted.

@@ -14,12 +14,14 @@ import urllib.request
 import click
 import pytest
 
+from metaq.cli.cat import write_message
 from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
 from metaq.cli.offsets import show_offsets
 from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
-from metaq.errors import ClientError, ConfigError, NoBrokerError
+from metaq.errors import ConfigError, NoBrokerError
+from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 
 PATIENCE_S = 20.0
@@ -135,21 +137,23 @@ def test_wrong_names_are_told_before_anything_is_read(target: Target) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_commits_and_leaves(
-    target: Target, capsys: pytest.CaptureFixture[str]
+    target: Target,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While it waits for more: what was printed is the group's offset."""
+    is_printed = threading.Event()
+
+    def write(message: Message, *, as_json: bool) -> None:
+        write_message(message, as_json=as_json)
+        if message.data == b"m5":
+            is_printed.set()
 
     def interrupt() -> None:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
-            try:
-                show_offsets(target, "g", "", as_json=True)
-            except ClientError:
-                time.sleep(0.01)
-                continue
-            break
+        is_printed.wait(PATIENCE_S)
         os.kill(os.getpid(), signal.SIGINT)
 
+    monkeypatch.setattr("metaq.cli.consume.write_message", write)
     thread = threading.Thread(target=interrupt)
     thread.start()
     try:

@@ -1,13 +1,16 @@
 """Topics, partitions, statistics and messages, looked at without a group."""
 
+import asyncio
 import itertools
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from metaq.client import Client
-from metaq.client.browse import parse_stats
+from metaq.client import Client, browse
+from metaq.client.browse import parse_stats, stats_of
+from metaq.client.metadata import AddressMetadata
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind
@@ -90,6 +93,31 @@ def test_an_empty_topic_has_no_messages_and_an_unknown_one_no_broker(
         pytest.raises(NoBrokerError, match="no broker serves topic 'nothing'"),
     ):
         list(other.browse("nothing"))
+
+
+def test_finding_the_topic_takes_from_the_time_of_the_first_messages(
+    broker: Any, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits_s: list[float | None] = []
+    find = AddressMetadata.topic
+
+    async def within(limit_s: float | None, work: Awaitable[Any], _what: str) -> Any:
+        limits_s.append(limit_s)
+        return await work
+
+    async def topic(self: AddressMetadata, name: str, *, deadline_s: float) -> Any:
+        await asyncio.sleep(0.1)
+        return await find(self, name, deadline_s=deadline_s)
+
+    monkeypatch.setattr(browse, "within", within)
+    monkeypatch.setattr(AddressMetadata, "topic", topic)
+    for number in (0, 1):
+        broker.put(b"a", topic="two", partition=number)
+    assert len(list(client.browse("two", timeout=30))) == 2
+    first_s, *others_s = limits_s
+    assert first_s is not None
+    assert 0 < first_s < 29.95
+    assert others_s == [30, 30]
 
 
 @pytest.mark.slow
@@ -259,6 +287,34 @@ def test_a_broker_that_refuses_stats_is_left_out(java: Any, java_client: Any) ->
     java_client.topics()
     java.inner.inject(FaultKind.REFUSE, verb="stats", count=1000)
     assert java_client.stats() == {}
+
+
+def test_a_broker_that_cannot_be_asked_ends_the_questions_to_the_others() -> None:
+    ended: list[str] = []
+
+    async def get(address: str, *, deadline_s: float) -> None:
+        if address == "absent":
+            raise NoBrokerError(f"{address} until {deadline_s}")
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(address)
+
+    brokers = {
+        number: SimpleNamespace(leader=leader, followers={})
+        for number, leader in enumerate(("silent", "absent", "mute"))
+    }
+    snapshot = SimpleNamespace(epoch=1, brokers=brokers)
+    context: Any = SimpleNamespace(
+        metadata=SimpleNamespace(snapshot=snapshot), pool=SimpleNamespace(get=get)
+    )
+
+    async def scenario() -> None:
+        with pytest.raises(NoBrokerError, match="absent"):
+            await stats_of(context, "", deadline_s=1.0)
+        assert sorted(ended) == ["mute", "silent"]
+
+    asyncio.run(scenario())
 
 
 def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:

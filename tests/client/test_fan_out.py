@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from metaq.client.fan_out import AT_ONCE_MAX, failures, for_each, raise_first
+from metaq.client.fan_out import AT_ONCE_MAX, all_of, failures, for_each, raise_first
 from metaq.errors import ClientError, MetaqError
 
 
@@ -76,5 +76,58 @@ def test_cancelling_ends_all_of_them() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert sorted(ended) == [0, 1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_all_results_come_in_the_order_of_the_work() -> None:
+    """Whichever ends first."""
+
+    async def wait(turns: int) -> int:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        return turns
+
+    async def scenario() -> list[int]:
+        return await all_of(map(wait, (3, 1, 2)))
+
+    assert asyncio.run(scenario()) == [3, 1, 2]
+
+
+async def fail_first(ended: list[int], number: int) -> int:
+    """Fail as number 0; else work for long, and note the end, which takes a while."""
+    if number == 0:
+        raise ClientError("no")
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0)
+        ended.append(number)
+    return number
+
+
+def test_the_first_error_ends_the_rest_before_it_is_raised() -> None:
+    """Nothing runs on behind the caller's back."""
+
+    async def scenario() -> None:
+        ended: list[int] = []
+        with pytest.raises(ClientError, match="no"):
+            await all_of(fail_first(ended, number) for number in (1, 0, 2))
+        assert sorted(ended) == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_cancelling_ends_all_of_the_work() -> None:
+    """Before the caller goes on."""
+
+    async def scenario() -> None:
+        ended: list[int] = []
+        task = asyncio.create_task(all_of(fail_first(ended, n) for n in (1, 2)))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert sorted(ended) == [1, 2]
 
     asyncio.run(scenario())

@@ -388,7 +388,7 @@ def test_scrapes_while_a_client_works_fail_nobody(broker: Any) -> None:
     ):
         scrapes = [threads.submit(scrape, client) for _ in range(2)]
         try:
-            for number in range(20):
+            for number in range(5):
                 with client.producer() as producer:
                     producer.send("test", b"%d" % number)
                 with client.consumer("g", ["test"]) as consumer:

@@ -61,9 +61,10 @@ def test_a_data_directory_has_one_owner(fs: FaultyFileSystem) -> None:
 
 
 def test_the_parent_of_a_data_directory_has_to_exist(fs: FaultyFileSystem) -> None:
-    """As in MetaQ only one level is made."""
+    """As in MetaQ only one level is made; the error says what to make."""
     settings = BrokerConfig(system=SystemConfig(data_path="/no/such/parent"))
-    with pytest.raises(DiskError, match="ENOENT"):
+    text = "path=/no/such/parent: create /no/such first"
+    with pytest.raises(StorageError, match=text):
         StorageBench(fs, settings).open()
 
 

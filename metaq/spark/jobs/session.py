@@ -46,6 +46,17 @@ def start_session(
     return session
 
 
+def activate(session: SparkSession) -> None:
+    """Make a session the active one of this thread.
+
+    A write looks for the formats in the active session, and only the thread that
+    started Spark has one.
+    """
+    # Of all that may be asked of a session, this alone makes it active, and nothing
+    # runs for it.
+    session.createDataFrame([], "nothing INT")
+
+
 def stop_session(session: SparkSession) -> None:
     """Stop Spark; a JVM that is gone has nothing to stop."""
     with suppress(PySparkException, OSError):

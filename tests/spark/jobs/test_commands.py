@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,8 @@ QUICK = (
     "--conf",
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+"""What moves the cursor of a terminal, and colours it."""
 Done = subprocess.CompletedProcess[str]
 
 
@@ -141,6 +144,25 @@ def test_progress_is_shown_on_a_terminal(
     """On standard error; results stay clean, and Spark says nothing there either."""
     lines = tmp_path / "lines"
     lines.write_text("\n".join(f"line {number}" for number in range(5000)))
+    words = ("ingest", TOPIC, str(lines), "--format", "text", "--json")
+    with on_terminal() as (terminal, seen):
+        process = subprocess.Popen(
+            command(*words, "--broker", broker.address),
+            env={**environment(), "TERM": "xterm"},
+            stdout=subprocess.PIPE,
+            stderr=terminal,
+            text=True,
+        )
+        result, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
+    assert re.search(r"ingest .*\d+/\d+ tasks", seen.decode(errors="replace"))
+    assert b"WARN" not in seen
+    assert len(data_of(stored(broker))) == 5000
+
+
+@contextmanager
+def on_terminal() -> Iterator[tuple[int, bytearray]]:
+    """Give a terminal, and what was written to it; whole when the block has ended."""
     screen, terminal = pty.openpty()
     seen = bytearray()
 
@@ -151,10 +173,21 @@ def test_progress_is_shown_on_a_terminal(
             except OSError:  # the other end is closed
                 return
 
-    words = ("ingest", TOPIC, str(lines), "--format", "text", "--json")
     looking = threading.Thread(target=look)
     looking.start()
     try:
+        yield terminal, seen
+    finally:
+        os.close(terminal)
+        looking.join()
+        os.close(screen)
+
+
+def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
+    """While a task works; what is shown of its progress is taken back."""
+    value = "reflect('java.lang.Thread', 'sleep', 600000L)"
+    words = ("ingest", TOPIC, str(Path(__file__)), "--format", "text", "--value", value)
+    with on_terminal() as (terminal, seen):
         process = subprocess.Popen(
             command(*words, "--broker", broker.address),
             env={**environment(), "TERM": "xterm"},
@@ -162,15 +195,46 @@ def test_progress_is_shown_on_a_terminal(
             stderr=terminal,
             text=True,
         )
-        result, _ = process.communicate(timeout=TIMEOUT_S)
+        result, _ = interrupt(
+            process, lambda: re.search(rb"ingest .*0/1 tasks", seen) is not None
+        )
+    assert (process.returncode, result) == (130, "")
+    said = CONTROL.sub("", seen.decode(errors="replace"))
+    _before, *lines = said.rpartition("tasks")[2].split()
+    assert lines == ["metaq:", "interrupted"], said
+
+
+def test_ctrl_c_ends_a_start_of_spark_with_one_line(tmp_path: Path) -> None:
+    """While the JVM comes up."""
+    process = subprocess.Popen(
+        command("verify", str(tmp_path)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}")
+    ended = interrupt(
+        process, lambda: any(f.read_text() for f in children.parent.glob("*/children"))
+    )
+    assert (process.returncode, *ended) == (130, "", "metaq: interrupted\n")
+
+
+def interrupt(
+    process: subprocess.Popen[str], is_due: Callable[[], bool]
+) -> tuple[str, str]:
+    """Send Ctrl-C when it is due; return what the process says until it ends."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    try:
+        while not is_due():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=TIMEOUT_S)
     finally:
-        os.close(terminal)
-        looking.join()
-        os.close(screen)
-    assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
-    assert re.search(r"ingest .*\d+/\d+ tasks", seen.decode(errors="replace"))
-    assert b"WARN" not in seen
-    assert len(data_of(stored(broker))) == 5000
+        process.kill()
+        process.wait()
 
 
 def test_an_archive_goes_on_until_ctrl_c(

@@ -74,7 +74,11 @@ class Driver:
         self._answers: queue.Queue[str | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self._answer()
+        try:
+            self._answer()
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, job: str, **words: Any) -> dict[str, Any]:
         """Run a job and return its answer: `done`, or `error`.

@@ -1,0 +1,27 @@
+"""What drivers that may be killed are held by."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.spark.kills.harness import MASTER, Driver, DriverDied
+
+
+def test_a_driver_that_does_not_start_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its process nor the thread that reads its answers."""
+    number = tmp_path / "number"
+    script = tmp_path / "no_driver"
+    script.write_text(f"#!/bin/sh\necho $$ > {number}\nexec sleep 600 >&-\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    before = threading.enumerate()
+    with pytest.raises(DriverDied):
+        Driver(tmp_path, MASTER)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(number.read_text()), 0)
+    assert threading.enumerate() == before
