@@ -1,7 +1,8 @@
 """The argument tree of the `metaq` command; what each command does is in its own file.
 
 Exit codes: 0 fine; 1 failed, or problems found; 2 wrong usage; 130 interrupted by
-Ctrl-C; 141 the reader of our output went away.
+Ctrl-C; 141 the reader of our output went away; 143 ended by SIGTERM. A broker that is
+stopped by a signal ends with 0.
 """
 
 import os

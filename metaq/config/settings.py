@@ -132,9 +132,10 @@ class SystemConfig:
     data_path: str = field(default_factory=default_data_path)
     """Directory of the partition logs; its parent must exist."""
     data_log_path: str = ""
-    """Root of the transaction journal; "" becomes `data_path`."""
+    """Root of the transaction journal, "" becomes `data_path`; without effect, as all
+    settings of transactions: there is no journal yet."""
     app_class_path: str | None = None
-    """Directory of filter classes; a directory that is missing means no filters."""
+    """Directory of filter classes; accepted, without effect: none is run."""
     unflush_threshold: int = UNFLUSH_THRESHOLD
     """Records; 0 or less: group commit; n: sync after more than n unsynced puts."""
     unflush_interval_ms: int = UNFLUSH_INTERVAL_MS
@@ -172,7 +173,7 @@ class SystemConfig:
     update_consumer_offsets: bool = False
     """A get behind the end answers 301 with the end (row 7 of broker spec 1.5)."""
     load_stores_in_parallel: bool = False
-    """Recover several partitions at once at start."""
+    """Recover several partitions at once; accepted, without effect: all starts do."""
 
     def __post_init__(self) -> None:
         """Let the journal follow a configured data path."""

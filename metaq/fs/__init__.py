@@ -14,10 +14,8 @@ facts, and this module is where they are made true:
   sync failed refuses every later write and sync; only recovery, which reads the disk
   again, may believe the directory.
 
-`OSError` does not leave this package (`calls.py`). No room (ENOSPC, EDQUOT) is
-`NoSpaceError`, which may pass by itself; everything else is `DiskError`. A failed
-*sync* is always a `DiskError`, whatever its number: room that comes back does not bring
-back the pages that a sync has dropped. EINTR and short writes are invisible to callers.
+`OSError` does not leave this package: `calls.py` says what becomes of it. EINTR and
+short writes are invisible to callers.
 
 The seam for tests is one step below: `SystemCalls`. The order of syncs, the loops over
 short writes and the translation of errors are the same lines of code on the real disk

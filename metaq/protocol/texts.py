@@ -15,7 +15,7 @@ CHECKSUM_FAILURE: Final = (
 NO_SYNC_PROCESSOR: Final = (
     "未注册请求处理器，请求处理器类为com.taobao.metamorphosis.network.SyncCommand"  # noqa: RUF001  # MetaQ's text has full-width punctuation
 )
-"""A sync sent to a broker that is no slave (503)."""
+"""A sync sent to a broker that is no follower (503)."""
 
 SHUTTING_DOWN: Final = "线程池繁忙"
 """A command that arrived after the broker began to stop (503)."""

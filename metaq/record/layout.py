@@ -13,7 +13,7 @@ the offset that follows a record is its own offset + 20 + length.
 
 A header of 20 zero bytes is not a record here although the Java broker reads one as
 an empty message: no broker stamps the id 0, and file systems fill unwritten tails
-with zeros. Keep `scan.py` and `metaq/protocol/batch.py` in step with this page.
+with zeros. Keep `scan.py` and `batch.py` in step with this page.
 Source: broker spec 1.14.
 """
 

@@ -7,7 +7,7 @@
 `LogDir` belongs to the event loop's thread, which decides; the storage thread behind
 `submit` writes and syncs (`appender.py`). A directory goes offline once and loudly:
 every log in it fails what is in flight, and refuses everything until a restart has
-recovered it. Source: house rules, faults 12 to 16.
+recovered it.
 """
 
 import enum

@@ -4,7 +4,7 @@
                                    base offset, 20 digits
 
 A `Segment` is a value: a roll or a truncation makes another one. The open file behind
-the active segment belongs to the storage thread (`active_segment.py`). Offsets and
+the active segment belongs to the storage thread (`log_writer.py`). Offsets and
 positions are converted here and nowhere else. Source: broker spec 2.1, 2.4.
 """
 

@@ -1,7 +1,7 @@
 """`transaction` and `sync`: understood, and not offered by this broker.
 
-`sync` is how a master replicates to a slave; a broker that is no slave answers 503 in
-MetaQ's own words (broker spec 1.2, rule 9). Transactions are refused with one
+`sync` is how a leader replicates to a follower; a broker that is no follower answers
+503 in MetaQ's own words (broker spec 1.2, rule 9). Transactions are refused with one
 sentence; END is never answered, whatever becomes of it (broker spec 5.4).
 """
 
@@ -26,7 +26,7 @@ def handle_transaction(command: TransactionCommand) -> None:
 
 
 def handle_sync(_command: Sync) -> None:
-    """Refuse a replicated message: this broker is no slave.
+    """Refuse a replicated message: this broker is no follower.
 
     Raises:
         UnavailableError: always.
