@@ -76,7 +76,9 @@ def archive(
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.archive import archive as run_job
+        from metaq.spark.jobs.session import activate
 
+        activate(spark)
         options = wire.to_map(subscribe=",".join(topics))
         with render.progress("archive", None) as advance:
             done = run_job(
@@ -187,9 +189,11 @@ def stats(
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs import window_stats
+        from metaq.spark.jobs.session import activate
 
         options = wire.to_map(subscribe=",".join(topics))
         if interval_s is not None:
+            activate(spark)
             window_stats.follow_stats(
                 spark,
                 options,

@@ -38,8 +38,8 @@ def spark_session(
             when Spark does not start, else lost.
 
     Yields:
-        The `SparkSession`, active in this thread; its type is not named, because Spark
-        is optional.
+        The `SparkSession`, which is not the active one of this thread; its type is not
+        named, because Spark is optional.
 
     Raises:
         ConfigError: Spark is not installed.
@@ -62,7 +62,7 @@ def spark_session(
 def _running_session(
     master: str, settings: Mapping[str, str], log: Path | None
 ) -> Iterator[Any]:
-    from metaq.spark.jobs.session import activate, start_session, stop_session
+    from metaq.spark.jobs.session import start_session, stop_session
     from metaq.spark.jobs.waiting import run_apart
 
     # What it warns of, with a trace, is the failure that the job reports.
@@ -81,7 +81,6 @@ def _running_session(
             except MetaqError as error:
                 raise MetaqError(f"{error}{_last_words(file)}") from error
         try:
-            activate(session)
             yield session
         finally:
             # A call of this thread that broke off has left its connection useless.
