@@ -5,68 +5,27 @@ same table is in `docs/operations.md`, kept in step by
 `tests/broker/test_operations_page.py`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from metaq import prometheus
 from metaq.broker.health import SEVERITIES, Alarm, find_problems
 from metaq.broker.status import (
     BrokerStatus,
     DirectoryStatus,
-    HistogramFigures,
     JobStatus,
     LogFigures,
     RegistrationFigures,
     ScrubFigures,
 )
+from metaq.prometheus import Sample
 
 LOG_SERIES_MAX: Final = 1_000
 """Partition logs that have series of their own, the first ones by name. It bounds an
 answer to about 1 MiB; `metaq_alarm` and `metaq_logs` look at all of them."""
 
-Sample = tuple[tuple[str, ...], float]
-"""The values of the labels, and the number."""
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One counter or gauge of the table."""
-
-    name: str
-    """As exported; counters end in `_total`."""
-    help: str
-    """One sentence."""
-    labels: tuple[str, ...]
-    """Names of its labels."""
-    read: Callable[[BrokerStatus], Iterable[Sample]]
-    """Its samples; none where the part does not exist."""
-
-    @property
-    def kind(self) -> str:
-        """Return "counter" or "gauge"."""
-        return "counter" if self.name.endswith("_total") else "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSpec:
-    """One histogram of the table."""
-
-    name: str
-    """As exported, without `_bucket`, `_sum` and `_count`."""
-    help: str
-    """One sentence."""
-    read: Callable[[BrokerStatus], HistogramFigures]
-    """Its snapshot."""
-
-    @property
-    def kind(self) -> str:
-        """Return "histogram"."""
-        return "histogram"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return no labels."""
-        return ()
+MetricSpec = prometheus.MetricSpec[BrokerStatus]
+HistogramSpec = prometheus.HistogramSpec[BrokerStatus]
 
 
 # -- how specifications read ----------------------------------------------------------
@@ -271,12 +230,12 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
     HistogramSpec(
         "metaq_put_latency_seconds",
         "Time from append to acknowledgement, per message.",
-        lambda s: s.put_latency,
+        lambda s: [s.put_latency],
     ),
     HistogramSpec(
         "metaq_sync_latency_seconds",
         "Time that one sync of a segment took.",
-        lambda s: s.sync_latency,
+        lambda s: [s.sync_latency],
     ),
     # Partition logs.
     _one(

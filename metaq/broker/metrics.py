@@ -7,7 +7,6 @@ read from the system by the library.
 """
 
 from collections.abc import Iterator
-from itertools import accumulate
 from typing import Final
 
 from prometheus_client import (
@@ -16,17 +15,12 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
-from metaq.broker.metric_table import METRICS, HistogramSpec, MetricSpec
+from metaq.broker.metric_table import METRICS
 from metaq.broker.status import BrokerStatus
+from metaq.prometheus import HistogramSpec, histogram_family, metric_family
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 """What an answer with metrics is called."""
@@ -59,32 +53,9 @@ class _StatusCollector(Collector):
         """Yield one family per metric that has a sample."""
         for spec in METRICS:
             family = (
-                self._histogram(spec)
+                histogram_family(spec, list(spec.read(self._status)))
                 if isinstance(spec, HistogramSpec)
-                else self._family(spec)
+                else metric_family(spec, spec.read(self._status))
             )
             if family.samples:
                 yield family
-
-    def _family(self, spec: MetricSpec) -> Metric:
-        family = (
-            CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
-            if spec.kind == "counter"
-            else GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-        )
-        for labels, value in spec.read(self._status):
-            family.add_metric([_printable(label) for label in labels], float(value))
-        return family
-
-    def _histogram(self, spec: HistogramSpec) -> Metric:
-        family = HistogramMetricFamily(spec.name, spec.help)
-        figures = spec.read(self._status)
-        bounds = [*map(floatToGoString, figures.bounds), "+Inf"]
-        counts = accumulate(figures.counts)
-        family.add_metric([], list(zip(bounds, counts, strict=True)), figures.total)
-        return family
-
-
-def _printable(text: str) -> str:
-    """Return a label that UTF-8 can hold, whatever bytes a path is made of."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -13,27 +13,9 @@ from typing import Protocol
 
 from metaq.lifecycle import State
 from metaq.model import LogId
+from metaq.stats import HistogramSnapshot
 
 # -- what the parts hand over ---------------------------------------------------------
-
-
-class HistogramFigures(Protocol):
-    """A snapshot of latencies; `metaq.stats.HistogramSnapshot` is one."""
-
-    @property
-    def bounds(self) -> tuple[float, ...]:
-        """Return the inclusive upper bounds of the buckets, ascending."""
-        ...
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Return the samples per bucket, not cumulated; the last one has no bound."""
-        ...
-
-    @property
-    def total(self) -> float:
-        """Return the sum of all samples."""
-        ...
 
 
 class LogFigures(Protocol):
@@ -373,9 +355,9 @@ class BrokerStatus:
     """Every partition log, sorted by topic and partition."""
     directories: tuple[DirectoryStatus, ...]
     """Every data directory."""
-    put_latency: HistogramFigures
+    put_latency: HistogramSnapshot
     """Seconds from append to acknowledgement, per message."""
-    sync_latency: HistogramFigures
+    sync_latency: HistogramSnapshot
     """Seconds that one sync of a segment took, of all directories together."""
     registration: RegistrationFigures | None
     """None: the broker runs without ZooKeeper."""

@@ -4,10 +4,10 @@ Pure: one `ClientStatistics` in, samples out.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Final
 
+from metaq import prometheus
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
 from metaq.client.connection import ConnectionStatistics
 from metaq.client.duplicate_filter import DuplicateStatistics
@@ -18,62 +18,16 @@ from metaq.client.ordered import OrderedStatistics
 from metaq.client.producer import ProducerStatistics
 from metaq.client.progress import Lag
 from metaq.model import TopicPartition
-from metaq.stats import HistogramSnapshot
+from metaq.prometheus import Sample
 from metaq.zk.paths import partition_name
 
-Sample = tuple[tuple[str, ...], float]
-"""The values of the labels, and the number."""
+MetricSpec = prometheus.MetricSpec[ClientStatistics]
+HistogramSpec = prometheus.HistogramSpec[ClientStatistics]
 
 BY_PARTITION: Final = ("topic", "partition")
 BY_GROUP: Final = ("group",)
 BY_GROUP_PARTITION: Final = ("group", "topic", "partition")
 BY_ADDRESS: Final = ("address",)
-
-
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
-    """One counter or gauge of the table."""
-
-    name: str
-    """As exported; counters end in `_total`."""
-    help: str
-    """One sentence."""
-    labels: tuple[str, ...]
-    """Names of its labels."""
-    read: Callable[[ClientStatistics], Iterable[Sample]]
-    """Its samples; those with equal labels are put together."""
-    combine: Callable[[float, float], float] = operator.add
-    """How."""
-
-    @property
-    def kind(self) -> str:
-        """Return "counter" or "gauge"."""
-        return "counter" if self.name.endswith("_total") else "gauge"
-
-
-@dataclass(frozen=True, slots=True)
-class HistogramSpec:
-    """One histogram of the table."""
-
-    name: str
-    """As exported, without `_bucket`, `_sum` and `_count`."""
-    help: str
-    """One sentence."""
-    read: Callable[[ClientStatistics], Iterable[HistogramSnapshot]]
-    """Its snapshots, which are put together."""
-
-    @property
-    def kind(self) -> str:
-        """Return "histogram"."""
-        return "histogram"
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return no labels."""
-        return ()
-
-
-# -- how specifications read ----------------------------------------------------------
 
 
 def of_connection(

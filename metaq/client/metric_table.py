@@ -11,7 +11,6 @@ from metaq.client.metric_specs import (
     BY_PARTITION,
     HistogramSpec,
     MetricSpec,
-    Sample,
     of_client,
     of_connection,
     of_duplicates,
@@ -24,6 +23,7 @@ from metaq.client.metric_specs import (
     of_producer,
 )
 from metaq.client.progress import ConsumerState
+from metaq.prometheus import Sample
 from metaq.zk.paths import partition_name
 from metaq.zk.session import SessionState
 

@@ -10,24 +10,22 @@ series behind and takes what it counted with it, which Prometheus takes for a re
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from metaq.client.client_statistics import ClientStatistics
-from metaq.client.metric_specs import HistogramSpec, MetricSpec, Sample
 from metaq.client.metric_table import METRICS
 from metaq.errors import ClosedError, ConfigError
-from metaq.stats import merge_snapshots
+from metaq.prometheus import (
+    HistogramSpec,
+    MetricSpec,
+    Sample,
+    histogram_family,
+    metric_family,
+)
 
 HOST: Final = "127.0.0.1"
 """Where `serve_metrics` listens: whoever is on this machine may ask."""
@@ -116,21 +114,18 @@ def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
 
 
 def _family(
-    spec: MetricSpec | HistogramSpec, clients: Iterable[ClientStatistics]
+    spec: MetricSpec[ClientStatistics] | HistogramSpec[ClientStatistics],
+    clients: Iterable[ClientStatistics],
 ) -> Metric:
     if isinstance(spec, HistogramSpec):
-        return _histogram(spec, clients)
-    family = (
-        CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
-        if spec.kind == "counter"
-        else GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-    )
-    for labels, value in _combined(spec, clients):
-        family.add_metric(labels, float(value))
-    return family
+        seen = [one for client in clients for one in spec.read(client)]
+        return histogram_family(spec, seen)
+    return metric_family(spec, _combined(spec, clients))
 
 
-def _combined(spec: MetricSpec, clients: Iterable[ClientStatistics]) -> list[Sample]:
+def _combined(
+    spec: MetricSpec[ClientStatistics], clients: Iterable[ClientStatistics]
+) -> list[Sample]:
     """Return one sample for each set of labels, sorted, bounded."""
     found: dict[tuple[str, ...], float] = {}
     for client in clients:
@@ -139,14 +134,3 @@ def _combined(spec: MetricSpec, clients: Iterable[ClientStatistics]) -> list[Sam
             found[labels] = value if known is None else spec.combine(known, value)
     samples = sorted(found.items())
     return samples[:PARTITION_SERIES_MAX] if "partition" in spec.labels else samples
-
-
-def _histogram(spec: HistogramSpec, clients: Iterable[ClientStatistics]) -> Metric:
-    family = HistogramMetricFamily(spec.name, spec.help)
-    snapshots = [one for client in clients for one in spec.read(client)]
-    if snapshots:
-        seen = merge_snapshots(snapshots)
-        bounds = [*map(floatToGoString, seen.bounds), "+Inf"]
-        buckets = zip(bounds, accumulate(seen.counts), strict=True)
-        family.add_metric([], list(buckets), seen.total)
-    return family

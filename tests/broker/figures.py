@@ -7,6 +7,7 @@ from typing import Any
 from metaq.broker.status import BrokerStatus, CommandStatus, DirectoryStatus
 from metaq.lifecycle import State
 from metaq.model import LogId
+from metaq.stats import HistogramSnapshot
 
 
 class Word(enum.Enum):
@@ -72,14 +73,7 @@ class Registration:
     last_error: str = ""
 
 
-@dataclass(frozen=True)
-class Histogram:
-    """A `HistogramFigures`."""
-
-    bounds: tuple[float, ...] = (0.001, 0.01)
-    counts: tuple[int, ...] = (3, 2, 1)
-    total: float = 0.25
-
+HISTOGRAM = HistogramSnapshot((0.001, 0.01), (3, 2, 1), 0.25)
 
 TEST_0 = LogId("test", 0)
 
@@ -118,8 +112,8 @@ HEALTHY = BrokerStatus(
     commands=CommandStatus(),
     logs=(Log(LogId("test", 0)), Log(LogId("test", 1))),
     directories=(DIRECTORY,),
-    put_latency=Histogram(),
-    sync_latency=Histogram(),
+    put_latency=HISTOGRAM,
+    sync_latency=HISTOGRAM,
     registration=Registration(),
 )
 

@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "stats": L1,
     "config": L2,
     "retry": L2,
+    "prometheus": L2,
     "lifecycle": L2,
     "fs": L2 | {"fs"},
     "record": PURE | {"record"},
@@ -46,10 +47,11 @@ ALLOWED: dict[str, set[str]] = {
     "zk": L2 | {"config", "retry", "lifecycle", "fs", "zk"},
     "broker": L2
     | L4
-    | {"record", "protocol", "fs", "config", "lifecycle", "retry", "broker"},
+    | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
+    | {"broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
-    | {"net", "zk", "client"},
+    | {"net", "zk", "prometheus", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
     "spark": PURE | {"client", "config", "record", "storage", "fs", "spark"},
     "cli": {"*"},
@@ -79,7 +81,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "apscheduler": {"broker.schedule"},
     "click": {"cli"},
     "rich": {"cli"},
-    "prometheus_client": {"broker.metrics", "client.metrics"},
+    "prometheus_client": {"prometheus", "broker.metrics", "client.metrics"},
     "aiohttp": {"broker.http"},
     "pyspark": {"spark"},
     "py4j": {"spark.jobs.files"},
