@@ -17,7 +17,7 @@ from metaq.fs.calls import (
     write_fully,
 )
 from metaq.fs.files import AppendFile, DirLock, ReadFile, UpdateFile
-from metaq.model import Position, SizeBytes
+from metaq.model import Millis, Position, SizeBytes
 
 LOCK_FILE: Final = ".lock"
 """Name of the lock file in a data directory; it is never removed (see `DirLock`)."""
@@ -77,6 +77,14 @@ class FileSystem:
         with Translated("open", path):
             fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC, FILE_MODE)
         return ReadFile(self._calls, path, fd)
+
+    def mtime_ms(self, path: Path) -> Millis:
+        """Return when a file was last changed, in milliseconds since 1970."""
+        file = self.open_read(path)
+        try:
+            return file.mtime_ms()
+        finally:
+            file.close()
 
     def read_file(self, path: Path, size_max: SizeBytes) -> bytes:
         """Return a whole small file.

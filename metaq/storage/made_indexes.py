@@ -42,11 +42,7 @@ class MadeIndexes:
         Raises:
             StorageError: The disk refused a read.
         """
-        file = fs.open_read(segment.path)
-        try:
-            time_ms = file.mtime_ms()
-        finally:
-            file.close()
+        time_ms = fs.mtime_ms(segment.path)
         # A topic that was made again may have a segment of the same name and size.
         key = (segment, time_ms)
         with self._lock:

@@ -55,11 +55,7 @@ def age_facts(fs: FileSystem, segment: Segment) -> AgeFacts:
         StorageError: The disk refused a read.
     """
     totals = read_totals(fs, segment.path, segment.base_offset)
-    file = fs.open_read(segment.path)
-    try:
-        mtime_ms = file.mtime_ms()
-    finally:
-        file.close()
+    mtime_ms = fs.mtime_ms(segment.path)
     is_whole = totals.end_offset == segment.end_offset
     newest = totals.newest_append_ms if is_whole else None
     return AgeFacts(newest, mtime_ms, totals.record_count)

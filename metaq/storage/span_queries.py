@@ -257,20 +257,12 @@ def _first_span_since(
     """
     for piece in spans.pieces(start, segment.end_offset):
         if not piece.record_count:
-            piece = piece._replace(append_time_ms=_file_time_ms(fs, segment))
+            piece = piece._replace(append_time_ms=fs.mtime_ms(segment.path))
         if piece.append_time_ms < time_ms:
             continue
         each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)
         return next((one for one in each if one.append_time_ms >= time_ms), piece)
     return None
-
-
-def _file_time_ms(fs: FileSystem, segment: Segment) -> Millis:
-    file = fs.open_read(segment.path)
-    try:
-        return file.mtime_ms()
-    finally:
-        file.close()
 
 
 def _first_since(
