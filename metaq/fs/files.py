@@ -13,14 +13,33 @@ from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
 from metaq.model import Millis, Position, SizeBytes
 
 
-class AppendFile:
-    """A file that grows at its end; it has one writer, who owns and closes it."""
+class _OpenFile:
+    """What all open files have in common; the owner closes it."""
 
     def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
         self.path: Final = path
         """The path the file was opened with."""
         self._calls = calls
         self._fd = fd
+
+    def size(self) -> SizeBytes:
+        """Return the size in bytes at this moment, unsynced bytes included."""
+        with Translated("stat", self.path):
+            return SizeBytes(self._calls.fstat(self._fd).st_size)
+
+    def close(self) -> None:
+        """Close without syncing; a second call does nothing."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with Translated("close", self.path):
+                self._calls.close(fd)
+
+
+class AppendFile(_OpenFile):
+    """A file that grows at its end; it has one writer, who owns and closes it."""
+
+    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
+        super().__init__(calls, path, fd)
         self._failed_sync: str | None = None
 
     @property
@@ -71,36 +90,18 @@ class AppendFile:
         with Translated("truncate", self.path):
             self._calls.ftruncate(self._fd, size)
 
-    def size(self) -> SizeBytes:
-        """Return the size in bytes, unsynced bytes included."""
-        with Translated("stat", self.path):
-            return SizeBytes(self._calls.fstat(self._fd).st_size)
-
-    def close(self) -> None:
-        """Close without syncing; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with Translated("close", self.path):
-                self._calls.close(fd)
-
     def _refuse_after_failed_sync(self, operation: str) -> None:
         if self._failed_sync is not None:
             raise DiskError(operation, str(self.path), self._failed_sync)
 
 
-class UpdateFile:
+class UpdateFile(_OpenFile):
     """A small file whose last bytes change in place; one writer owns and closes it.
 
     For side files that can be made again: a crash may leave the old bytes of a write,
     the new ones, or some of each, so what is written carries its own checksum. After a
     failed sync the file is of no further use, as with `AppendFile`.
     """
-
-    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
-        self.path: Final = path
-        """The path the file was opened with."""
-        self._calls = calls
-        self._fd = fd
 
     def write_at(self, position: Position, data: bytes) -> None:
         """Write all bytes at `position`, at most the file's size."""
@@ -117,22 +118,9 @@ class UpdateFile:
         with Translated("sync", self.path):
             self._calls.fdatasync(self._fd)
 
-    def close(self) -> None:
-        """Close without syncing; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with Translated("close", self.path):
-                self._calls.close(fd)
 
-
-class ReadFile:
+class ReadFile(_OpenFile):
     """A file open for reading at any position; stays readable when it is removed."""
-
-    def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
-        self.path: Final = path
-        """The path the file was opened with."""
-        self._calls = calls
-        self._fd = fd
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where the file ends."""
@@ -162,11 +150,6 @@ class ReadFile:
                 got += count
         return got
 
-    def size(self) -> SizeBytes:
-        """Return the size in bytes at this moment."""
-        with Translated("stat", self.path):
-            return SizeBytes(self._calls.fstat(self._fd).st_size)
-
     def mtime_ms(self) -> Millis:
         """Return the time of the last change, in milliseconds since 1970."""
         with Translated("stat", self.path):
@@ -175,13 +158,6 @@ class ReadFile:
     def fileno(self) -> int:
         """Return a descriptor for sendfile; valid until `close`."""
         return self._calls.descriptor(self._fd)
-
-    def close(self) -> None:
-        """Close the file; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with Translated("close", self.path):
-                self._calls.close(fd)
 
 
 class DirLock:
