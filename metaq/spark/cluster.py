@@ -75,6 +75,7 @@ class Cluster:
         self._ends: LogEnds | None = None
         self._used_s = 0.0
         self._busy_count = 0
+        self._opening = asyncio.Lock()
         self._closing: asyncio.Task[None] | None = None
         self._topics: _Matching | None = None
 
@@ -89,9 +90,13 @@ class Cluster:
         return self._client is not None
 
     def close(self) -> None:
-        """Close the client and end its thread, for tests; nothing can be asked then."""
-        self._thread.run(self._close())
-        self._thread.stop()
+        """Close the client and end its thread, for tests; nothing can be asked then.
+
+        Harmless twice, and in the child of a fork.
+        """
+        if self.is_usable:
+            self._thread.run(self._close())
+            self._thread.stop()
 
     def run(self, work: Work[T]) -> T:
         """Run a coroutine over the client and wait for its end."""
@@ -286,10 +291,7 @@ class Cluster:
     # -- the client, all on its loop --------------------------------------------------
 
     async def _run(self, work: Work[T]) -> T:
-        if self._client is None:
-            await self._open()
-        assert self._client is not None
-        context, wire = self._client.context, self._wire
+        context, wire = (await self._opened()).context, self._wire
         patience_s = max(wire.retry_timeout_s, wire.request_timeout_s)
         self._busy_count += 1
         try:
@@ -298,17 +300,23 @@ class Cluster:
             self._busy_count -= 1
             self._used_s = asyncio.get_running_loop().time()
 
-    async def _open(self) -> None:
+    async def _opened(self) -> AsyncClient:
+        """Return the client; the first call makes it, others wait until it is ready."""
         wire = self._wire
-        self._client = AsyncClient(
-            wire.zookeeper,
-            brokers=None if wire.zookeeper else wire.brokers,
-            root=wire.zk_root,
-            request_timeout_s=wire.request_timeout_s,
-            metadata_s=METADATA_S,
-        )
-        await self._client.start()
-        asyncio.get_running_loop().call_later(IDLE_S, self._look_if_idle)
+        async with self._opening:
+            if self._client is None:
+                client = AsyncClient(
+                    wire.zookeeper,
+                    brokers=None if wire.zookeeper else wire.brokers,
+                    root=wire.zk_root,
+                    request_timeout_s=wire.request_timeout_s,
+                    metadata_s=METADATA_S,
+                )
+                # One that cannot start closes itself; the next call tries anew.
+                await client.start()
+                self._client = client
+                asyncio.get_running_loop().call_later(IDLE_S, self._look_if_idle)
+            return self._client
 
     def _look_if_idle(self) -> None:
         loop = asyncio.get_running_loop()
@@ -325,6 +333,8 @@ class Cluster:
         client = self._take_client()
         if client is not None:
             await client.close()
+        if self._closing is not None:
+            await self._closing
 
     def _take_client(self) -> AsyncClient | None:
         client, self._client = self._client, None

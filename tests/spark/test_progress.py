@@ -1,5 +1,6 @@
 """What a stream reader plans on the driver, without a Spark session."""
 
+import asyncio
 import pickle
 import time
 from collections.abc import Iterator
@@ -292,6 +293,50 @@ def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
 
     monkeypatch.setattr(clusters, "IDLE_S", 0.0)
     assert cluster._thread.run(meet()) == (start[P0], offsets(10, 0)[P0])
+
+
+def test_the_end_waits_for_a_client_that_is_being_closed(
+    monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
+) -> None:
+    """Else its connections would be left to the garbage, with the loop gone."""
+    closed: list[AsyncClient] = []
+    close = AsyncClient.close
+
+    async def slowly(client: AsyncClient) -> None:
+        await asyncio.sleep(0.1)
+        await close(client)
+        closed.append(client)
+
+    monkeypatch.setattr(AsyncClient, "close", slowly)
+    query = progress(broker)
+    query.start()
+    cluster = shared_cluster(query._options.wire)
+
+    async def look() -> AsyncClient | None:
+        client = cluster._client
+        cluster._look_if_idle()
+        return client
+
+    monkeypatch.setattr(clusters, "IDLE_S", 0.0)
+    client = cluster._thread.run(look())
+    assert not cluster.is_open
+    cluster.close()
+    assert closed == [client]
+
+
+def test_calls_that_come_at_once_share_one_client(broker: EmbeddedBroker) -> None:
+    """Queries of one session ask from threads of their own."""
+    cluster = shared_cluster(source_options(broker).wire)
+
+    async def read(context: ClientContext, deadline_s: float) -> ClientContext:
+        del deadline_s
+        return context
+
+    async def meet() -> list[ClientContext]:
+        return await asyncio.gather(*(cluster._run(read) for _ in range(3)))
+
+    first, *others = cluster._thread.run(meet())
+    assert all(context is first for context in others)
 
 
 def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> None:
