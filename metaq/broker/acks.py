@@ -1,11 +1,12 @@
 """Appending runs of puts, and answering them when the disk has them.
 
 A *run* is what one session puts to one log in one pass over its input. It is appended
-as one piece, has one ticket, and is answered by one formatting operation: the flat
-list (opaque, id, offset, opaque, id, offset, ...) is all that is kept of a put.
+as one piece, has one ticket, and is answered by one formatting operation: opaque, id
+and offset are all that is kept of a put.
 """
 
-from typing import Final, Protocol
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
 
 from metaq.broker.context import BrokerContext
 from metaq.errors import (
@@ -20,15 +21,13 @@ from metaq.errors import (
     StorageError,
     WireError,
 )
+from metaq.fs import Buffer
 from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.encode import encode_put_replies, encode_result
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
-
-REPLY_FIELDS: Final = 3
-"""opaque, id, offset: what `encode_put_replies` takes."""
 
 PUT_OVERHEAD_BYTES: Final = 128
 """What a command counts for in the in-flight bounds besides its records: its reply and
@@ -59,11 +58,22 @@ class Answerer(Protocol):
         ...
 
 
+class Receipts(NamedTuple):
+    """What is owed to the commands of a run, as columns of one length."""
+
+    opaques: Sequence[bytes]
+    """In decimal, as replies have it."""
+    ids: Sequence[int]
+    """Of the only record, or of the first one."""
+    offsets: Sequence[int]
+    """Likewise."""
+
+
 class PutTicket:
     """A run of puts that waits for the disk. Called once, on the loop's thread."""
 
     __slots__ = (
-        "_answerer", "_appended_s", "_context", "_flat", "_log", "_record_count",
+        "_answerer", "_appended_s", "_context", "_log", "_receipts", "_record_count",
         "_size_bytes",
     )  # fmt: skip
 
@@ -73,14 +83,14 @@ class PutTicket:
         context: BrokerContext,
         *,
         log: PartitionLog,
-        flat: list[int],
+        receipts: Receipts,
         record_count: int,
         size_bytes: int,
     ) -> None:
         self._answerer = answerer
         self._context = context
         self._log = log
-        self._flat = flat
+        self._receipts = receipts
         self._record_count = record_count
         self._size_bytes = size_bytes
         self._appended_s = context.clock.monotonic_s()
@@ -90,8 +100,8 @@ class PutTicket:
         waited_s = self._context.clock.monotonic_s() - self._appended_s
         self._context.put_latency.record(waited_s, self._record_count)
         self._answerer.answer(
-            encode_put_replies(self._log.log_id.partition, self._flat),
-            count=len(self._flat) // REPLY_FIELDS,
+            encode_put_replies(self._log.log_id.partition, *self._receipts),
+            count=len(self._receipts.opaques),
             size_bytes=self._size_bytes,
         )
 
@@ -106,9 +116,9 @@ class PutTicket:
             count=self._record_count,
         )
         body = str(refusal).encode()
-        opaques = self._flat[::REPLY_FIELDS]
+        opaques = self._receipts.opaques
         self._answerer.answer(
-            b"".join([encode_result(refusal.status, body, o) for o in opaques]),
+            b"".join([encode_result(refusal.status, body, int(o)) for o in opaques]),
             count=len(opaques),
             size_bytes=self._size_bytes,
         )
@@ -116,14 +126,14 @@ class PutTicket:
 
 def append_run(
     log: PartitionLog,
-    chunks: list[bytes],
+    chunks: Sequence[Buffer],
     answerer: Answerer,
     context: BrokerContext,
     *,
     size_bytes: int,
     record_count: int,
     last_id: MessageId,
-    flat: list[int],
+    receipts: Receipts,
 ) -> None:
     """Append a run; its commands are answered by its ticket, now if refused.
 
@@ -135,17 +145,18 @@ def append_run(
         size_bytes: length of all chunks.
         record_count: records in them.
         last_id: id of the last one.
-        flat: REPLY_FIELDS values per command; owned from now on.
+        receipts: of its commands; owned from now on.
     """
-    assert flat[2] == log.next_offset, f"{log.log_id}: {flat[2]!r} {log.next_offset}"
-    count = len(flat) // REPLY_FIELDS
+    offset = receipts.offsets[0]
+    assert offset == log.next_offset, f"{log.log_id}: {offset} {log.next_offset}"
+    count = len(receipts.opaques)
     in_flight = size_bytes + count * PUT_OVERHEAD_BYTES
     answerer.hold(count=count, size_bytes=in_flight)
     ticket = PutTicket(
         answerer,
         context,
         log=log,
-        flat=flat,
+        receipts=receipts,
         record_count=record_count,
         size_bytes=in_flight,
     )

@@ -5,7 +5,7 @@ repeated is answered with the receipt of the first: at once when that is stored,
 with it, whatever becomes of it. So nobody is told of a batch before the disk has it.
 """
 
-from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket
+from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket, Receipts
 from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, StorageError
 from metaq.record.ids import id_after
@@ -64,7 +64,7 @@ def append_batch(
     )
     try:
         log.append(
-            [records],  # type: ignore[list-item]  # read-only from here on, like bytes
+            [records],
             size_bytes=len(records),
             record_count=batch.count,
             last_id=id_after(batch.first_id, batch.count - 1),
@@ -109,7 +109,7 @@ def _hold(
         answerer,
         context,
         log=log,
-        flat=[opaque, batch.first_id, batch.offset],
+        receipts=Receipts((b"%d" % opaque,), (batch.first_id,), (batch.offset,)),
         record_count=batch.count,
         size_bytes=in_flight,
     )

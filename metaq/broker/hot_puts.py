@@ -13,7 +13,7 @@ behind it. So this file never answers an error and never decides anything new: a
 
 The loop is flat on purpose: a call, an object or an attribute chain per message costs
 what the whole rest of a message does. One message adds two pieces to the list of
-chunks and three values to the list of replies; one run is one append and one ticket.
+chunks and one value to each column of receipts; one run is one append and one ticket.
 
 A head that many messages in a row had is expected again: what follows is tried as a
 *row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
@@ -26,23 +26,27 @@ leaves all of it to the loop, and no row is expected until there was one again.
 Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
 
-from itertools import repeat
+from collections.abc import Sequence
 from typing import Final, Protocol
 from zlib import crc32
 
-from metaq.broker.acks import REPLY_FIELDS, Answerer, append_run, count_puts
+from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
-from metaq.broker.put_row import ROW_MIN, ROW_PAYLOAD_BYTES_MAX, PutRow, PutRowReader
+from metaq.broker.put_row import ROW_MIN, ROW_PAYLOAD_BYTES_MAX, PutRowReader
 from metaq.errors import RemoteProtocolError, WireError
+from metaq.fs import Buffer
 from metaq.model import LogId, MessageId
 from metaq.protocol.java import parse_i32
 from metaq.record.checksum import CHECKSUM_MASK
-from metaq.record.ids import CARRY, SEQUENCE_MASK
+from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
 from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
 
 HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
+
+_ZERO: Final = ord("0")
 
 
 class UnparsedBytes(Protocol):
@@ -57,13 +61,19 @@ class UnparsedBytes(Protocol):
 class _Run:
     """What one session puts to one log in one pass; reused from pass to pass."""
 
-    __slots__ = ("chunks", "flat", "log", "offset")
+    __slots__ = ("chunks", "ids", "log", "offset", "offsets", "opaques")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
-        self.chunks: list[bytes] = []
-        self.flat: list[int] = []
         self.offset = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew; what was gathered belongs to others now."""
+        self.chunks: list[bytes] = []
+        self.opaques: list[bytes] = []
+        self.ids: list[int] = []
+        self.offsets: list[int] = []
 
 
 class _Head:
@@ -112,14 +122,19 @@ class HotPuts:
         if head is None or head.reader is None:
             return 0
         row = head.reader.read(buffer.data, buffer.position)
-        first_id = int(self._context.ids.peek())
-        if row is None or (first_id & SEQUENCE_MASK) + len(row.opaques) > SEQUENCE_MASK:
+        if row is None:
             self._expected = None
             return 0
         buffer.position = row.end
-        ids = range(first_id, first_id + len(row.opaques))
-        self._context.ids.advance_to(MessageId(ids.stop))
-        return self._append(_fill(head, row, ids))
+        log, count, stride = head.run.log, len(row.payloads), HEADER_BYTES + head.length
+        ids = ids_from(self._context.ids.reserve(count), count)
+        records = encode_uniform(row.payloads, row.checksums, flag=head.flag)
+        stamp_ids(records, stride, ids)
+        offset = log.next_offset
+        offsets = range(offset, offset + len(records), stride)
+        receipts = Receipts(row.opaques, ids, offsets)
+        self._append(log, [records], receipts, len(records))
+        return count
 
     def _take_each(self, buffer: UnparsedBytes) -> int:
         """Take ordinary puts one by one, whatever their heads are."""
@@ -132,7 +147,9 @@ class HotPuts:
         last_name, length, flag, offset = b"", 0, 0, 0
         run: _Run | None = None
         chunks: list[bytes] = []
-        flat: list[int] = []
+        opaques: list[bytes] = []
+        ids: list[int] = []
+        offsets: list[int] = []
         while (line_end := find(b"\r\n", position)) >= 0:
             try:
                 name, token, opaque = data[position:line_end].rsplit(b" ", 2)
@@ -146,7 +163,9 @@ class HotPuts:
                     run.offset = offset
                 last_name, run, length, flag = name, head.run, head.length, head.flag
                 since_id = next_id
-                chunks, flat = run.chunks, run.flat
+                chunks, opaques, ids, offsets = (
+                    run.chunks, run.opaques, run.ids, run.offsets
+                )  # fmt: skip
                 if not chunks:
                     run.offset = run.log.next_offset
                     active.append(run)
@@ -157,14 +176,16 @@ class HotPuts:
             crc = crc32(payload) & CHECKSUM_MASK
             if end > size or token != b"%d" % crc:
                 break
-            if opaque.isdigit() and len(opaque) <= 9:
-                number = int(opaque)
-            elif (careful := read_opaque(opaque)) is not None:
-                number = careful
-            else:
-                break
+            # Nine digits, no zero before them: a number that is written as replies do.
+            if not opaque.isdigit() or len(opaque) > 9 or opaque[0] == _ZERO:
+                number = read_opaque(opaque)
+                if number is None:
+                    break
+                opaque = b"%d" % number
             chunks += (pack(length, crc, next_id, flag), payload)
-            flat += (number, next_id, offset)
+            opaques.append(opaque)
+            ids.append(next_id)
+            offsets.append(offset)
             offset += HEADER_BYTES + length
             next_id += 1
             if not next_id & SEQUENCE_MASK:
@@ -178,7 +199,7 @@ class HotPuts:
         if next_id - since_id >= ROW_MIN and length <= ROW_PAYLOAD_BYTES_MAX:
             self._expect(last_name)
         # The last one may have met its head only, and no put that it could take.
-        return sum([self._append(run) for run in active if run.chunks])
+        return sum([self._append_run(run) for run in active if run.chunks])
 
     def _expect(self, name: bytes) -> None:
         """Expect a row of puts with this head: there was one just now."""
@@ -186,28 +207,38 @@ class HotPuts:
         if head.reader is None:
             head.reader = PutRowReader(name, head.length)
 
-    def _append(self, run: _Run) -> int:
+    def _append_run(self, run: _Run) -> int:
         """Hand what a run gathered to its log; return the number of puts."""
-        chunks, flat = run.chunks, run.flat
-        run.chunks, run.flat = [], []
-        count, size_bytes = len(chunks) // 2, run.offset - flat[2]
+        receipts = Receipts(run.opaques, run.ids, run.offsets)
+        chunks, size_bytes = run.chunks, run.offset - run.offsets[0]
+        run.clear()
+        self._append(run.log, chunks, receipts, size_bytes)
+        return len(receipts.ids)
+
+    def _append(
+        self,
+        log: PartitionLog,
+        chunks: Sequence[Buffer],
+        receipts: Receipts,
+        size_bytes: int,
+    ) -> None:
+        count = len(receipts.ids)
         count_puts(
             self._context,
-            run.log.log_id.topic,
+            log.log_id.topic,
             count=count,
             payload_bytes=size_bytes - HEADER_BYTES * count,
         )
         append_run(
-            run.log,
+            log,
             chunks,
             self._answerer,
             self._context,
             size_bytes=size_bytes,
             record_count=count,
-            last_id=MessageId(flat[-2]),
-            flat=flat,
+            last_id=MessageId(receipts.ids[-1]),
+            receipts=receipts,
         )
-        return count
 
     def _resolve(self, name: bytes) -> _Head | None:
         """Return what a head stands for, or None if the general path must look."""
@@ -233,23 +264,6 @@ class HotPuts:
             self._heads.clear()
         head = self._heads[name] = _Head(run, length, flag)
         return head
-
-
-def _fill(head: _Head, row: PutRow, ids: range) -> _Run:
-    """Make a row, with these ids, the run of its head; column by column."""
-    run, count, size = head.run, len(ids), HEADER_BYTES + head.length
-    offset = run.log.next_offset
-    run.offset = offset + count * size
-    run.flat = [0] * (REPLY_FIELDS * count)
-    run.flat[0::REPLY_FIELDS] = row.opaques
-    run.flat[1::REPLY_FIELDS] = ids
-    run.flat[2::REPLY_FIELDS] = range(offset, run.offset, size)
-    run.chunks = [b""] * (2 * count)
-    run.chunks[0::2] = map(
-        HEADER.pack, repeat(head.length), row.checksums, ids, repeat(head.flag)
-    )
-    run.chunks[1::2] = row.payloads
-    return run
 
 
 def read_opaque(token: bytes) -> int | None:

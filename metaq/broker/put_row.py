@@ -5,19 +5,21 @@
 What clients pipeline is often alike: one topic, one partition, one length, one flag,
 so one *name* ("put topic partition length flag"). Taking such a frame apart by itself
 costs several operations of the interpreter; a pattern made for the name takes them all
-apart in one, and the numbers are read and the checksums compared as whole columns. That
-is half the price per put, and nothing else differs: a row holds only frames that the
-general parser accepts with the same values, and whose checksum is right.
+apart in one, the checksums are compared as a whole column, and the opaques stay the
+text that they are. That is a third of the price per put, and nothing else differs: a
+row holds only frames that the general parser accepts with the same values, and whose
+checksum is right.
 
 Source: broker spec 1.3, 1.4. Pure.
 """
 
 import re
+from collections.abc import Sequence
+from struct import unpack
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from metaq.protocol.java import I32_MAX, I32_MIN
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import pack_checksums
 
 ROW_MIN: Final = 32
 """Fewest puts that are worth being read as a row."""
@@ -28,14 +30,17 @@ ROW_PAYLOAD_BYTES_MAX: Final = 4096
 _COLUMNS: Final = 5
 """Of what the pattern splits off a frame: nothing, its groups (see `PutRowReader`)."""
 
+_I32_DIGITS: Final = 10
+"""Of the largest number of 32 bits: shorter ones need no look at their value."""
+
 
 class PutRow(NamedTuple):
     """Puts in the order of their frames."""
 
-    opaques: list[int]
-    """Their opaques, 32 bits."""
-    checksums: list[int]
-    """Their checksums, which are those of the payloads."""
+    opaques: list[bytes]
+    """Their opaques, as a reply writes them: 32 bits, in decimal, no zeros before."""
+    checksums: bytes
+    """Their checksums, as `pack_checksums` has them; the payloads match."""
     payloads: list[bytes]
     """Their payloads, all of one length."""
     end: int
@@ -58,7 +63,7 @@ class PutRowReader:
         """What the frames begin with."""
         # Groups: checksum, opaque, payload of a frame, or all that follows the row.
         self._pattern = re.compile(
-            rb"%b (\d{1,10}) (-?\d{1,10})\r\n(.{%d})|(.+)" % (re.escape(name), length),
+            rb"%b (\d+) (0|-?[1-9]\d{0,9})\r\n(.{%d})|(.+)" % (re.escape(name), length),
             re.DOTALL,
         )
 
@@ -72,7 +77,7 @@ class PutRowReader:
         Returns:
             The row; None if there are fewer than ROW_MIN puts of this name in whole, or
             if one of them is odd: a checksum that is wrong or not written plainly, an
-            opaque of more than 32 bits.
+            opaque of more than 32 bits or not written plainly.
         """
         if not data.startswith(self.name, position):
             return None
@@ -82,12 +87,17 @@ class PutRowReader:
             del columns[-_COLUMNS:]
         if len(columns) < ROW_MIN * _COLUMNS:
             return None
-        tokens, payloads = columns[1::_COLUMNS], columns[3::_COLUMNS]
-        opaques = list(map(int, columns[2::_COLUMNS]))
-        checksums = [crc & CHECKSUM_MASK for crc in map(crc32, payloads)]
-        plain = b"%d " * len(checksums) % tuple(checksums)
-        if b" ".join(tokens) != plain[:-1]:
-            return None
-        if min(opaques) < I32_MIN or max(opaques) > I32_MAX:
+        tokens, opaques, payloads = (columns[k::_COLUMNS] for k in (1, 2, 3))
+        checksums = pack_checksums(payloads)
+        plain = b"%d " * len(payloads) % unpack(f">{len(payloads)}I", checksums)
+        if b" ".join(tokens) != plain[:-1] or not _are_plain_i32(opaques):
             return None
         return PutRow(opaques, checksums, payloads, len(data) - len(rest or b""))
+
+
+def _are_plain_i32(tokens: Sequence[bytes]) -> bool:
+    """Tell whether decimal numbers of 10 digits or fewer have 32 bits."""
+    if max(map(len, tokens)) < _I32_DIGITS:
+        return True
+    numbers = list(map(int, tokens))
+    return min(numbers) >= I32_MIN and max(numbers) <= I32_MAX

@@ -22,7 +22,7 @@ from zlib import crc32
 
 from metaq.errors import CorruptRecordError
 from metaq.model import Message, Offset, Position, TopicPartition
-from metaq.record.checksum import CHECKSUM_MASK, checksum_columns
+from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.flags import decode_payload
 from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
 from metaq.record.scan import ScanResult, scan_records
@@ -131,8 +131,9 @@ def _decode_run(
             data[position:stop]
         )
         ids, payloads = zip(*records, strict=True)
-    for at, column in zip(_CHECKSUM_BYTES, checksum_columns(payloads), strict=True):
-        if data[position + at : stop : stride] != column:
+    checksums = pack_checksums(payloads)
+    for octet, at in enumerate(_CHECKSUM_BYTES):
+        if data[position + at : stop : stride] != checksums[octet::4]:
             return []
     # The end of one is the offset of the next: one number for both.
     offsets = list(range(offset + position, offset + stop + 1, stride))

@@ -92,7 +92,12 @@ def encode_value_line(length: int, opaque: int) -> bytes:
     return b"value %d %d\r\n" % (length, opaque)
 
 
-def encode_put_replies(partition: int, replies: Sequence[int]) -> bytes:
+def encode_put_replies(
+    partition: int,
+    opaques: Sequence[bytes],
+    ids: Sequence[int],
+    offsets: Sequence[int],
+) -> bytes:
     """Return the 200 replies to a run of puts to one partition.
 
     One formatting operation serves as many replies as have bodies of one length: 0.1
@@ -100,26 +105,30 @@ def encode_put_replies(partition: int, replies: Sequence[int]) -> bytes:
 
     Args:
         partition: the partition that all of them went to.
-        replies: opaque, id and offset of each put, in turn in one flat sequence; ids
-            and offsets 0 or more, and growing from put to put.
+        opaques: of each put, in decimal as replies have it.
+        ids: of each put; 0 or more, and growing.
+        offsets: of each put; 0 or more, and growing.
 
     Returns:
         The replies in the same order; b"" for none.
     """
-    if not replies:
+    count = len(opaques)
+    if not count:
         return b""
-    first_id, first_offset = str(replies[1]), str(replies[2])
-    if len(first_id) == len(str(replies[-2])) and len(first_offset) == len(
-        str(replies[-1])
+    first_id, first_offset = str(ids[0]), str(offsets[0])
+    if len(first_id) == len(str(ids[-1])) and len(first_offset) == len(
+        str(offsets[-1])
     ):
         body_bytes = len(first_id) + len(str(partition)) + len(first_offset) + 2
-        reply = b"result 200 %d %%d\r\n%%d %d %%d" % (body_bytes, partition)
-        return (reply * (len(replies) // 3)) % tuple(replies)
+        reply = b"result 200 %d %%b\r\n%%d %d %%d" % (body_bytes, partition)
+        values: list[bytes | int] = [0] * (3 * count)
+        values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
+        return reply * count % tuple(values)
     # Somewhere inside a number gained a digit: halve until that place is isolated.
-    middle = len(replies) // 6 * 3
-    return encode_put_replies(partition, replies[:middle]) + encode_put_replies(
-        partition, replies[middle:]
-    )
+    middle = count // 2
+    return encode_put_replies(
+        partition, opaques[:middle], ids[:middle], offsets[:middle]
+    ) + encode_put_replies(partition, opaques[middle:], ids[middle:], offsets[middle:])
 
 
 def _question(question: Question) -> str:

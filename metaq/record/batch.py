@@ -5,20 +5,21 @@ write 0). Every record's own checksum is verified before the batch may reach the
 a wrong one would later look like rot, and a Java broker would cut the log there.
 
 Producers that care for speed send records of equal size, so that case has a way of
-its own where they are many: one unpacking iterator, and ids written by eight strided
-assignments, one per byte of the id field. Both ways accept and refuse the same batches.
+its own where they are many: one unpacking iterator, and ids written column by column
+(`uniform.py`). Both ways accept and refuse the same batches.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from struct import Struct, pack
+from struct import Struct
 from typing import Final
 from zlib import crc32
 
 from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK
-from metaq.record.ids import CARRY, SEQUENCE_MASK, id_after
+from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
 from metaq.record.layout import HEADER_BYTES
+from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
@@ -60,7 +61,7 @@ def check_and_stamp(
         payload_bytes = stride - HEADER_BYTES
         records = Struct(f">ii12x{payload_bytes}s").iter_unpack(buffer)
         if _is_uniform_and_whole(records, payload_bytes):
-            _stamp_uniform(buffer, stride, count, first_id)
+            stamp_ids(buffer, stride, ids_from(first_id, count))
             return None
     return _check_and_stamp_each(buffer, count, first_id)
 
@@ -73,21 +74,6 @@ def _is_uniform_and_whole(
         if length != payload_bytes or crc(payload) & mask != stored:
             return False
     return True
-
-
-def _stamp_uniform(
-    buffer: bytearray, stride: int, count: int, first_id: MessageId
-) -> None:
-    ids: list[int] = []
-    next_id = first_id
-    while len(ids) < count:
-        # Ids are consecutive until the sequence runs over.
-        run = min(count - len(ids), SEQUENCE_MASK + 1 - (next_id & SEQUENCE_MASK))
-        ids += range(next_id, next_id + run)
-        next_id = id_after(next_id, run)
-    raw = pack(f">{count}q", *ids)
-    for byte in range(_ID.size):
-        buffer[_ID_AT + byte :: stride] = raw[byte :: _ID.size]
 
 
 def _check_and_stamp_each(

@@ -28,8 +28,8 @@ def checksum(data: BytesLike) -> int:
     return crc32(data) & CHECKSUM_MASK
 
 
-def checksum_columns(datas: Iterable[BytesLike]) -> tuple[bytes, bytes, bytes, bytes]:
-    """Return the checksums of many, as strided slices over equal records show them.
+def pack_checksums(datas: Iterable[BytesLike]) -> bytes:
+    """Return the checksums of many, four octets each, as records carry them.
 
     No interpreted instruction runs per checksum.
 
@@ -37,12 +37,11 @@ def checksum_columns(datas: Iterable[BytesLike]) -> tuple[bytes, bytes, bytes, b
         datas: bytes-like, contiguous each; read, not kept.
 
     Returns:
-        The first octets of all checksums, their second ones, and so on; the most
-        significant octet is the first.
+        Big-endian numbers, one behind the other; `[k::4]` are the k-th octets of all.
     """
     raw = array("I", map(crc32, datas))
     if _IS_LITTLE_ENDIAN:
         raw.byteswap()
-    octets = raw.tobytes()
-    top = octets[0::4].translate(_CLEAR_TOP_BIT)
-    return top, octets[1::4], octets[2::4], octets[3::4]
+    octets = bytearray(raw.tobytes())
+    octets[0::4] = octets[0::4].translate(_CLEAR_TOP_BIT)
+    return bytes(octets)

@@ -13,6 +13,7 @@ Java brokers take a monotonic clock and stamp negative ids; such an id is no flo
 Source: broker spec 8.
 """
 
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 from metaq.model import ID_EPOCH_MS, ID_MS_SHIFT, BrokerId, MessageId, Millis
@@ -56,6 +57,18 @@ def id_after(first: MessageId, k: int) -> MessageId:
         + ((carried >> SEQUENCE_BITS) << MS_SHIFT)
         + (carried & SEQUENCE_MASK)
     )
+
+
+def ids_from(first: MessageId, count: int) -> Sequence[int]:
+    """Return the ids of `count` records from `first` on: `id_after` of 0, 1, ..."""
+    left = SEQUENCE_MASK + 1 - (first & SEQUENCE_MASK)
+    if count <= left:
+        return range(first, first + count)
+    ids = list(range(first, first + left))
+    while len(ids) < count:
+        following = id_after(first, len(ids))
+        ids += range(following, following + min(count - len(ids), SEQUENCE_MASK + 1))
+    return ids
 
 
 class IdGenerator:

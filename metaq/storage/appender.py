@@ -40,7 +40,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
-from metaq.fs import FileSystem
+from metaq.fs import Buffer, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import Batch
@@ -98,7 +98,7 @@ class AppendRequest(NamedTuple):
     """The writer's epoch that the offset belongs to."""
     offset: Offset
     """Where its first byte goes."""
-    chunks: list[bytes]
+    chunks: Sequence[Buffer]
     """Its bytes, whole records; owned by the request."""
     size_bytes: SizeBytes
     """Sum of the lengths of the chunks."""

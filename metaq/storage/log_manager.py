@@ -9,7 +9,7 @@ thread. A log is created by the first put to it; directory and first segment are
 by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
-from metaq.fs import FileSystem
+from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import AppendTicket, Post
@@ -209,7 +209,7 @@ class LogManager:
     def append(
         self,
         log_id: LogId,
-        chunks: list[bytes],
+        chunks: Sequence[Buffer],
         *,
         size_bytes: int,
         record_count: int,

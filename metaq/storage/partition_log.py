@@ -18,7 +18,7 @@ of them changes. Source: broker spec 2.4 to 2.8.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -31,6 +31,7 @@ from metaq.errors import (
     OffsetOutOfRangeError,
     StorageError,
 )
+from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.appender import AppendRequest, AppendTicket, Progress
 from metaq.storage.log_dir import LogDir
@@ -189,7 +190,7 @@ class PartitionLog:
 
     def append(
         self,
-        chunks: list[bytes],
+        chunks: Sequence[Buffer],
         *,
         size_bytes: int,
         record_count: int,

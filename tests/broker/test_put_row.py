@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.broker.put_row import ROW_MIN, PutRowReader
+from metaq.record.checksum import pack_checksums
 
 NAME = b"put test 0 5 0"
 
@@ -36,8 +37,8 @@ def test_a_row_is_read_exactly(
     row = PutRowReader(NAME, 5).read(before + raw + behind, len(before))
     assert row is not None
     assert row.payloads == payloads
-    assert row.opaques == opaques
-    assert row.checksums == [crc32(payload) & 0x7FFFFFFF for payload in payloads]
+    assert row.opaques == [b"%d" % opaque for opaque in opaques]
+    assert row.checksums == pack_checksums(payloads)
     assert row.end == len(before + raw)
 
 
@@ -57,6 +58,9 @@ ROW = frames([b"hello"] * ROW_MIN, list(range(ROW_MIN)))
         ROW.replace(b" 9\r", b" 2147483648\r"),
         ROW.replace(b" 9\r", b" -2147483649\r"),
         ROW.replace(b" 9\r", b" +9\r"),
+        ROW.replace(b" 9\r", b" 09\r"),
+        ROW.replace(b" 9\r", b" -0\r"),
+        ROW.replace(b" 9\r", b" 12345678901\r"),
     ],
 )
 def test_what_is_odd_is_no_row(raw: bytes) -> None:

@@ -95,17 +95,20 @@ def test_a_run_of_put_replies_equals_one_by_one(
     partition: int, id_: int, offset: int, steps: list[tuple[int, int, int]]
 ) -> None:
     """One formatting operation for many replies gives the same bytes."""
-    flat, single = [], []
+    opaques, ids, offsets, single = [], [], [], []
     for opaque, id_step, offset_step in steps:
         id_, offset = id_ + id_step, offset + offset_step
-        flat += [opaque, id_, offset]
+        opaques.append(b"%d" % opaque)
+        ids.append(id_)
+        offsets.append(offset)
         body = put_reply(id_, partition, offset).encode()
         single.append(encode_result(200, body, opaque))
-    assert encode_put_replies(partition, flat) == b"".join(single)
+    assert encode_put_replies(partition, opaques, ids, offsets) == b"".join(single)
 
 
 def test_a_run_of_put_replies_splits_where_a_number_gains_a_digit() -> None:
     """Lengths are right on both sides of 9/10 and 99/100."""
-    flat = [n for k in range(200) for n in (-k, 5 + k, 95 + k)]
+    opaques = [b"%d" % -k for k in range(200)]
+    replies = encode_put_replies(0, opaques, range(5, 205), range(95, 295))
     single = [encode_result(200, b"%d 0 %d" % (5 + k, 95 + k), -k) for k in range(200)]
-    assert encode_put_replies(0, flat) == b"".join(single)
+    assert replies == b"".join(single)

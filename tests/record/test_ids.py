@@ -13,6 +13,7 @@ from metaq.record.ids import (
     SEQUENCE_MASK,
     IdGenerator,
     id_after,
+    ids_from,
 )
 
 
@@ -142,3 +143,10 @@ def test_ids_never_repeat_under_any_clock(steps: list[tuple[int, int]]) -> None:
         first = ids.reserve(count)
         assert first > last
         last = id_after(first, count - 1)
+
+
+@given(st.integers(0, 2**62), st.integers(1, 10_000))
+def test_ids_of_a_run_are_those_of_each(first: int, count: int) -> None:
+    """Across as many ends of the sequence as there are."""
+    ids = ids_from(MessageId(first), count)
+    assert list(ids) == [id_after(MessageId(first), k) for k in range(count)]

@@ -10,6 +10,7 @@ it is recognised by its numbers, before anything else of it is looked at.
 
 from metaq.broker.acks import (
     Answerer,
+    Receipts,
     append_run,
     count_puts,
     refuse_put,
@@ -97,13 +98,13 @@ def _append(
     if command.producer is None:
         append_run(
             log,
-            [stamped],  # type: ignore[list-item]  # read-only from here on, like bytes
+            [stamped],
             answerer,
             context,
             size_bytes=len(stamped),
             record_count=count,
             last_id=id_after(first_id, count - 1),
-            flat=[command.opaque, first_id, offset],
+            receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
         )
         return
     batch = Batch(

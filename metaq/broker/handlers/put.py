@@ -9,6 +9,7 @@ Keep in step: `hot_puts.py`, which does the ordinary case of this.
 
 from metaq.broker.acks import (
     Answerer,
+    Receipts,
     append_run,
     count_puts,
     refuse_put,
@@ -47,5 +48,5 @@ def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None
         size_bytes=len(record),
         record_count=1,
         last_id=message_id,
-        flat=[command.opaque, message_id, log.next_offset],
+        receipts=Receipts((b"%d" % command.opaque,), (message_id,), (log.next_offset,)),
     )
