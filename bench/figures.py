@@ -20,6 +20,8 @@ PAYLOAD = b"x" * 128
 TOPIC = "bench"
 RECORD_BYTES = 20 + len(PAYLOAD)
 PUT_REPLY_BYTES = 56
+PARTITIONS = 10
+"""Rounds that have a file of their own; numbers of one digit keep frames alike."""
 MIB = 1 << 20
 GIB = 1 << 30
 
@@ -49,9 +51,14 @@ class Figure:
 def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figure:
     """Single puts of 128 B over one connection."""
     per_block, count = 250, 400_000
-    frames = [load.put_frame(TOPIC, PAYLOAD, i) for i in range(count)]
-    blocks = [b"".join(frames[i : i + per_block]) for i in range(0, count, per_block)]
-    work = load.Blocks(blocks, per_block)
+
+    def work(partition: int) -> load.Blocks:
+        frames = [load.put_frame(TOPIC, PAYLOAD, i, partition) for i in range(count)]
+        firsts = range(0, count, per_block)
+        return load.Blocks(
+            [b"".join(frames[first : first + per_block]) for first in firsts], per_block
+        )
+
     figure = Figure(
         f"pipelined puts, 128 B, {in_flight:,} in flight",
         "puts/s",
@@ -60,16 +67,10 @@ def puts_pipelined(directory: Path, rounds: int, in_flight: int = 1000) -> Figur
         at_least="250,000 and 0.45",
         aim="450,000",
     )
-    with (
-        BrokerProcess(directory / "puts", topic=TOPIC) as broker,
-        floor("server", len(frames[0]), PUT_REPLY_BYTES, directory) as floor_port,
-    ):
-        load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
-        for _ in range(rounds):
-            seconds = load.pipeline(floor_port, work, in_flight, load.ok_counter())
-            figure.floor.append(count / seconds)
-            seconds = load.pipeline(broker.port, work, in_flight, load.ok_counter())
-            figure.broker.append(count / seconds)
+    frame_bytes = len(load.put_frame(TOPIC, PAYLOAD, 0))
+    _pipeline_in_turn(
+        figure, directory / "puts", rounds, work, in_flight, count, frame_bytes
+    )
     return figure
 
 
@@ -81,9 +82,11 @@ def puts_deep(directory: Path, rounds: int) -> Figure:
 def mput(directory: Path, rounds: int) -> Figure:
     """Batches of 128 B records: 4,000 records each, eight in flight."""
     records, batches, in_flight = 4000, 500, 8
-    frame = load.mput_frame(TOPIC, PAYLOAD, records, 1)
-    work = load.Blocks([frame] * batches, 1)
-    count = records * batches
+
+    def work(partition: int) -> load.Blocks:
+        frame = load.mput_frame(TOPIC, PAYLOAD, records, 1, partition)
+        return load.Blocks([frame] * batches, 1)
+
     figure = Figure(
         f"mput of 128 B records, {records:,} a batch",
         "records/s",
@@ -92,17 +95,55 @@ def mput(directory: Path, rounds: int) -> Figure:
         at_least="1,000,000 and 0.5",
         aim="2,000,000",
     )
-    with (
-        BrokerProcess(directory / "mput", topic=TOPIC) as broker,
-        floor("server", len(frame), PUT_REPLY_BYTES, directory) as floor_port,
-    ):
-        load.pipeline(broker.port, work, in_flight, load.ok_counter())  # warm up
-        for _ in range(rounds):
-            seconds = load.pipeline(floor_port, work, in_flight, load.ok_counter())
-            figure.floor.append(count / seconds)
-            seconds = load.pipeline(broker.port, work, in_flight, load.ok_counter())
-            figure.broker.append(count / seconds)
+    frame_bytes = len(load.mput_frame(TOPIC, PAYLOAD, records, 1))
+    _pipeline_in_turn(
+        figure,
+        directory / "mput",
+        rounds,
+        work,
+        in_flight,
+        records * batches,
+        frame_bytes,
+    )
     return figure
+
+
+def _pipeline_in_turn(
+    figure: Figure,
+    data: Path,
+    rounds: int,
+    work: Callable[[int], load.Blocks],
+    in_flight: int,
+    count: int,
+    frame_bytes: int,
+) -> None:
+    """Send the same load to floor and broker in turn; the first round warms up.
+
+    Each round writes to files of its own: how long a sync takes depends on how many
+    extents ext4 has given to a file, so on how long it is already.
+
+    Args:
+        figure: gets `count` over the seconds of each round, floor and broker.
+        data: data directory of the broker.
+        rounds: that are kept.
+        work: the load for a partition.
+        in_flight: frames.
+        count: puts or records that the load is.
+        frame_bytes: of each.
+    """
+    with (
+        BrokerProcess(data, topic=TOPIC, partition_count=PARTITIONS) as broker,
+        floor("server", frame_bytes, PUT_REPLY_BYTES, data.parent) as floor_port,
+    ):
+        for number in range(rounds + 1):
+            blocks = work(number % PARTITIONS)
+            for port, samples in (
+                (floor_port, figure.floor),
+                (broker.port, figure.broker),
+            ):
+                seconds = load.pipeline(port, blocks, in_flight, load.ok_counter())
+                if number:
+                    samples.append(count / seconds)
 
 
 def put_alone(directory: Path, rounds: int) -> Figure:

@@ -26,20 +26,22 @@ def connect(port: int) -> socket.socket:
     return sock
 
 
-def put_frame(topic: str, payload: bytes, opaque: int) -> bytes:
+def put_frame(topic: str, payload: bytes, opaque: int, partition: int = 0) -> bytes:
     """Return one put; opaques of seven digits keep all frames of one length."""
     checksum = zlib.crc32(payload) & 0x7FFFFFFF
-    line = f"put {topic} 0 {len(payload)} 0 {checksum} {1_000_000 + opaque}\r\n"
-    return line.encode() + payload
+    head = f"put {topic} {partition} {len(payload)} 0 {checksum}"
+    return f"{head} {1_000_000 + opaque}\r\n".encode() + payload
 
 
-def mput_frame(topic: str, payload: bytes, count: int, opaque: int) -> bytes:
+def mput_frame(
+    topic: str, payload: bytes, count: int, opaque: int, partition: int = 0
+) -> bytes:
     """Return one batch of `count` equal records."""
     checksum = zlib.crc32(payload) & 0x7FFFFFFF
     records = (HEADER.pack(len(payload), checksum, 0, 0) + payload) * count
     whole = zlib.crc32(records) & 0x7FFFFFFF
-    line = f"mput {topic} 0 {len(records)} {count} {whole} - -1 {1_000_000 + opaque}"
-    return line.encode() + b"\r\n" + records
+    head = f"mput {topic} {partition} {len(records)} {count} {whole}"
+    return f"{head} - -1 {1_000_000 + opaque}\r\n".encode() + records
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ one thread and writes and syncs on another while the next group fills; unlike th
 it knows nothing of what it writes. Prints its port.
 """
 
+import itertools
 import os
 import queue
 import select
@@ -19,14 +20,17 @@ from pathlib import Path
 RECV_BYTES = 1 << 18
 
 
-def serve(frame_bytes: int, reply: bytes, path: Path) -> None:
+def serve(frame_bytes: int, reply: bytes, directory: Path) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=16)
     print(listener.getsockname()[1], flush=True)
-    fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-    while True:
+    for number in itertools.count():
         sock, _ = listener.accept()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Each connection has a file of its own, as each round of a broker has.
+        path = directory / f"floor-{number}.log"
+        fd = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         serve_one(sock, fd, frame_bytes, reply)
+        os.close(fd)
 
 
 def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> None:
@@ -78,4 +82,4 @@ def serve_one(sock: socket.socket, fd: int, frame_bytes: int, reply: bytes) -> N
 if __name__ == "__main__":
     sys.setswitchinterval(0.0005)
     reply = b"result 200 ".ljust(int(sys.argv[2]), b"r")
-    serve(int(sys.argv[1]), reply, Path(sys.argv[3]) / "floor.log")
+    serve(int(sys.argv[1]), reply, Path(sys.argv[3]))
