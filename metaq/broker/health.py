@@ -67,6 +67,10 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
 """ZooKeeper is no reason to call a broker failing: connected clients are served, and
 whoever restarts a broker because ZooKeeper is away makes an outage of it."""
 
+SERVING_STATES: Final = frozenset({State.STARTING, State.RUNNING})
+"""A broker can be asked from the moment on when it serves; what a start waits for after
+that is ZooKeeper, and the alarms of the registration name it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -105,7 +109,7 @@ def is_failing(problems: Iterable[Problem]) -> bool:
 
 
 def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
-    if status.state is not State.RUNNING:
+    if status.state not in SERVING_STATES:
         yield Alarm.NOT_RUNNING, f"the broker is {status.state.value}"
     for directory in status.directories:
         if directory.offline_cause is not None:

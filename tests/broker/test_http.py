@@ -14,7 +14,7 @@ from metaq.broker.status import BrokerStatus
 from metaq.errors import ConfigError
 from metaq.lifecycle import State
 from metaq.testing.clock import ManualClock
-from tests.broker.figures import HEALTHY, Registration, Word, status
+from tests.broker.figures import HEALTHY, Registration, Session, Word, status
 
 HOST = "127.0.0.1"
 
@@ -84,9 +84,17 @@ def test_a_healthy_broker_answers_200() -> None:
 @pytest.mark.parametrize(
     ("broker", "code", "verdict"),
     [
-        (status(state=State.STARTING), 503, "failing"),
         (status(state=State.STOPPING), 503, "failing"),
+        (status(state=State.FAILED), 503, "failing"),
         (status(registration=Registration(Word.PENDING)), 200, "warning"),
+        (
+            status(
+                state=State.STARTING,
+                registration=Registration(Word.PENDING, Session(Word.SUSPENDED)),
+            ),
+            200,
+            "warning",
+        ),
     ],
 )
 def test_only_a_failing_alarm_is_503(
