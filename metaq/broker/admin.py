@@ -260,8 +260,11 @@ class AdminServer(Service):
             case "scrub":
                 return describe_scrub(actions.status())
             case "reload":
-                reload = actions.reload()
+                reload, status = actions.reload(), actions.status()
                 return {
+                    "broker_id": status.broker_id,
+                    "address": status.address,
+                    "data_dir": str(self.path.parent.absolute()),
                     "added": list(reload.topics.added),
                     "removed": list(reload.topics.removed),
                     "changed": list(reload.topics.changed),

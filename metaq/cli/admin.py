@@ -13,6 +13,7 @@ import click
 
 from metaq.broker.admin_client import call_admin
 from metaq.broker.admin_socket import SOCKET_NAME
+from metaq.cli import render
 from metaq.cli.places import default_data_dir, read_bytes
 from metaq.config import load_config
 from metaq.errors import AdminError
@@ -50,18 +51,23 @@ def find_data_dir(data_dir: Path | None, config: Path | None) -> Path:
     return found
 
 
-def reload(data_dir: Path) -> None:
-    """Let the broker read its configuration again; print what changed.
+def reload(data_dir: Path, *, as_json: bool) -> None:
+    """Let the broker read its configuration again; print who it is and what changed.
 
     Raises:
         AdminError: no broker runs there, or the file has an error.
     """
     reply = call_admin(data_dir, {"command": "reload"}, timeout_s=TIMEOUT_S)
+    if as_json:
+        render.print_json(reply)
+        return
     changes = [
         f"{what} {', '.join(names)}"
         for what in ("added", "removed", "changed")
         if (names := _texts(reply.get(what)))
     ]
+    broker = f"broker {reply['broker_id']} at {reply['address']}"
+    click.echo(f"{broker}, data directory {reply['data_dir']}")
     click.echo("reloaded: " + ("; ".join(changes) or "no topic changed"))
     for difference in _texts(reply.get("needs_restart")):
         click.echo(f"takes a restart: {difference}")

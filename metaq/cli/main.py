@@ -250,13 +250,14 @@ def dump_command(
 @main.command(
     "reload", epilog=example("metaq reload", "metaq reload --config config/server.ini")
 )
+@json_option
 @place_options
-def reload_command(data_dir: Path | None, config: Path | None) -> None:
+def reload_command(data_dir: Path | None, config: Path | None, as_json: bool) -> None:
     """Let a broker on this machine read its configuration again.
 
     A file with an error changes nothing, and the error is printed.
     """
-    admin.reload(admin.find_data_dir(data_dir, config))
+    admin.reload(admin.find_data_dir(data_dir, config), as_json=as_json)
 
 
 @main.group()

@@ -135,6 +135,9 @@ def test_reload_is_answered_with_what_changed(data_dir: Path) -> None:
 
     async def body(_: AdminServer) -> None:
         assert await ask(data_dir, command="reload") == {
+            "broker_id": 3,
+            "address": "meta://host:8123",
+            "data_dir": str(data_dir),
             "added": ["a"],
             "removed": ["r"],
             "changed": ["c"],

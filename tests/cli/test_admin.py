@@ -46,18 +46,28 @@ def ask(
     return admin.request, result.exit_code, result.output
 
 
-def test_reload_tells_what_changed(tmp_path: Path) -> None:
-    """Topics that changed, and what takes a restart."""
+@pytest.mark.parametrize("as_json", [False, True])
+def test_reload_tells_who_answered_and_what_changed(
+    tmp_path: Path, as_json: bool
+) -> None:
+    """The broker, topics that changed, and what takes a restart; or all as JSON."""
     reply = {
         "ok": True,
+        "broker_id": 7,
+        "address": "meta://host:8123",
+        "data_dir": "/var/lib/metaq",
         "added": ["new"],
         "removed": [],
         "changed": ["a", "b"],
         "needs_restart": ["[system] serverPort: 1 -> 2"],
     }
-    request, code, output = ask(tmp_path, reply, "reload")
+    request, code, output = ask(tmp_path, reply, "reload", *["--json"][:as_json])
     assert (request, code) == ({"command": "reload"}, 0)
+    if as_json:
+        assert json.loads(output) == {k: v for k, v in reply.items() if k != "ok"}
+        return
     assert output.splitlines() == [
+        "broker 7 at meta://host:8123, data directory /var/lib/metaq",
         "reloaded: added new; changed a, b",
         "takes a restart: [system] serverPort: 1 -> 2",
     ]

@@ -129,7 +129,11 @@ def test_administration_reaches_the_broker(data_dir: Path) -> None:
         assert done.stdout == b"test: closed partitions: none\n"
         assert broker.metaq("produce", "test", data=LINES).returncode == 0
         done = broker.metaq("reload", *place)
-        assert (done.returncode, done.stdout) == (0, b"reloaded: no topic changed\n")
+        assert done.returncode == 0, done.stderr
+        who, what = done.stdout.decode().splitlines()
+        assert who.startswith("broker 0 at meta://127.0.0.1:")
+        assert who.endswith(f", data directory {data_dir}")
+        assert what == "reloaded: no topic changed"
 
 
 @pytest.mark.crash

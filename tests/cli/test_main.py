@@ -53,7 +53,7 @@ COMMANDS = {
     "topics": {"--zookeeper", "--json"},
     "verify": {"--json"},
     "dump": {"--json"},
-    "reload": {"--data-dir", "--config"},
+    "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},
     "partitions open": {"--data-dir", "--config"},
 }
