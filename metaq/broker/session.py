@@ -141,10 +141,11 @@ class Session:
             if self._must_pause():
                 self._pause()
                 return
-            if connection.is_between_frames and buffer.data.startswith(
+            is_put = connection.is_between_frames and buffer.data.startswith(
                 b"put ", buffer.position
-            ):
-                self._hot.take(buffer)
+            )
+            if is_put and self._hot.take(buffer):
+                self._frame_since_s = None
             try:
                 event = connection.next_event()
             except RemoteProtocolError as error:

@@ -85,6 +85,23 @@ def test_a_frame_that_does_not_end_is_cut_off(
     run(data_dir, scenario, {"idleTimeoutMs": "100000"}, clock=ManualClock())
 
 
+def test_frames_that_end_are_not_cut_off_for_those_that_begin(data_dir: Path) -> None:
+    """A steady producer whose reads end inside a head is as good as any other."""
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            await peer.ask(put(b"first"))
+            frame = put(b"hello")
+            await peer.send(frame[:8])
+            for _ in range(4):
+                broker.context.clock.advance_s(60)
+                await peer.ask(frame[8:] + frame[:8])
+                broker._check_sessions()
+                assert not peer.is_closed()
+
+    run(data_dir, scenario, {"idleTimeoutMs": "100000"}, clock=ManualClock())
+
+
 def test_a_silent_connection_is_closed_and_a_busy_one_is_not(data_dir: Path) -> None:
     """Idle connections go after idleTimeoutMs; a heartbeat keeps one."""
 
