@@ -16,7 +16,8 @@ and gets never do. Snapshots that arrive while one is being applied replace each
 so however many new topics appear at once, there is one pass for all of them.
 
     Invariant: `_applied` holds the groups that are in ZooKeeper under session epoch
-    `_epoch`, and is forgotten when the epoch changes.
+    `_epoch`, but for those in `_unsure`, on which a pass has begun to work and failed;
+    both are forgotten when the epoch changes.
 
 Keep in step: `plan.py`.
 
@@ -134,6 +135,7 @@ class BrokerRegistry:
         self._wanted: tuple[DesiredGroup, ...] = ()
         self._refused: tuple[str, ...] = ()
         self._applied: dict[str | None, DesiredGroup] = {}
+        self._unsure: set[str | None] = set()
         self._epoch = 0
         self._is_check_due = False
         self._wake = asyncio.Event()
@@ -301,13 +303,17 @@ class BrokerRegistry:
     ) -> None:
         if status.epoch != self._epoch:
             self._applied.clear()
+            self._unsure.clear()
             self._epoch = status.epoch
             self._is_check_due = False
         is_check = self._is_check_due
         for group in wanted:
-            if not is_check and self._applied.get(group.topic) == group:
+            is_sure = group.topic not in self._unsure
+            if is_sure and not is_check and self._applied.get(group.topic) == group:
                 continue
+            self._unsure.add(group.topic)
             count = await self._apply(group, status)
+            self._unsure.remove(group.topic)
             if count and is_check:
                 self._repair_count += count
                 log.warning(
