@@ -336,8 +336,8 @@ class LogDir:
 
         Args:
             logs: both sides of every log in this directory.
-            on_closed: called on the loop's thread when all files are closed; calls
-                `unlock`.
+            on_closed: called on the loop's thread when all files are closed; `unlock`
+                is its business.
         """
         was_started = self.state is not DirState.NEW
         self._apply(DirEvent.CLOSE)
@@ -353,7 +353,7 @@ class LogDir:
             self._worker.submit(partial(self.appender.go_offline, error))
 
     def unlock(self) -> None:
-        """Give the directory up; for a start that failed half-way."""
+        """Give the directory up: nothing of ours touches it any more."""
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()

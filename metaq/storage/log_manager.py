@@ -364,16 +364,18 @@ class LogManager:
             left.discard(part)
             if not left:
                 self._files.close()
+                for directory in self._directories.values():
+                    directory.unlock()
                 on_closed()
 
         def closed(directory: LogDir) -> None:
             for log in self._logs_of(directory):
                 if log.state is LogState.CLOSING:
                     log.finish_close()
-            directory.unlock()
             done(directory)
 
-        # A file that is being archived belongs to us until that is over.
+        # A file that is being archived belongs to us until that is over, and so does
+        # its directory: who recovers it must not meet files that come and go.
         self._retention.stop(lambda: done(self._retention))
         for directory in self._directories.values():
             logs = [(log.writer, log) for log in self._logs_of(directory)]

@@ -13,7 +13,7 @@ from metaq.config import (
     SystemConfig,
     TopicConfig,
 )
-from metaq.errors import OffsetOutOfRangeError
+from metaq.errors import LogDirLockedError, OffsetOutOfRangeError
 from metaq.model import Millis, Offset
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
@@ -213,9 +213,13 @@ def test_closing_waits_for_a_run(fs: FaultyFileSystem, clock: ManualClock) -> No
     bench.manager.close(lambda: closed.append(True))
     bench.run()
     assert closed == []
+    # Nobody else may have the directory while files in it come and go.
+    with pytest.raises(LogDirLockedError):
+        opened(fs, clock, hours(1))
     assert job().segment_count == 0
     bench.run()
     assert closed == [True]
+    opened(fs, clock, hours(1)).close()
     assert bench.manager.begin_retention(["test"]) is None
 
 
