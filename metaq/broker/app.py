@@ -16,6 +16,7 @@ Source: broker spec 10.1, 10.2; section 12 rows 11, 18 and 19.
 """
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import socket
@@ -53,7 +54,7 @@ from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.lifecycle import Service
 from metaq.model import LogId
@@ -198,7 +199,15 @@ class Broker(Service):
             self._config,
         )
         self.on_way_down("logs", self._close_logs)
-        await asyncio.to_thread(self._logs.open)
+        opening = self._loop.run_in_executor(None, self._logs.open)
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled, and what it opens must not outlive us.
+            self._logs.call_off()
+            with contextlib.suppress(MetaqError):
+                await opening
+            raise
 
     def _listen(self, started_s: float) -> None:
         self._upkeep = ThreadPoolExecutor(UPKEEP_THREADS, "metaq-upkeep")

@@ -106,6 +106,7 @@ class LogManager:
             LogDirLockedError: another process owns one of them.
             StorageError: a disk refuses, or one partition lies in two directories.
                 Whatever was opened is closed again.
+            ClosedError: it was called off, or `close` was called; likewise.
         """
         recovered: list[RecoveredPartition] = []
         opened: list[LogDir] = []
@@ -120,9 +121,11 @@ class LogManager:
                     self._config,
                     path,
                     directory.sync_latency,
+                    require_wanted=self._require_wanted,
                 )
             refuse_twins(recovered)
-        except StorageError:
+            self._require_wanted()
+        except (StorageError, ClosedError):
             for each in recovered:
                 each.writer.abandon()
             for directory in opened:
@@ -135,6 +138,13 @@ class LogManager:
             self._add_recovered(each)
         times = [each.newest_append_ms for each in recovered if each.newest_append_ms]
         self._retention.start(max(times, default=None))
+
+    def call_off(self) -> None:
+        """Have an `open` that runs on another thread end after the partitions at hand.
+
+        Nothing can be opened any more; `close` follows when `open` has ended.
+        """
+        self._is_closing = True
 
     def last_message_id(self) -> MessageId:
         """Return the largest id that recovery found, negative for none: a floor."""
@@ -388,6 +398,11 @@ class LogManager:
                 log.finish_close()
 
     # -- helpers
+
+    def _require_wanted(self) -> None:
+        """Raise ClosedError when what is being opened is not wanted any more."""
+        if self._is_closing:
+            raise ClosedError("the logs were called off while they were opened")
 
     def _data_paths(self, config: BrokerConfig) -> list[Path]:
         paths = [config.system.data_path]

@@ -7,7 +7,7 @@ Source: broker spec 2.1, 2.3.
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
-from metaq.errors import StorageError
+from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.stats import Histogram
@@ -124,14 +124,18 @@ def recover_partitions(
     config: BrokerConfig,
     data_path: Path,
     sync_latency: Histogram,
+    *,
+    require_wanted: Callable[[], None],
 ) -> list[RecoveredPartition]:
     """Recover every partition of one data directory, as many at a time as CPUs.
 
     Directories without a dash are nobody's business; one that has a dash and is no
-    partition is worth a warning. `sync_latency` is for the writers.
+    partition is worth a warning. `sync_latency` is for the writers; `require_wanted` is
+    called before each partition, on several threads.
 
     Raises:
         StorageError: the disk refuses; nothing stays open.
+        ClosedError: `require_wanted` raised it; likewise.
     """
     wanted = []
     for name in fs.list_directory(data_path):
@@ -145,13 +149,14 @@ def recover_partitions(
             wanted.append(log_id)
 
     def recover(log_id: LogId) -> RecoveredPartition:
+        require_wanted()
         return _recover(fs, clock, config, data_path, log_id, sync_latency)
 
     with ThreadPoolExecutor(os.cpu_count() or 1, "recovery") as pool:
         futures = [pool.submit(recover, log_id) for log_id in wanted]
     try:
         return [future.result() for future in futures]
-    except StorageError:
+    except (StorageError, ClosedError):
         for future in futures:
             if future.exception() is None:
                 future.result().writer.abandon()

@@ -14,7 +14,6 @@ import pytest
 
 from metaq.broker.admin_client import call_admin
 from metaq.broker.app import Broker
-from metaq.broker.health import describe_health
 from metaq.broker.registration import advertised_host, listening_host, make_snapshot
 from metaq.clock import SystemClock
 from metaq.config import load_config
@@ -306,34 +305,6 @@ def test_a_start_without_zookeeper_says_what_it_waits_for(
     told = caplog.messages[: caplog.messages.index(wait)]
     assert not [line for line in told if line.startswith("registration pending")]
     assert "registration pending" in caplog.text
-
-
-def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
-    """Puts are served, so a load balancer sends them; what is missing is named."""
-
-    async def scenario() -> None:
-        server = MemoryZooKeeper()
-        server.stop()
-        broker = Broker(
-            make_config(data_dir, WITH_ZOOKEEPER),
-            coordinator=server.coordinator(SystemClock()),
-        )
-        start = asyncio.create_task(broker.start())
-        await until(lambda: hasattr(broker, "_control") and broker.control.registration)
-        async with Peer(broker) as peer:
-            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
-        health = describe_health(broker.control.status())
-        assert (health["status"], health["state"]) == ("warning", "starting")
-        assert [problem["alarm"] for problem in health["problems"]] == [
-            "not_registered",
-            "session_not_connected",
-        ]
-        server.start()
-        await start
-        assert describe_health(broker.control.status())["status"] == "ok"
-        await broker.stop()
-
-    run(scenario())
 
 
 def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
