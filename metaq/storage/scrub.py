@@ -291,8 +291,9 @@ def run_step(fs: FileSystem, step: Step) -> StepResult:
 def _check(fs: FileSystem, step: Step) -> StepResult:
     segment = step.target.segment
     index = step.index
-    if index is None or (index.end_offset <= step.start and not step.target.is_sealed):
-        # That of an active segment has grown since.
+    is_completing = step.target.is_sealed and bool(step.made)
+    if index is None or (index.end_offset <= step.start and not is_completing):
+        # That of a segment that was active when it was read has grown since.
         index = read_index(fs, segment.path, segment.base_offset)
         index = _durable_part(index or SpanIndex(segment.base_offset), segment)
     file = fs.open_read(segment.path)

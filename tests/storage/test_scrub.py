@@ -204,6 +204,18 @@ def test_an_active_segment_that_grows_is_read_on() -> None:
     assert shell.steps[-1][2] == len(BYTES)
 
 
+def test_a_segment_that_is_sealed_while_it_is_checked_keeps_its_index() -> None:
+    """What was appended since is checked by the entries that its writer made."""
+    disk = disk_with_log()
+    before = content(disk, SPANS)
+    shell = Shell(disk)
+    assert shell.step([target(0, 160, sealed=False)])
+    shell.now += 10
+    shell.run_pass([target(0, len(BYTES))])
+    assert shell.steps[-1][2] == len(BYTES)
+    assert (shell.damage, content(disk, SPANS)) == ([], before)
+
+
 def test_segments_may_come_and_go_during_a_pass() -> None:
     """What retention deleted is skipped, what is new is checked, the pass ends."""
     disk = sealed_and_active()
