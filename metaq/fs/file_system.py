@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from metaq.errors import LogDirLockedError, StorageError
+from metaq.errors import LogDirLockedError, NoSpaceError, StorageError
 from metaq.fs.calls import (
     LOCK_OR_REFUSE,
     Buffer,
@@ -218,15 +218,17 @@ class FileSystem:
             fd = self._calls.open(file, flags, FILE_MODE)
             try:
                 self._calls.flock(fd, LOCK_OR_REFUSE)
-                self._calls.ftruncate(fd, 0)
-                write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
+                # For people: a full disk keeps nobody from the lock.
+                with suppress(NoSpaceError), Translated("lock", file):
+                    self._calls.ftruncate(fd, 0)
+                    write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))
             except BlockingIOError as error:
                 text = self._calls.pread(fd, _PID_DIGITS_MAX, 0).strip()
                 self._calls.close(fd)
                 raise LogDirLockedError(
                     f"{refusal} pid={text.decode('ascii', 'replace') or 'unknown'}"
                 ) from error
-            except OSError:
+            except (OSError, StorageError):
                 self._calls.close(fd)
                 raise
         return DirLock(self._calls, file, fd)

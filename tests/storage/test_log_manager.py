@@ -258,6 +258,18 @@ def test_a_log_stays_where_it_is_when_its_data_path_changes(
     bench.close()
 
 
+def test_a_full_disk_keeps_no_broker_from_starting(fs: FaultyFileSystem) -> None:
+    """What is stored is served, and retention can make room."""
+    bench = opened(fs)
+    stored = bench.append(log_of(bench), [b"x"], Ticket())
+    bench.run()
+    bench.close()
+    fs.set_capacity(0)
+    bench = opened(fs)
+    assert content_of(log_of(bench)) == stored
+    bench.close()
+
+
 # -- stop
 
 
