@@ -21,13 +21,13 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from metaq.broker.admin import AdminServer
 from metaq.broker.context import BrokerContext, Load
 from metaq.broker.control import Control, deletion_schedules
+from metaq.broker.helper_threads import HelperThreads
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     REALTIME_RESET_S,
@@ -210,10 +210,10 @@ class Broker(Service):
             raise
 
     def _listen(self, started_s: float) -> None:
-        self._upkeep = ThreadPoolExecutor(UPKEEP_THREADS, "metaq-upkeep")
+        self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep")
         self.on_way_down("upkeep", self._stop_upkeep)
         config, limits = self._config, self._config.limits
-        self._reader = ThreadPoolExecutor(READER_THREADS, "metaq-reader")
+        self._reader = HelperThreads(READER_THREADS, "metaq-reader")
         self.on_way_down("reader", self._stop_reader)
         topics = Topics(config, self._logs, choose=self._choose)
         topics.on_new_log = self._on_new_log
