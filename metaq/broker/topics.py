@@ -159,9 +159,15 @@ class Topics:
     def open_partitions(
         self, topic: str, *, start: int = 0, end: int | None = None
     ) -> None:
-        """Open partitions again; arguments and errors as for closing."""
-        opened = self._range_of(topic, start, end)
-        self._closed.get(topic, set()).difference_update(opened)
+        """Open partitions again; arguments and errors as for closing.
+
+        What is closed can be opened, whatever a reload has made of its topic since.
+        """
+        closed = self._closed.get(topic, set())
+        opened = {p for p in closed if start <= p and (end is None or p <= end)}
+        if not opened or (end is not None and len(opened) <= end - start):
+            self._range_of(topic, start, end)
+        closed -= opened
         self.epoch += 1
 
     def _range_of(self, topic: str, start: int, end: int | None) -> range:

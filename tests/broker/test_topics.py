@@ -110,6 +110,20 @@ def test_reload_adds_patterns_and_takes_counts_over() -> None:
     assert (topics.has_stat("meta-test"), topics.has_stat("new")) == (True, False)
 
 
+@pytest.mark.parametrize("text", [CONFIG, CONFIG.replace("[topic=test]", "")])
+def test_what_a_reload_leaves_closed_can_be_opened(text: str) -> None:
+    """Partitions beyond a lower count, and those of a topic that was removed."""
+    topics = make_topics()
+    topics.apply(make_config(DATA, text=CONFIG.replace("=2", "=4")))
+    topics.close_partitions("test", start=0, end=None)
+    assert topics.closed_partitions() == {"test": (0, 1, 2, 3)}
+    topics.apply(make_config(DATA, text=text))
+    topics.open_partitions("test", start=3, end=3)
+    assert topics.closed_partitions() == {"test": (0, 1, 2)}
+    topics.open_partitions("test")
+    assert topics.closed_partitions() == {}
+
+
 def test_only_what_a_put_could_make_may_appear() -> None:
     """A get that waits for a log must not wait for one that cannot come."""
     topics = make_topics()
