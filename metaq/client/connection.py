@@ -275,11 +275,17 @@ class BrokerConnection:
     def on_closed(self, callback: Callable[[str], None]) -> Cancel:
         """Have `callback` called with the reason, once, when the connection ends.
 
+        At once when it has ended: its peer may have broken the rules in one breath with
+        the reply that somebody waited for.
+
         Returns:
             Takes the callback back; harmless twice and afterwards.
         """
         key = object()
-        self._listeners[key] = callback
+        if self._reason is None:
+            self._listeners[key] = callback
+        else:
+            callback(self._reason)
         return lambda: ignore(self._listeners.pop(key, None))
 
     def close(self, reason: str) -> None:

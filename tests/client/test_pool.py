@@ -13,7 +13,8 @@ from metaq.client.options import ClientOptions
 from metaq.client.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, NoBrokerError
-from metaq.protocol.commands import Result, Stats
+from metaq.protocol.commands import Command, Reply, Result, Stats
+from metaq.protocol.encode import encode
 from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
@@ -175,6 +176,31 @@ def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> No
                 broker.cut()
                 await until(lambda c=connection: not c.is_open)  # type: ignore[misc]
             assert 2 <= broker.accepted_count <= most_attempts(start_s)
+
+    run(scenario, STEADY)
+
+
+def test_a_peer_that_breaks_the_rules_at_once_is_called_with_pauses() -> None:
+    """The connection has ended before anybody could be given it."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        async with ScriptedBroker() as broker:
+
+            def answer(command: Command) -> Reply | None:
+                talk = broker.talks[-1]
+                reply = ok(command)
+                assert reply is not None
+                talk.transport.write(encode(reply) + b"no reply at all\r\n")
+                return None
+
+            broker.answer = answer
+            start_s = CLOCK.monotonic_s()
+            with pytest.raises(NoBrokerError, match="malformed reply"):
+                await pool.get(broker.address, deadline_s=soon(0.15))
+            seen = pool.statistics()
+            assert 2 <= seen.attempt_count <= most_attempts(start_s)
+            assert seen.lost_count == seen.attempt_count
+            assert not seen.connections
 
     run(scenario, STEADY)
 
