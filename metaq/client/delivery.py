@@ -163,7 +163,6 @@ class Delivery:
         self._is_closed = True
         if self._tick is not None:
             self._tick.cancel()
-        await self._openers.close()
         error = ClosedError(reason)
         self._accumulator.unanswered()  # seals what is open
         for lane in self._accumulator.take_ready():
@@ -179,6 +178,8 @@ class Delivery:
             outlet.waiting.clear()
             for part in parts:
                 self._fail(outlet, part, error)
+        # Last: whoever is cancelled here has left nobody without an outcome.
+        await self._openers.close()
 
     def _outlet(self, lane: Lane) -> Outlet:
         outlet = self._outlets.get(lane)

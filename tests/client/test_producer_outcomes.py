@@ -244,3 +244,30 @@ def test_announced_batch_limits_are_kept() -> None:
                 assert command.count <= 3
 
     run_virtual(main())
+
+
+def test_a_cancelled_close_leaves_no_message_without_an_outcome() -> None:
+    """Threads that wait for such a message would wait for ever."""
+
+    async def close_for(turns: int) -> bool:
+        broker = StandInBroker()
+        broker.is_up = False
+        async with producing(broker) as world:
+            future = await world.producer.send_nowait("test", b"m")
+            await asyncio.sleep(0)
+            closing = asyncio.ensure_future(world.producer.close(timeout=0))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            is_cancelled = closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+            assert future.done(), turns
+            assert isinstance(future.exception(), MetaqError)
+        return is_cancelled
+
+    async def main() -> None:
+        turns = 1
+        while await close_for(turns):
+            turns += 1
+        assert turns > 3
+
+    run_virtual(main())
