@@ -1,18 +1,20 @@
 """What a client, and everything that was made from it, counts: one snapshot.
 
-Taken from any thread, asks nobody, and knows only what is open: who is closed has left.
+Taken from any thread, asks nobody. Of what is closed it knows what producers counted,
+so that their sums never fall; consumers that are closed have left.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.feed import LaneStatistics
-from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics
+from metaq.client.ordered import OrderedStatistics
 from metaq.client.pool import PoolStatistics
-from metaq.client.producer import AsyncProducer, ProducerStatistics
+from metaq.client.producer import ProducerStatistics
 from metaq.client.progress import ConsumerStatistics, Health, Lag
+from metaq.client.totals import Totals
 from metaq.model import TopicPartition
 from metaq.zk.session import SessionStatus
 
@@ -35,48 +37,68 @@ class ConsumerSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """A snapshot of a client and of what was made from it and is open."""
+    """A snapshot of a client and of what was made from it."""
 
     pool: PoolStatistics
     """Its connections."""
     session: SessionStatus | None
     """Its ZooKeeper session; None for a client of named brokers."""
     producers: tuple[ProducerStatistics, ...]
-    """Its producers, with those of dead letters and under ordered producers."""
+    """Its open producers, with those of dead letters and under ordered producers."""
     ordered_producers: tuple[OrderedStatistics, ...]
-    """Its ordered producers."""
+    """Its open ordered producers."""
     consumers: tuple[ConsumerSnapshot, ...]
-    """Its consumers."""
+    """Its open consumers."""
+    closed_producers: ProducerStatistics | None = None
+    """What those that are closed counted, together; nothing of it is buffered or in
+    flight. None while none was closed."""
+    closed_ordered_producers: OrderedStatistics | None = None
+    """The same of ordered producers; nothing of it is waiting."""
+
+    @property
+    def all_producers(self) -> Iterator[ProducerStatistics]:
+        """Yield the producers that are open, then the closed ones as one."""
+        yield from self.producers
+        if self.closed_producers is not None:
+            yield self.closed_producers
+
+    @property
+    def all_ordered_producers(self) -> Iterator[OrderedStatistics]:
+        """Yield the ordered producers that are open, then the closed ones as one."""
+        yield from self.ordered_producers
+        if self.closed_ordered_producers is not None:
+            yield self.closed_ordered_producers
 
 
 def snapshot_of(
     context: ClientContext,
-    producers: Iterable[AsyncProducer],
+    producers: Totals[ProducerStatistics],
+    ordered: Totals[OrderedStatistics],
     children: Iterable[object],
 ) -> ClientStatistics:
     """Return what there is to tell of a client.
 
     Args:
         context: its parts.
-        producers: all of them, closed ones as well.
-        children: consumers and ordered producers among others, closed ones as well.
+        producers: all of them.
+        ordered: all ordered producers.
+        children: consumers among others, closed ones as well.
     """
     coordinator = context.coordinator
-    children = tuple(children)
+    open_producers, closed_producers = producers.snapshot()
+    open_ordered, closed_ordered = ordered.snapshot()
     return ClientStatistics(
         pool=context.pool.statistics(),
         session=None if coordinator is None else coordinator.status,
-        producers=tuple(one.statistics() for one in producers if not one.is_closed),
-        ordered_producers=tuple(
-            one.statistics()
-            for one in children
-            if isinstance(one, AsyncOrderedProducer) and not one.is_closed
-        ),
+        producers=open_producers,
+        ordered_producers=open_ordered,
         consumers=tuple(
             _snapshot_of_consumer(one)
             for one in children
             if isinstance(one, AsyncConsumer) and not one.is_closed
         ),
+        closed_producers=closed_producers,
+        closed_ordered_producers=closed_ordered,
     )
 
 

@@ -59,10 +59,10 @@ def of_client(
 def of_producer(
     name: str, text: str, read: Callable[[ProducerStatistics], float]
 ) -> MetricSpec:
-    """Return a metric of all producers."""
+    """Return a metric of all producers, those that are closed included."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
-        for producer in client.producers:
+        for producer in client.all_producers:
             yield (), read(producer)
 
     return MetricSpec(name, text, (), samples)
@@ -71,10 +71,10 @@ def of_producer(
 def of_ordered(
     name: str, text: str, read: Callable[[OrderedStatistics], float]
 ) -> MetricSpec:
-    """Return a metric of all ordered producers."""
+    """Return a metric of all ordered producers, as `of_producer`."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
-        for producer in client.ordered_producers:
+        for producer in client.all_ordered_producers:
             yield (), read(producer)
 
     return MetricSpec(name, text, (), samples)

@@ -36,25 +36,25 @@ def _read_session(client: ClientStatistics) -> float | None:
 
 
 def _read_acknowledged(client: ClientStatistics) -> Iterator[Sample]:
-    for producer in client.producers:
+    for producer in client.all_producers:
         for partition, count in producer.by_partition.items():
             yield (partition.topic, partition_name(partition)), count
 
 
 def _read_failed(client: ClientStatistics) -> Iterator[Sample]:
-    for producer in client.producers:
+    for producer in client.all_producers:
         for error, count in producer.failed.items():
             yield (error,), count
 
 
 def _read_dropped(client: ClientStatistics) -> Iterator[Sample]:
-    for producer in client.producers:
+    for producer in client.all_producers:
         for error, count in producer.dropped.items():
             yield (error,), count
 
 
 def _read_spooled(client: ClientStatistics) -> Iterator[Sample]:
-    for producer in client.ordered_producers:
+    for producer in client.all_ordered_producers:
         for partition, count in producer.waiting.items():
             yield (partition.topic, partition_name(partition)), count
 
@@ -219,12 +219,12 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
     HistogramSpec(
         "metaq_producer_batch_messages",
         "Messages per command.",
-        lambda c: (producer.batch_counts for producer in c.producers),
+        lambda c: (producer.batch_counts for producer in c.all_producers),
     ),
     HistogramSpec(
         "metaq_producer_latency_seconds",
         "Time from the first message of a batch to the answer, per message.",
-        lambda c: (producer.latency_s for producer in c.producers),
+        lambda c: (producer.latency_s for producer in c.all_producers),
     ),
     # Ordered producers.
     of_ordered(

@@ -206,6 +206,11 @@ class AsyncOrderedProducer:
         """Whether it takes no more messages."""
         return self._producer.is_closed
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, with its spools."""
+        return self._producer.has_ended and not self._lanes and not self._closing
+
     async def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays and is sent by the next one. Never raises.
 

@@ -32,7 +32,7 @@ from metaq.client.oneway import OnewayMessages
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Pool
 from metaq.client.partitioner import OutgoingMessage, Selector
-from metaq.client.runs import Appending, frozen
+from metaq.client.runs import frozen
 from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
@@ -321,11 +321,11 @@ class AsyncProducer:
         appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
         while not appending.is_over:
             if appending.step():
-                await asyncio.sleep(
-                    0
-                )  # a long list lets others, and its own pieces, go
+                # A long list lets others, and its own pieces, go.
+                await asyncio.sleep(0)
             else:
-                await self._wait_room_of(appending, self._deadline_s(timeout))
+                assert appending.lacking is not None
+                await self._wait_room(appending.lacking, self._deadline_s(timeout))
         for batch in appending.batches:
             await batch.wait_async()
         results = appending.results()
@@ -390,6 +390,11 @@ class AsyncProducer:
     def is_closed(self) -> bool:
         """Whether it takes no more messages."""
         return self._is_closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, and every message has its outcome."""
+        return self._ended.is_set()
 
     async def close(self, timeout: float | None = None) -> None:
         """Refuse new messages, wait for what was appended, fail the rest.
@@ -478,10 +483,6 @@ class AsyncProducer:
                 await has_room.wait()
         except TimeoutError:
             raise full from None
-
-    async def _wait_room_of(self, appending: Appending, deadline_s: float) -> None:
-        assert appending.lacking is not None
-        await self._wait_room(appending.lacking, deadline_s)
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)

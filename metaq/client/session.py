@@ -53,6 +53,7 @@ from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
+from metaq.client.totals import Totals, total_of_ordered, total_of_producers
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -116,7 +117,8 @@ class AsyncClient:
         self._context: ClientContext | None = None
         self._children: list[Closable] = []
         self._closed: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._producers: list[AsyncProducer] = []
+        self._producers = Totals(total_of_producers)
+        self._ordered = Totals(total_of_ordered)
         self._marks: Marks = {}
         self._pid = os.getpid()
         self._is_closed = False
@@ -277,6 +279,7 @@ class AsyncClient:
             timeout_s=settings.timeout_s,
             selector=selector,
         )
+        self._ordered.add(producer)
         self._adopt(producer)
         return producer
 
@@ -293,9 +296,7 @@ class AsyncClient:
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
-        # A new list: whoever takes a snapshot may be in another thread.
-        alive = [one for one in self._producers if not one.is_closed]
-        self._producers = [*alive, producer]
+        self._producers.add(producer)
         return producer
 
     def consumer(
@@ -479,7 +480,7 @@ class AsyncClient:
         Raises:
             ClosedError: the client is not running, or this is a fork of its process.
         """
-        return snapshot_of(self.context, self._producers, self._children)
+        return snapshot_of(self.context, self._producers, self._ordered, self._children)
 
     # -- inside -----------------------------------------------------------------------
 

@@ -57,9 +57,11 @@ INNER = {
     "AsyncConsumer.begin_handling",
     "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
+    "AsyncOrderedProducer.has_ended",
+    "AsyncProducer.has_ended",
     "Consumer.let_go",
 }
-"""What the worlds have for each other."""
+"""What the worlds have for each other, and for their client."""
 
 PROTOCOLS = {"__enter__", "__exit__", "__iter__", "__await__"}
 
