@@ -51,3 +51,16 @@ class ClientContext:
         if copies is None:
             return None
         return copies.leader or next(iter(copies.followers.values()), None)
+
+    async def disconnect(self, deadline_s: float | None) -> None:
+        """Close connections and session, when all that was made over them is closed.
+
+        Args:
+            deadline_s: absolute; None: `close_timeout_s` from when news has ended.
+        """
+        await self.metadata.stop()
+        if deadline_s is None:
+            deadline_s = self.clock.monotonic_s() + self.options.close_timeout_s
+        await self.pool.close(deadline_s=deadline_s)
+        if self.coordinator is not None:
+            await self.coordinator.stop(deadline_s=deadline_s)

@@ -171,6 +171,8 @@ class AsyncClient:
             timeout: seconds that all of it may take; everything is closed at the end,
                 as the `close` of each says. None gives each the time of its own
                 `close`, and the connections `close_timeout_s`.
+
+        Cancellation: everything is closed at once, as the `close` of each says.
         """
         self._is_closed = True
         now_s = self._clock.monotonic_s()
@@ -189,18 +191,17 @@ class AsyncClient:
         children, self._children = [*self._children, *self._closed], []
         # Consumers first: a handler that is at work may still want to send.
         consumers = [one for one in children if isinstance(one, AsyncConsumer)]
-        await close_all(consumers, deadline_s, self._clock)
         others = [one for one in children if one not in consumers]
-        await close_all(others, deadline_s, self._clock)
-        context = self._context
-        if context is None:
-            return
-        await context.metadata.stop()
-        if deadline_s is None:
-            deadline_s = self._clock.monotonic_s() + self.options.close_timeout_s
-        await context.pool.close(deadline_s=deadline_s)
-        if context.coordinator is not None:
-            await context.coordinator.stop(deadline_s=deadline_s)
+        try:
+            await close_all(consumers, deadline_s, self._clock)
+            await close_all(others, deadline_s, self._clock)
+        except asyncio.CancelledError:
+            deadline_s = self._clock.monotonic_s()
+            await close_all(others, deadline_s, self._clock)
+            raise
+        finally:
+            if self._context is not None:
+                await self._context.disconnect(deadline_s)
 
     async def __aenter__(self) -> Self:
         await self.start()

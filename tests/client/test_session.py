@@ -11,9 +11,17 @@ from metaq.client.addresses import parse_address
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Offset, TopicPartition
+from metaq.testing.fake_broker import FakeBroker
+from metaq.testing.fake_faults import FaultKind
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.session import SessionState
 from metaq.zk.znodes import BrokerAddress
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
+
+ONE_BROKER = {
+    "test_a_cancelled_close_of_a_client_closes_all_of_it": "a put that is not answered"
+}
 
 
 @pytest.fixture
@@ -345,6 +353,49 @@ def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
         await asyncio.gather(task, return_exceptions=True)
 
     run(broker, scenario)
+
+
+@pytest.mark.parametrize("what", ["consumer", "producer"])
+def test_a_cancelled_close_of_a_client_closes_all_of_it(what: str) -> None:
+    """A session that went on would keep the partitions of a group from everybody."""
+    committing = asyncio.Event()
+
+    class Stuck(MemoryOffsets):
+        async def close(self) -> None:
+            committing.set()
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        zookeeper = MemoryZooKeeper()
+        with FakeBroker({"test": 1}, coordinator=zookeeper.coordinator) as broker:
+            client = AsyncClient(coordinator=zookeeper.coordinator, **QUICK)
+            await client.start()
+            context = client.context
+            producer = client.producer()
+            await producer.send("test", b"0")
+            consumer = client.consumer("g", ["test"], offsets=Stuck(), **IDLE)
+            if what == "consumer":
+                await consumer.start()
+            else:
+                broker.inject(FaultKind.SWALLOW)
+                committing.set()
+            future = await producer.send_nowait("test", b"1")
+            closing = asyncio.ensure_future(client.close())
+            await committing.wait()
+            await asyncio.sleep(0.01)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            assert context.pool.is_closed
+            assert context.coordinator is not None
+            assert context.coordinator.status.state is SessionState.LOST
+            assert producer.is_closed
+            assert consumer.is_closed
+            assert future.done()
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not rest, rest
+
+    asyncio.run(main())
 
 
 def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
