@@ -52,6 +52,18 @@ from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
 from metaq.model import Message, Offset, TopicPartition
 
+_open: "dict[Client, None]" = {}
+"""Clients that are started and not closed, the oldest first."""
+
+
+@atexit.register
+def _close_open() -> None:
+    """Close what programs forgot, the newest first; one that fails stops no other."""
+    # One function for all: of each that is registered and taken back, a place is kept.
+    with contextlib.ExitStack() as stack:
+        for client in tuple(_open):
+            stack.callback(client.close)
+
 
 class Client:
     """The way in: `with Client("127.0.0.1:2181") as client`; see `AsyncClient`.
@@ -89,7 +101,7 @@ class Client:
         except BaseException:
             thread.stop()
             raise
-        atexit.register(self.close)
+        _open[self] = None
 
     @property
     def options(self) -> ClientOptions:
@@ -118,7 +130,7 @@ class Client:
             if timeout is not None:
                 left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
             thread.stop(timeout_s=left_s)
-            atexit.unregister(self.close)
+            _open.pop(self, None)
 
     def __enter__(self) -> Self:
         self.start()

@@ -1,5 +1,6 @@
 """What is particular to the sync world: threads, forks, interrupts, leaks."""
 
+import atexit
 import contextlib
 import gc
 import os
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, FileOffsets
+from metaq.client import Client, FileOffsets, blocking
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
@@ -611,3 +612,40 @@ def test_a_program_that_forgets_to_close_ends_by_itself_and_commits(
     store = FileOffsets(path)
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
         assert payloads(take(consumer, 1)) == [b"second"]
+
+
+def test_a_program_s_end_knows_of_open_clients_alone(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each function that is registered and taken back, CPython keeps a place."""
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    monkeypatch.setattr(blocking, "_open", {})
+    for _ in range(3):
+        with Client(brokers=[broker.address], **QUICK):
+            assert len(blocking._open) == 1
+    assert (registered, blocking._open) == ([], {})
+
+
+def test_a_client_that_cannot_be_closed_at_the_end_stops_no_other(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest first, as they would be closed by their blocks."""
+    clients = [Client(brokers=[broker.address], **QUICK) for _ in range(3)]
+    closed: list[Client] = []
+    close_it = Client.close
+
+    def close(client: Client) -> None:
+        closed.append(client)
+        close_it(client)
+        if client is clients[1]:
+            raise OSError("as the test says")
+
+    monkeypatch.setattr(blocking, "_open", {})
+    for client in clients:
+        client.start()
+    monkeypatch.setattr(Client, "close", close)
+    with pytest.raises(OSError, match="as the test says"):
+        blocking._close_open()
+    assert closed == clients[::-1]
+    assert not blocking._open
