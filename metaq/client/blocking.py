@@ -124,7 +124,7 @@ class Client:
             consumer.let_go()
         began_s = self._clock.monotonic_s()
         try:
-            thread.run(self._twin.close(timeout))
+            thread.run_close(self._twin.close(timeout))
         finally:
             left_s = STOP_TIMEOUT_S
             if timeout is not None:
@@ -331,7 +331,7 @@ class Consumer:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
         if self._thread.is_usable:
             self.let_go()
-            self._thread.run(self._twin.close(timeout))
+            self._thread.run_close(self._twin.close(timeout))
 
     def let_go(self) -> None:
         """Give the batch in hand back, unless another thread's loop has it."""

@@ -155,8 +155,7 @@ class Producer:
 
     def close(self, timeout: float | None = None) -> None:
         """Send what was appended, then refuse more; see `AsyncProducer.close`."""
-        if self._thread.is_usable:
-            self._thread.run(self._twin.close(timeout))
+        self._thread.run_close(self._twin.close(timeout))
 
     def __enter__(self) -> Self:
         return self
@@ -216,8 +215,7 @@ class OrderedProducer:
 
     def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
-        if self._thread.is_usable:
-            self._thread.run(self._twin.close(timeout))
+        self._thread.run_close(self._twin.close(timeout))
 
     def __enter__(self) -> Self:
         self.start()

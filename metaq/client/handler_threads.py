@@ -57,8 +57,7 @@ def run_threads(
         workers = _Workers(consumer, thread, handling, handler)
         workers.run(concurrency, timeout_s)
     finally:
-        if thread.is_usable:
-            thread.run(handling.close())
+        thread.run_close(handling.close())
 
 
 class _Workers:

@@ -87,6 +87,18 @@ class LoopThread:
             future.cancel()
             raise
 
+    def run_close(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what closes something; do nothing when a stop has closed it, or does.
+
+        Raises:
+            ClosedError: this is the loop's own thread; nothing is closed.
+        """
+        try:
+            self.run(work)
+        except ClosedError:
+            if self.is_usable:
+                raise
+
     def require_caller(self) -> None:
         """Raise when the calling thread cannot wait for the loop.
 

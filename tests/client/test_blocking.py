@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, FileOffsets, blocking
+from metaq.client.errors import OutcomeUnknownError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
+from metaq.testing.fake_faults import FaultKind
 from tests.brokers import AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, partition, payloads, take
 
@@ -357,6 +359,30 @@ def test_closing_the_client_ends_calls_that_wait_in_other_threads(
     for call in calls:
         with pytest.raises(MetaqError):
             call.join()
+
+
+def test_a_close_that_meets_the_client_s_own_raises_nothing(
+    java: Any,
+) -> None:
+    """What a thread closes at the end of its block may be closed by then."""
+    client = Client(brokers=[java.address], **QUICK, close_timeout_s=3600)
+    client.start()
+    sending = threading.Event()
+
+    def send() -> Exception | None:
+        with client.producer(timeout_s=3600) as producer:
+            producer.send("test", b"0")
+            java.inner.inject(FaultKind.SWALLOW)
+            future = producer.send_nowait("test", b"1")
+            sending.set()
+        return future.exception(0)
+
+    sender = Caller(send)
+    assert sending.wait(20)
+    # The end of its block waits for an answer that never comes.
+    until(lambda: not client.statistics().producers)
+    client.close(timeout=0.05)
+    assert isinstance(sender.join(), OutcomeUnknownError)
 
 
 def test_a_thread_that_ended_in_its_loop_is_not_waited_for(
