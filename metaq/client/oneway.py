@@ -1,12 +1,15 @@
 """One-way messages whose topic is not known yet: kept until it is, or dropped."""
 
 import asyncio
+import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
 from metaq.client.partitioner import OutgoingMessage
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
+
+log = logging.getLogger(__name__)
 
 ONEWAY_WAITING_MAX: Final = 10_000
 """One-way messages that wait until their topic is known; more are dropped."""
@@ -54,7 +57,7 @@ class OnewayMessages:
         self._waiting_count += 1
         waiting.append(message)
 
-    def drop(self, error: MetaqError, message_count: int = 1) -> None:
+    def drop(self, error: Exception, message_count: int = 1) -> None:
         """Count messages that were not appended."""
         self.dropped[type(error).__name__] += message_count
 
@@ -84,6 +87,10 @@ class OnewayMessages:
             try:
                 self._append(topic, message)
             except MetaqError as error:
+                self.drop(error)
+            except Exception as error:
+                # A selector of the user's; the messages behind this one are not lost.
+                log.exception("one-way message dropped: topic=%s", topic)
                 self.drop(error)
 
     def _take(self, topic: str) -> deque[OutgoingMessage]:

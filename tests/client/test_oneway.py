@@ -100,3 +100,27 @@ def test_a_close_drops_what_waits_and_says_why() -> None:
         assert messages.dropped == {"ClosedError": 1}
 
     run_virtual(main())
+
+
+def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> None:
+    """What the selector raises is nobody's to hear, so it is counted."""
+
+    async def main() -> None:
+        appended: list[bytes] = []
+
+        def append(_topic: str, message: OutgoingMessage) -> None:
+            if message.data == b"2":
+                raise KeyError("as the test says")
+            appended.append(bytes(message.data))
+
+        async def prepare(_topic: str) -> None:
+            await asyncio.sleep(1)
+
+        messages = OnewayMessages(prepare=prepare, append=append)
+        for data in (b"1", b"2", b"3"):
+            messages.keep("a", OutgoingMessage(data))
+        await messages.close(5)
+        assert appended == [b"1", b"3"]
+        assert messages.dropped == {"KeyError": 1}
+
+    run_virtual(main())
