@@ -266,13 +266,15 @@ class GroupSource:
         cancels.extend(map(self._watch_owners, self._topics))
 
     def _on_status(self, status: SessionStatus) -> None:
-        is_ours = status.epoch == self._epoch and status.state is not SessionState.LOST
-        if self._epoch and not is_ours:
+        if self._epoch and self._is_lost(status):
             self._stop_reading(
                 SessionLostError(f"the session of member {self.fence.member} is lost")
             )
         if status.state is not SessionState.SUSPENDED:
             self._wake.set()
+
+    def _is_lost(self, status: SessionStatus) -> bool:
+        return status.state is SessionState.LOST or status.epoch != self._epoch
 
     def _stop_reading(self, reason: MetaqError) -> None:
         """Stop at once: our nodes may be gone, and others may own them."""
@@ -432,6 +434,10 @@ class GroupSource:
             await sink.assign([partition])
             # No await between: whoever fences must find it.
             self._reading.add(partition)
+            if self._is_lost(self._coordinator.status):
+                # The last answer came with the end of the session, and overtook it.
+                self._fence([partition])
+                return False
             return True
 
         if self._is_stopping or not partitions:

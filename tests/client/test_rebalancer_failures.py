@@ -1,6 +1,7 @@
 """The rebalancer when something fails: sinks, ZooKeeper, and names in use."""
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
@@ -9,6 +10,7 @@ from metaq.errors import (
     CoordinationError,
     NoBrokerError,
 )
+from metaq.model import TopicPartition
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.znodes import Node
 from tests.client.group_members import (
@@ -23,6 +25,7 @@ from tests.client.group_members import (
     parts,
     refusing,
     run_group,
+    serve,
     until,
 )
 
@@ -61,6 +64,31 @@ def test_a_broken_sink_is_told_and_tried_again(
 
     run_group(scenario, 1, is_joined=False)
     assert "rebalance failed: group=g" in caplog.text
+
+
+def test_a_session_that_ends_with_the_last_answer_leaves_nothing_read() -> None:
+    """Both wait for the loop, and what began in between is nobody's to fence."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        async def assign(partitions: Collection[TopicPartition]) -> None:
+            await answered
+            one.sink.reading.update(partitions)
+
+        one.sink.assign = assign  # type: ignore[method-assign]
+        serve(group.server, 1)
+        await until(lambda: owners(group.server))
+        group.server.stop()
+        group.server.expire(one.coordinator)
+        answered.set_result(None)
+        await asyncio.sleep(1)
+        assert one.reading == set()
+        group.server.start()
+        await until(lambda: one.is_settled)
+        assert one.reading == parts(0)
+
+    run_group(scenario, 0)
 
 
 def test_what_will_never_work_fails_the_start() -> None:
