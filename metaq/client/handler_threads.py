@@ -85,11 +85,13 @@ class _Workers:
         # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
         try:
             for number in range(concurrency):
-                with self._ended:
-                    self._at_work += 1
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._work, name=f"metaq-handler-{number}", daemon=True
-                ).start()
+                )
+                # The lock keeps its end behind its count.
+                with self._ended:
+                    thread.start()
+                    self._at_work += 1
             self._wait(timeout_s)
         finally:
             self._is_over.set()

@@ -582,6 +582,36 @@ def test_threads_stop_at_a_message_given_up(broker: AnyBroker) -> None:
     assert log.seen == {0: [b"bad"] * 3}
 
 
+def test_a_thread_that_cannot_be_started_is_not_waited_for(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others end, and the call says what the system said."""
+    start = threading.Thread.start
+
+    def start_others(thread: threading.Thread) -> None:
+        if thread.name == "metaq-handler-1":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_others)
+    ends: list[BaseException] = []
+
+    def run(consumer: Any) -> None:
+        try:
+            consumer.run(lambda _message: None, concurrency=2)
+        except RuntimeError as error:
+            ends.append(error)
+
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("g", ["test"], revoke_timeout_s=3600) as consumer,
+    ):
+        caller = threading.Thread(target=run, args=[consumer], daemon=True)
+        caller.start()
+        caller.join(TIMEOUT_S)
+        assert "can't start" in str(ends)
+
+
 def test_an_interrupt_waits_for_the_handler_at_work(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
