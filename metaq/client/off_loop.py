@@ -104,6 +104,19 @@ async def open_off_loop(opening: Callable[[], R]) -> R:
         raise
 
 
+async def close_off_loop(one: _Open) -> None:
+    """Close what blocks, on a thread of its own; here while the interpreter is ending.
+
+    Args:
+        one: its `close` never raises, and is harmless twice.
+    """
+    try:
+        await asyncio.to_thread(one.close)
+    except RuntimeError:
+        # No thread begins anything any more: a client that nobody closed still ends.
+        one.close()
+
+
 def _close_late(task: "asyncio.Task[R]") -> None:
     if not task.cancelled() and task.exception() is None:
         task.result().close()

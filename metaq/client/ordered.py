@@ -28,7 +28,7 @@ from metaq.client.batches import SendResult
 from metaq.client.bounds import within
 from metaq.client.context import ClientContext
 from metaq.client.errors import NotSentError
-from metaq.client.off_loop import open_off_loop
+from metaq.client.off_loop import close_off_loop, open_off_loop
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.runs import frozen
@@ -454,7 +454,7 @@ async def _close_spools(
     await asyncio.gather(*replays, return_exceptions=True)
     for lane in lanes:
         async with lane.turn:
-            await asyncio.to_thread(lane.spool.close)
+            await close_off_loop(lane.spool)
 
 
 async def _finished(work: Callable[..., T], argument: object) -> T:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
-from metaq.client.off_loop import open_off_loop
+from metaq.client.off_loop import close_off_loop, open_off_loop
 from metaq.client.redelivery import RetryPolicy
 from metaq.client.spool import Spool, spool_name
 from metaq.errors import MetaqError
@@ -97,7 +97,7 @@ class Parking:
             await asyncio.gather(self._task, return_exceptions=True)
         self._feed.drop_asides()
         for spool in self._spools.values():
-            await asyncio.to_thread(spool.close)
+            await close_off_loop(spool)
 
     async def park(self, message: Message) -> None:
         """Keep a message; it is on disk when this returns.

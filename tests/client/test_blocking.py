@@ -640,6 +640,42 @@ def test_a_program_that_forgets_to_close_ends_by_itself_and_commits(
         assert payloads(take(consumer, 1)) == [b"second"]
 
 
+WITH_SPOOLS = """
+import sys, threading
+from metaq.client import Client, RetryPolicy
+client = Client(brokers=[sys.argv[1]], metadata_s=0.05)
+client.start()
+ordered = client.ordered_producer("test", "7:1", sys.argv[2] + "/ordered")
+ordered.start()
+print(type(ordered.send(b"m")).__name__, flush=True)
+consumer = client.consumer("g", ["test"])
+consumer.start()
+is_handled = threading.Event()
+retry = RetryPolicy(attempts_max=1, then="park", park_dir=sys.argv[2] + "/parked")
+options = {"retry": retry, "timeout": 3600}
+run = lambda: consumer.run(lambda _message: is_handled.set(), **options)
+threading.Thread(target=run, daemon=True).start()
+assert is_handled.wait(20)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_forgets_what_it_spools_ends_without_a_word(
+    broker: AnyBroker, tmp_path: Path
+) -> None:
+    """No thread begins then: files are closed where their owner is."""
+    broker.put(b"0")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WITH_SPOOLS, broker.address, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stdout, done.stderr) == ("Spooled\n", "")
+
+
 def test_a_program_s_end_knows_of_open_clients_alone(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
