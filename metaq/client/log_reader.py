@@ -159,7 +159,8 @@ class LogReader:
 
     def _drop_asked(self) -> None:
         for asked in self._asked:
-            if not asked.reply.cancel():
+            # One whose caller gave up is cancelled already.
+            if not asked.reply.cancel() and not asked.reply.cancelled():
                 # Several gets fail with one connection; one error was raised.
                 asked.reply.exception()
         self._asked.clear()

@@ -1,6 +1,8 @@
 """`client/log_reader.py` against brokers."""
 
+import signal
 import threading
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,14 @@ from metaq.client.log_reader import GET_BYTES, LogReader
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.record.layout import HEADER_BYTES
-from tests.brokers import AnyBroker, Metaq14Broker, StartBroker
+from metaq.testing.fake_faults import FaultKind
+from tests.brokers import AnyBroker, Metaq14Broker, StartBroker, until
+
+ONE_BROKER = {
+    "test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed": (
+        "a get that is not answered"
+    )
+}
 
 pytestmark = pytest.mark.slow
 
@@ -101,3 +110,27 @@ def test_a_broker_that_stays_away_is_an_error(broker: AnyBroker) -> None:
         pytest.raises(NoBrokerError, match="cannot connect"),
     ):
         reader.span()
+
+
+def test_an_interrupt_is_what_the_caller_hears_and_the_connection_is_closed(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """The answer that was waited for is given up by then."""
+    broker: Any = start_metaq_1_4()
+    broker.put(b"m")
+    broker.inner.inject(FaultKind.SWALLOW, verb="get")
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        until(lambda: broker.inner.statistics().commands.get("get"))
+        signal.pthread_kill(main, signal.SIGINT)
+
+    def read() -> None:
+        with reader_of(broker) as reader:
+            threading.Thread(target=interrupt, daemon=True).start()
+            list(reader.pieces(Offset(0), Offset(10)))
+
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    until(lambda: not broker.inner.statistics().open_connection_count)
