@@ -170,10 +170,21 @@ class Batch:
         callback()
 
     def call_later(self, function: Callable[..., object], argument: object) -> None:
-        """Let the loop call a function of a user, which may raise, when it is done."""
-        self.add_callback(
-            lambda: self._home.loop.call_soon_threadsafe(function, argument)
-        )
+        """Let the loop call a function of a user, which may raise, when it is done.
+
+        Raises:
+            ClosedError: called in the child of a fork.
+        """
+        self._home.require_own()
+
+        def call() -> None:
+            with contextlib.suppress(RuntimeError):
+                self._home.loop.call_soon_threadsafe(function, argument)
+                return
+            # The client is closed, and its loop with it.
+            function(argument)
+
+        self.add_callback(call)
 
     def wait(self, timeout_s: float | None) -> bool:
         """Block until it is done; return False when the time is over before.
@@ -363,7 +374,11 @@ class SendFuture:
     def add_done_callback(self, function: Callable[["SendFuture"], object]) -> None:
         """Call `function(self)` on the event loop's thread when the outcome is known.
 
-        It must not block. What it raises goes to the loop's exception handler.
+        It must not block. What it raises goes to the loop's exception handler. When the
+        client is closed already, it is called here.
+
+        Raises:
+            ClosedError: called in the child of a fork.
         """
         self._batch.call_later(function, self)
 

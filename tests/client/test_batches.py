@@ -17,7 +17,7 @@ from metaq.client.batches import (
     encode_records,
 )
 from metaq.client.errors import PartlySentError
-from metaq.errors import ForbiddenError, RequestTimeoutError, ServerError
+from metaq.errors import ClosedError, ForbiddenError, RequestTimeoutError, ServerError
 from metaq.model import MessageId, Offset
 from metaq.record.ids import id_after
 from metaq.record.layout import encode_record
@@ -193,5 +193,32 @@ def test_failures_of_others_in_the_same_batch_do_not_count() -> None:
         with pytest.raises(PartlySentError, match=r"1 of 2 .* no") as caught:
             SendResults([(batch, 0, 2)], None).raise_errors()
         assert caught.value.outcomes == [error, receipt(1, 20)]
+
+    run_virtual(main())
+
+
+def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -> None:
+    """As the callbacks of other futures; the outcome is known."""
+    futures: list[SendFuture] = []
+
+    async def main() -> None:
+        batch = make_batch([b"a"])
+        batch.resolve([Outcome(0, receipt(1, 0), None)])
+        futures.append(SendFuture(batch, 0))
+
+    run_virtual(main())
+    called: list[SendFuture] = []
+    futures[0].add_done_callback(called.append)
+    assert called == futures
+
+
+def test_a_callback_in_the_child_of_a_fork_is_refused() -> None:
+    """Its lock may be held for ever, and its loop is the parent's."""
+
+    async def main() -> None:
+        batch = make_batch([b"a"])
+        batch._home.pid -= 1
+        with pytest.raises(ClosedError, match="its outcome is known there"):
+            SendFuture(batch, 0).add_done_callback(print)
 
     run_virtual(main())
