@@ -30,6 +30,9 @@ KEY_SLOTS: Final = 4096
 """Into how many parts the keys are divided; part of what a key means, so it never
 changes. Beyond some hundred partitions the shares become uneven."""
 
+_DIGITS_MAX: Final = 20
+"""Digits of a partition's two numbers; int() refuses thousands of them."""
+
 _TABLES_MAX: Final = 1024
 _WEIGHT_BYTES: Final = 4
 
@@ -151,9 +154,10 @@ def parse_partition(topic: str, text: str) -> TopicPartition:
     """
     broker, dash, number = text.partition("-")
     digits = broker + number
-    if not (dash and broker and number and digits.isascii() and digits.isdigit()):
+    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
+    if not (dash and broker and number and is_number):
         raise LocalProtocolError(
-            f"partition: expected '<broker>-<partition>', got {text!r}"
+            f"partition: expected '<broker>-<partition>', got {text[:80]!r}"
         )
     return TopicPartition(topic, BrokerId(int(broker)), int(number))
 

@@ -16,6 +16,7 @@ Source: client spec 4.
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from metaq.zk.children import Settler, ValuesWatch
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
 from metaq.zk.paths import (
     LEADER_NAME,
+    NUMBER,
     NodeKind,
     NodePaths,
     parse_follower,
@@ -106,7 +108,8 @@ def _decode_count(data: bytes) -> int:
 
 
 def _is_broker_id(name: str) -> bool:
-    return name.isascii() and name.isdecimal() and str(int(name)) == name
+    is_number = re.fullmatch(NUMBER, name, re.ASCII)
+    return is_number is not None and str(int(name)) == name
 
 
 def _is_copy(name: str) -> bool:

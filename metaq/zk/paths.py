@@ -21,6 +21,8 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.zk.errors import NodeNameError
 
 DEFAULT_ROOT: Final = "/meta"
+NUMBER: Final = r"\d{1,20}"
+"""A number in a name; int() is never fed thousands of digits, which it refuses."""
 """`zk.zkRoot` when nobody sets it."""
 
 
@@ -129,7 +131,7 @@ class BrokerRole:
 
 def parse_role(text: str) -> BrokerRole | None:
     """Return the role that `0-m` or `0-s1` names, or None for anything else."""
-    match = re.fullmatch(r"(\d+)-(?:m|s(\d+))", text, re.ASCII)
+    match = re.fullmatch(rf"({NUMBER})-(?:m|s({NUMBER}))", text, re.ASCII)
     if match is None:
         return None
     follower = match[2]
@@ -138,7 +140,7 @@ def parse_role(text: str) -> BrokerRole | None:
 
 def parse_follower(text: str) -> int | None:
     """Return K of the child name `slaveK`, or None for anything else."""
-    match = re.fullmatch(r"slave(\d+)", text, re.ASCII)
+    match = re.fullmatch(rf"slave({NUMBER})", text, re.ASCII)
     return int(match[1]) if match else None
 
 
@@ -149,7 +151,7 @@ def partition_name(partition: TopicPartition) -> str:
 
 def parse_partition(text: str) -> tuple[BrokerId, int] | None:
     """Return (broker id, partition number) of `0-1`, or None for anything else."""
-    match = re.fullmatch(r"(\d+)-(\d+)", text, re.ASCII)
+    match = re.fullmatch(rf"({NUMBER})-({NUMBER})", text, re.ASCII)
     return (BrokerId(int(match[1])), int(match[2])) if match else None
 
 

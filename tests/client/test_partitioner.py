@@ -144,7 +144,7 @@ def test_pinned_by_number_takes_the_first_broker_that_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2"]
+    "text", ["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", 5000 * "1" + "-1"]
 )
 def test_what_is_no_partition_is_refused(text: str) -> None:
     """The error shows what was given."""

@@ -19,6 +19,8 @@ from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()
 B0, B1 = BrokerId(0), BrokerId(1)
+DIGITS = 5000 * "1"
+"""More than Python makes a number of."""
 
 
 def in_s(seconds: float = 5.0) -> float:
@@ -231,13 +233,15 @@ def test_what_nobody_can_read_is_left_out_and_logged_once(
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
-        for name in ("x", "01", "٣"):
+        for name in ("x", "01", "٣", DIGITS):
             server.put(f"/meta/brokers/ids/{name}/master", b"meta://h:1")
         server.put("/meta/brokers/ids/0/master", b"nonsense")
         server.put("/meta/brokers/ids/1/slavex", b"meta://h:1")
+        server.put(f"/meta/brokers/ids/1/slave{DIGITS}", b"meta://h:1")
         for kind in ("pub", "sub"):
             node = f"/meta/brokers/topics-{kind}/t"
             server.put(f"{node}/0-x", b"nonsense")
+            server.put(f"{node}/{DIGITS}-m", b"nonsense")
             server.put(f"{node}/1-m", b"nonsense")
             server.put(
                 f"{node}/2-m",

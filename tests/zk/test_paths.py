@@ -179,3 +179,4 @@ def test_follower_and_partition_names_parse_or_are_none() -> None:
     assert parse_partition("3-14") == (3, 14)
     assert parse_partition("3") is None
     assert parse_partition("0--1") is None
+    assert parse_partition("0-" + 5000 * "1") is None
