@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from metaq.cli import pipeline_jobs as jobs
+from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import example, json_option, target_options
 from metaq.cli.pipeline_jobs import Ingest, Run, Wire
@@ -39,7 +40,10 @@ def pairs(
 
 
 def run_options(command: F) -> F:
-    """Add the options that say where a job runs, as the argument `run`."""
+    """Add the options that say where a job runs, as the argument `run`.
+
+    The command says so when Ctrl-C ends it.
+    """
 
     @functools.wraps(command)
     def with_run(
@@ -51,7 +55,11 @@ def run_options(command: F) -> F:
         **kwargs: Any,
     ) -> Any:
         run = Run(master=master, settings=settings, log=log, as_json=as_json)
-        return command(*args, run=run, **kwargs)
+        try:
+            return command(*args, run=run, **kwargs)
+        except KeyboardInterrupt:
+            render.say("interrupted")
+            raise
 
     wrapped: Any = with_run
     for option in (
@@ -136,8 +144,9 @@ def archive_command(
 ) -> None:
     """Write what topics have beyond the last run to Parquet, each message once.
 
-    Ends when everything is archived that was there at the start; with --every on
-    Ctrl-C. An archive keeps where it stands; a run after a kill goes on from there.
+    Ends when everything is archived that was there at the start; with --every it goes
+    on until Ctrl-C. An archive keeps where it stands; the next run goes on from there,
+    after Ctrl-C or a kill as well.
     """
     jobs.archive(run, wire, topics, path, interval_s)
 

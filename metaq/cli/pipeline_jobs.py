@@ -12,7 +12,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.spark_session import run_batch, spark_session, task_progress
+from metaq.cli.spark_session import run_in_session, spark_session, task_progress
 from metaq.cli.times import format_time
 
 CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
@@ -76,17 +76,18 @@ def archive(
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.archive import archive as run_job
-        from metaq.spark.jobs.session import activate
 
-        activate(spark)
         options = wire.to_map(subscribe=",".join(topics))
         with render.progress("archive", None) as advance:
-            done = run_job(
+            done = run_in_session(
                 spark,
-                path,
-                options,
-                interval_s=interval_s,
-                on_progress=lambda progress: advance(progress.written_bytes),
+                lambda: run_job(
+                    spark,
+                    path,
+                    options,
+                    interval_s=interval_s,
+                    on_progress=lambda progress: advance(progress.written_bytes),
+                ),
             )
     print_facts(
         {
@@ -117,7 +118,7 @@ def replay(
 
         named = {} if topic is None else {"topic": topic}
         with task_progress(spark, "replay"):
-            done = run_batch(
+            done = run_in_session(
                 spark,
                 lambda: run_job(
                     spark,
@@ -158,7 +159,7 @@ def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
         from metaq.spark.jobs.ingest import ingest as run_job
 
         with task_progress(spark, "ingest"):
-            done = run_batch(
+            done = run_in_session(
                 spark,
                 lambda: run_job(
                     spark,
@@ -189,24 +190,26 @@ def stats(
     wire.require(*topics)
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs import window_stats
-        from metaq.spark.jobs.session import activate
 
         options = wire.to_map(subscribe=",".join(topics))
         if interval_s is not None:
-            activate(spark)
-            window_stats.follow_stats(
+            every_s = interval_s
+            run_in_session(
                 spark,
-                options,
-                lambda windows: print_windows(
-                    map(astuple, windows), as_json=run.as_json
+                lambda: window_stats.follow_stats(
+                    spark,
+                    options,
+                    lambda windows: print_windows(
+                        map(astuple, windows), as_json=run.as_json
+                    ),
+                    interval_s=every_s,
+                    window_s=window_s,
+                    since=since,
                 ),
-                interval_s=interval_s,
-                window_s=window_s,
-                since=since,
             )
             return
         with task_progress(spark, "stats"):
-            found = run_batch(
+            found = run_in_session(
                 spark,
                 lambda: window_stats.stats(
                     spark, options, window_s=window_s, since=since
@@ -242,7 +245,7 @@ def audit(
             )
 
         with task_progress(spark, "audit"):
-            found = run_batch(spark, compare)
+            found = run_in_session(spark, compare)
     columns = ("finding", "partition", "offset", "detail")
     rows = [
         (each.kind.value, str(each.partition), each.offset, each.detail)
@@ -261,7 +264,7 @@ def verify(run: Run, paths: Sequence[str]) -> bool:
         from metaq.spark.jobs.verify import verify as run_job
 
         with render.progress("verify", None) as advance:
-            found = run_batch(
+            found = run_in_session(
                 spark,
                 lambda: run_job(
                     spark,

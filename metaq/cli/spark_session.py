@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from metaq.cli import render
 from metaq.errors import ConfigError, MetaqError
 
 STANDARD_ERROR: Final = 2
@@ -44,24 +43,12 @@ def spark_session(
     Raises:
         ConfigError: Spark is not installed.
         MetaqError: It does not start.
-        KeyboardInterrupt: Ctrl-C, at the start or in the body; it is told.
+        KeyboardInterrupt: Ctrl-C, at the start or in the body.
     """
     if find_spec("pyspark") is None:
         raise ConfigError(
             "pipelines run on Spark, which is not installed: pip install 'metaq[spark]'"
         )
-    try:
-        with _running_session(master, settings, log) as session:
-            yield session
-    except KeyboardInterrupt:
-        render.say("interrupted")
-        raise
-
-
-@contextmanager
-def _running_session(
-    master: str, settings: Mapping[str, str], log: Path | None
-) -> Iterator[Any]:
     from metaq.spark.jobs.session import start_session, stop_session
     from metaq.spark.jobs.waiting import run_apart
 
@@ -83,12 +70,12 @@ def _running_session(
         try:
             yield session
         finally:
-            # A call of this thread that broke off has left its connection useless.
+            # Here as well Ctrl-C would break off a call.
             run_apart(lambda: stop_session(session))
 
 
-def run_batch(session: Any, job: Callable[[], T]) -> T:
-    """Run a job that ends by itself, and wait for its end.
+def run_in_session(session: Any, job: Callable[[], T]) -> T:
+    """Run a job, and wait for its end.
 
     Args:
         session: The `SparkSession` that the job uses.

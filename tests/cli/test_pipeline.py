@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.cli import spark_session
+from metaq.cli import pipeline_jobs, spark_session
 from metaq.cli.cluster import Target
 from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
@@ -44,6 +44,19 @@ def test_without_spark_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         "metaq: pipelines run on Spark, which is not installed:"
         " pip install 'metaq[spark]'\n"
     )
+
+
+def test_ctrl_c_before_spark_starts_is_told_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers that are away are asked for a while."""
+
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline_jobs, "find_topic", interrupted)
+    result = run("pipeline", "archive", "t", "--to", "x")
+    assert (result.exit_code, result.output) == (130, "metaq: interrupted\n")
 
 
 @pytest.mark.parametrize(

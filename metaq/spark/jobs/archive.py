@@ -89,6 +89,7 @@ def archive(
     Raises:
         ArchiveError: The archive is damaged, or another job writes it.
         JobError: Reading or writing failed; the sentence names partition and offsets.
+        KeyboardInterrupt: Ctrl-C, without `interval_s`; not everything is archived.
         OptionError: An option is wrong.
     """
     asked = {"startingOffsets": "earliest"}
@@ -137,18 +138,22 @@ def archive_stream(
         stream = stream.trigger(processingTime=interval)
     with job_errors("archive"):
         query = stream.start()
-        _wait(query, writer)
+        _wait(query, writer, ends=interval_s is None)
         writer.end(str(query.id))
         compacted = compact_store(store, file_bytes=file_bytes).replaced_count
     return writer.summary(compacted)
 
 
-def _wait(query: StreamingQuery, writer: "_BatchWriter") -> None:
-    """Wait until a query ends; an error of ours is raised as it is."""
+def _wait(query: StreamingQuery, writer: "_BatchWriter", *, ends: bool) -> None:
+    """Wait until a query ends; an error of ours is raised as it is.
+
+    Ctrl-C is the end of a query that does not end by itself.
+    """
     try:
         run_apart(query.awaitTermination)
     except KeyboardInterrupt:
-        query.stop()
+        if ends:
+            raise
     except Exception:
         if writer.failure is not None:
             raise writer.failure from None

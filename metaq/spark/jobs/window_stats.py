@@ -86,11 +86,18 @@ def follow_stats(
     Raises:
         JobError: Reading failed.
         OptionError: An option is wrong.
+        Exception: What `on_windows` raised, which ends the query.
     """
+    failures: list[Exception] = []
 
     def report(batch: DataFrame, _number: int) -> None:
-        if found := collect_windows(batch, window_s=window_s, since=since):
-            on_windows(found)
+        try:
+            if found := collect_windows(batch, window_s=window_s, since=since):
+                on_windows(found)
+        except Exception as error:
+            # Spark hands on its text alone.
+            failures.append(error)
+            raise
 
     SourceOptions.from_map(options, is_stream=True)
     with job_errors("stats"):
@@ -102,6 +109,10 @@ def follow_stats(
             run_apart(query.awaitTermination)
         except KeyboardInterrupt:
             return
+        except Exception:
+            if failures:
+                raise failures[0] from None
+            raise
         finally:
             query.stop()
 

@@ -160,6 +160,24 @@ def test_it_goes_on_until_the_query_is_stopped(
     check(spark, path, one + two)
 
 
+def test_ctrl_c_is_no_end_of_a_run_that_ends_by_itself(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Not everything is archived then; a run that goes on has no other end."""
+    one, two = batches(2)
+    waiting = threading.get_ident()
+
+    def interrupt(_progress: ArchiveProgress) -> None:
+        signal.pthread_kill(waiting, signal.SIGINT)
+
+    feed.add(one)
+    found = archive_stream(feed.stream(), path, interval_s=0.1, on_progress=interrupt)
+    assert found.message_count == len(one)
+    feed.add(two)
+    with pytest.raises(KeyboardInterrupt):
+        archive_stream(feed.stream(), path, on_progress=interrupt)
+
+
 def test_an_empty_topic_gives_an_empty_archive(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from metaq.cli.spark_session import run_batch, spark_session
+from metaq.cli.spark_session import run_in_session, spark_session
 from metaq.spark.jobs import session as jobs_session
 
 
@@ -30,7 +30,7 @@ def test_no_call_is_made_where_ctrl_c_would_break_it_off(
         jobs_session, "start_session", lambda *_arguments, **_more: Session()
     )
     with spark_session("yarn", {}, None) as session:
-        at_work = run_batch(session, threading.current_thread)
+        at_work = run_in_session(session, threading.current_thread)
     assert set(session.calls) == {"start", "activate", "stop"}
     assert threading.current_thread() not in session.calls.values()
     assert session.calls["activate"] is at_work

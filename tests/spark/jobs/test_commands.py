@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -32,7 +33,11 @@ QUICK = (
 )
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 """What moves the cursor of a terminal, and colours it."""
+CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
+INTERRUPTED = (130, "", "metaq: interrupted\n")
+"""Exit code, output and errors of a command after Ctrl-C."""
 Done = subprocess.CompletedProcess[str]
+Process = subprocess.Popen[str]
 
 
 @pytest.fixture
@@ -206,30 +211,96 @@ def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
 
 def test_ctrl_c_ends_a_start_of_spark_with_one_line(tmp_path: Path) -> None:
     """While the JVM comes up."""
-    process = subprocess.Popen(
-        command("verify", str(tmp_path)),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = start("verify", str(tmp_path))
     children = Path(f"/proc/{process.pid}/task/{process.pid}")
     ended = interrupt(
         process, lambda: any(f.read_text() for f in children.parent.glob("*/children"))
     )
-    assert (process.returncode, *ended) == (130, "", "metaq: interrupted\n")
+    assert (process.returncode, *ended) == INTERRUPTED
 
 
-def interrupt(
-    process: subprocess.Popen[str], is_due: Callable[[], bool]
-) -> tuple[str, str]:
+def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """While Spark makes the checkpoint, which is before the first batch."""
+    for name, words in {
+        "archive": ("archive", TOPIC, "--to", str(tmp_path)),
+        "stats": ("stats", TOPIC, "--conf", f"{CHECKPOINTS}={tmp_path / 'stats'}"),
+    }.items():
+        process = start(*words, "--every", "0.1", "--broker", broker.address)
+        made = tmp_path / ("_metaq/checkpoint" if name == "archive" else name)
+        ended = interrupt(process, made.exists)
+        assert (process.returncode, *ended) == INTERRUPTED, name
+
+
+def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """While its small files are put together; the next run finds each message once."""
+    publish(broker, numbered(10))
+    publish(broker, numbered(10, 10), partition=tp(1))
+    words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
+    process = start(*words)
+    ended = interrupt(process, lambda: archived_count(tmp_path) == 20)
+    assert (process.returncode, *ended) == INTERRUPTED
+    found = facts(pipeline(*words))
+    assert (found["messages"], found["archive messages"]) == (0, 20)
+
+
+def test_an_archive_goes_on_until_ctrl_c(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """What comes later is archived as well."""
+    publish(broker, numbered(10))
+    words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
+    process = start(*words, "--every", "0.1")
+    late = iter([numbered(5, 10)])
+
+    def has_all() -> bool:
+        count = archived_count(tmp_path)
+        for messages in late if count == 10 else ():
+            publish(broker, messages, partition=tp(1))
+        return count == 15
+
+    ended = interrupt(process, has_all)
+    assert (process.returncode, *ended) == INTERRUPTED
+
+
+def test_windows_are_printed_until_ctrl_c(
+    broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Of each batch, as soon as it is there."""
+    publish(broker, numbered(10))
+    first = ("--option", "startingOffsets=earliest")
+    words = ("stats", TOPIC, "--json", "--window", "86400", "--every", "0.1", *first)
+    lines = tmp_path / "lines"
+    with lines.open("wb") as file:
+        process = start(*words, "--broker", broker.address, stdout=file)
+        _, errors = interrupt(process, lambda: b"\n" in lines.read_bytes())
+    assert (process.returncode, errors) == (130, "metaq: interrupted\n")
+    windows = map(json.loads, lines.read_text().splitlines())
+    assert sum(window["messages"] for window in windows) == 10
+
+
+def start(*words: str, stdout: IO[bytes] | int = subprocess.PIPE) -> Process:
+    """Run a command of which nobody waits for the end yet."""
+    return subprocess.Popen(
+        command(*words),
+        env=environment(),
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def interrupt(process: Process, is_due: Callable[[], bool]) -> tuple[str, str]:
     """Send Ctrl-C when it is due; return what the process says until it ends."""
     deadline_s = time.monotonic() + TIMEOUT_S
     try:
         while not is_due():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         return process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -237,40 +308,8 @@ def interrupt(
         process.wait()
 
 
-def test_an_archive_goes_on_until_ctrl_c(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """And ends with its summary, as a job that came to its end."""
-    path = tmp_path / "archive"
-    publish(broker, numbered(10))
-    words = ("archive", TOPIC, "--to", str(path), "--every", "0.1", "--json")
-    process = subprocess.Popen(
-        command(*words, "--broker", broker.address),
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        wait_for_messages(path, 10)
-        publish(broker, numbered(5, 10), partition=tp(1))
-        wait_for_messages(path, 15)
-        process.send_signal(signal.SIGINT)
-        result, errors = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert (process.returncode, errors) == (0, "")
-    assert json.loads(result)["archive_messages"] == 15
-
-
-def wait_for_messages(archive: Path, count: int) -> None:
-    """Wait until the manifest of an archive names so many messages."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while True:
-        found = sorted(archive.glob("_metaq/manifest/*.json"))
-        files = json.loads(found[-1].read_text())["files"] if found else []
-        if sum(messages for _path, _size, messages in files) == count:
-            return
-        assert time.monotonic() < deadline_s, files
-        time.sleep(0.1)
+def archived_count(archive: Path) -> int:
+    """Return how many messages the manifest of an archive names."""
+    found = sorted(archive.glob("_metaq/manifest/*.json"))
+    files = json.loads(found[-1].read_text())["files"] if found else []
+    return sum(messages for _path, _size, messages in files)

@@ -177,3 +177,17 @@ def test_windows_of_what_arrives(spark: SparkSession, broker: EmbeddedBroker) ->
     follow_stats(spark, wire, take, interval_s=0.1)
     stopper.join()
     assert sum(w.message_count for w in seen) == 42
+
+
+def test_who_does_not_take_windows_ends_the_job_with_his_error(
+    spark: SparkSession, broker: EmbeddedBroker
+) -> None:
+    """As it is: that the reader of the output has gone is no failure of Spark."""
+    publish(broker, numbered(10))
+
+    def refuse(_windows: tuple[WindowStats, ...]) -> None:
+        raise BrokenPipeError("nobody reads")
+
+    wire = options(broker, subscribe=TOPIC, startingOffsets="earliest")
+    with pytest.raises(BrokenPipeError, match="nobody reads"):
+        follow_stats(spark, wire, refuse, interval_s=0.1)
