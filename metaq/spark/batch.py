@@ -133,7 +133,7 @@ def read_partition(
     task: ReadTask | None = partition.value
     if task is None:
         return
-    with Converting(options, value_type) as converting:
+    with Converting(task, options, value_type) as converting:
         for batch in read_rows(task, options):
             rows = converting.convert(batch)
             if rows.num_rows:

@@ -1,8 +1,8 @@
 """Values as the user wants them, and bad ones on their way to the dead-letter topic.
 
 A dead letter has the value as it was, and says in its attribute where it lay and what
-is wrong with it. A task that is run again sends its dead letters again; brokers that
-announced `dedup` store them once.
+is wrong with it. A task that is run again sends its dead letters again, and so does a
+query that reads the same once more; brokers that announced `dedup` store them once.
 """
 
 from types import TracebackType
@@ -13,6 +13,7 @@ import pyarrow as pa
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.options import BadRows, SourceOptions
 from metaq.spark.outbox import Outbox
+from metaq.spark.read_task import ReadTask
 from metaq.spark.task import write_name
 from metaq.spark.values import Converted, ValueConverter
 
@@ -26,14 +27,18 @@ class Converting:
     Leaving it without an error waits until every dead letter is stored.
     """
 
-    def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
+    def __init__(
+        self, task: ReadTask, options: SourceOptions, value_type: pa.DataType
+    ) -> None:
         """Prepare for one task; nothing is connected before there is a bad value.
 
         Args:
+            task: what is read.
             options: what the user wants.
             value_type: Arrow type of the column `value`.
         """
         values = options.values
+        self._task = task
         self._options = options
         self._converter = ValueConverter(values.format, values.bad_rows, value_type)
         self._outbox: Outbox | None = None
@@ -72,7 +77,7 @@ class Converting:
         if self._outbox is None:
             cluster = shared_cluster(self._options.wire)
             self._outbox = Outbox(
-                write_name(f"dead letters to {topic}"),
+                write_name(self._name(topic)),
                 topic=topic,
                 outlets=cluster.outlets([topic]),
                 find_outlets=cluster.outlets,
@@ -80,6 +85,12 @@ class Converting:
                 timeout_s=self._options.wire.request_timeout_s,
             )
         self._outbox.put(letters(converted))
+
+    def _name(self, topic: str) -> str:
+        """Return the same for the same letters, whichever query puts them."""
+        task, options = self._task, self._options
+        read = (task.range, task.bounds, options.values, options.on_corrupt)
+        return f"dead letters to {topic} of {read}"
 
 
 def letters(converted: Converted) -> pa.RecordBatch:

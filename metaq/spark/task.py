@@ -1,11 +1,16 @@
 """Which task of which query runs here, as Spark tells it."""
 
+import uuid
+from typing import Final
+
 from pyspark import TaskContext
 
 from metaq.spark.outbox import WriteName
 
 _QUERY: str = "sql.streaming.queryId"
 _BATCH: str = "streaming.sql.batchId"
+ATTEMPT_MASK: Final = (1 << 32) - 1
+"""Numbers of runs are that large at most: names have no room for more."""
 
 
 def write_name(write: str) -> WriteName:
@@ -15,16 +20,20 @@ def write_name(write: str) -> WriteName:
         write: names the write where it is no micro-batch of a query: the same in all
             runs of its tasks.
 
+    The run has a number of its own with each call: Spark counts runs anew in each
+    driver, and brokers remember names for longer than that.
+
     Streaming queries keep their id in the checkpoint, and a micro-batch that is run
     again after a restart has the number it had.
     """
     task = TaskContext.get()
+    attempt = uuid.uuid4().int & ATTEMPT_MASK
     if task is None:
-        return WriteName(write, 0, 0, 0)
+        return WriteName(write, 0, 0, attempt)
     query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
     return WriteName(
         query=f"{query} {write}" if query else write,
         batch=int(batch) if batch else 0,
         task=task.partitionId(),
-        attempt=task.taskAttemptId(),
+        attempt=attempt,
     )
