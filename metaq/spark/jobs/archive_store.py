@@ -3,7 +3,7 @@
     topic=orders/date=2026-01-31/….parquet      messages, in the columns of the source
     _metaq/manifest/00000000000000000012.json   which files count; the highest is true
     _metaq/checkpoint/                          how far the streaming query has come
-    _metaq/staging/                             files on their way in; not part of it
+    _metaq/staging/batch-0000000007-0000000012/ files on their way in; not part of it
 
 Data files are written to the staging directory, moved, and then named by a new
 manifest: that is when their messages are in the archive.
@@ -85,6 +85,7 @@ class ArchiveStore:
                 " archived twice"
             )
         self.commit(replace(self.manifest, query_id=query_id))
+        self._files.delete(STAGING)
         named = {file.path for file in self.manifest.files}
         for file in self._files.list_files():
             is_data = not file.path.startswith(HIDDEN)
@@ -111,9 +112,10 @@ class ArchiveStore:
 
         Args:
             rows: The columns of the source, and `date`.
-            name: Files are called so, with the number of the manifest that will name
-                them, and a number of their own. No two jobs write a manifest of one
-                number, so none has a file of this name.
+            name: Files, and the directory where they are staged, are called so, with
+                the number of the manifest that will name them; files with a number of
+                their own as well. No two jobs write a manifest of one number, so none
+                has a file or a directory of this name.
 
         Returns:
             The files, counted by reading them back.
@@ -121,18 +123,21 @@ class ArchiveStore:
         Raises:
             ArchiveError: The file system refused, or does not show what was written.
         """
-        self._files.delete(STAGING)
-        staged = self._files.url_of(STAGING)
+        stem = f"{name}-{self.manifest.number + 1:010}"
+        staging = f"{STAGING}/{stem}"
+        self._files.delete(staging)
+        staged = self._files.url_of(staging)
         # Led by the directories: Spark would sort anew, and forget the rest.
         ordered = rows.sortWithinPartitions("topic", "date", *ORDER[1:])
-        ordered.write.partitionBy("topic", "date").parquet(staged)
+        # Whatever the session says: what is put together comes out as one file.
+        writer = ordered.write.option("maxRecordsPerFile", 0)
+        writer.partitionBy("topic", "date").parquet(staged)
         counts = self._count(staged)
-        stem = f"{name}-{self.manifest.number + 1:010}"
         written = []
-        for number, file in enumerate(self._files.list_files(STAGING)):
+        for number, file in enumerate(self._files.list_files(staging)):
             if not file.path.endswith(SUFFIX):
                 continue
-            below = file.path.removeprefix(f"{STAGING}/")
+            below = file.path.removeprefix(f"{staging}/")
             target = f"{below.rpartition('/')[0]}/{stem}-{number:05}{SUFFIX}"
             self._files.move(file.path, target)
             count = counts.pop(file.path, 0)
@@ -141,7 +146,7 @@ class ArchiveStore:
             raise ArchiveError(
                 f"{self.root}: files were read, but are not there: {counts}"
             )
-        self._files.delete(STAGING)
+        self._files.delete(staging)
         return tuple(written)
 
     def _count(self, staged: str) -> dict[str, int]:

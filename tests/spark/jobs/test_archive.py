@@ -281,6 +281,50 @@ def test_a_job_that_slept_takes_nothing_from_the_one_that_went_on(
     check(spark, path, one)
 
 
+def test_a_job_that_wakes_up_does_not_disturb_the_one_that_went_on(
+    spark: SparkSession, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It writes its next batch before it finds out, while the other one does."""
+    one, two = batches(2)
+    first, second = (
+        frame(spark, rows).withColumn("date", sf.expr(DATE_OF_TIMESTAMP))
+        for rows in (one, two)
+    )
+    slow, quick = ArchiveStore(spark, path), ArchiveStore(spark, path)
+    slow.claim("query")
+    quick.manifest = slow.manifest
+    quick.claim("query")
+    list_files = ArchiveFiles.list_files
+
+    def wake_up(files: ArchiveFiles, directory: str = "") -> Any:
+        monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
+        late = slow.write(second, "batch")
+        with pytest.raises(ArchiveError, match="another job writes this archive"):
+            slow.commit(replace(slow.manifest, files=late))
+        return list_files(files, directory)
+
+    monkeypatch.setattr(ArchiveFiles, "list_files", wake_up)
+    written = sorted(quick.write(first, "batch"), key=lambda file: file.path)
+    quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
+    found = [tuple(p) for p in places(read_archive(spark, path).collect())]
+    assert found == places_of(one)
+
+
+def test_files_are_put_together_whatever_the_session_says_of_their_size(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Spark can be told to begin a new file every so many rows."""
+    for batch in batches(2):
+        feed.add(batch)
+    spark.conf.set("spark.sql.files.maxRecordsPerFile", "1")
+    try:
+        found = archive_stream(feed.stream(), path)
+    finally:
+        spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+    assert found.compacted_count > 0
+    check(spark, path, joined(batches(2)))
+
+
 def test_a_lost_checkpoint_is_refused(
     spark: SparkSession, feed: Feed, path: str, tmp_path: Path
 ) -> None:
