@@ -297,6 +297,7 @@ class OldStreamReader(StreamReader):
         """Take what the user wants; nothing is asked yet."""
         super().__init__(options, value_type)
         self._stand: dict[TopicPartition, Offset] | None = None
+        self._left_out: dict[TopicPartition, Offset] = {}
 
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where a new query starts; Spark may ask several times."""
@@ -314,9 +315,16 @@ class OldStreamReader(StreamReader):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return what each task of a micro-batch reads: a `ReadTask`."""
-        self._stand = offsets_from_json(end)
-        return super().partitions(start, end)
+        """Return what each task of a micro-batch reads: a `ReadTask`.
+
+        Partitions that were away while nobody had told where the query stands are
+        missing from `end`; the next micro-batch has them again, where they stood.
+        """
+        first = {**self._left_out, **offsets_from_json(start)}
+        last = offsets_from_json(end)
+        self._left_out = {p: at for p, at in first.items() if p not in last}
+        self._stand = {**self._left_out, **last}
+        return super().partitions(offsets_to_json(first), end)
 
 
 def stream_reader(

@@ -357,6 +357,30 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
     assert again == offsets_to_json(offsets(100, 0))
 
 
+def test_an_old_spark_goes_on_with_a_broker_that_was_away(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read of it before the restart does not come again."""
+    publish(broker, numbered(30), partition=P0)
+    publish(broker, numbered(20), partition=P1)
+    reader = OldStreamReader(source_options(broker), VALUE)
+    watched_spans = Cluster.watched_spans
+
+    def without(cluster: Cluster, partitions: Any) -> Any:
+        return watched_spans(cluster, set(partitions) - {P1})
+
+    monkeypatch.setattr(Cluster, "watched_spans", without)
+    start, end = offsets_to_json(offsets(10, 15)), reader.latestOffset()
+    assert end == offsets_to_json({P0: offsets(30, 0)[P0]})
+    (task,) = reader.partitions(start, end)
+    assert task.value.range.start == 10 * SIZE
+    monkeypatch.setattr(Cluster, "watched_spans", watched_spans)
+    last = reader.latestOffset()
+    assert last == offsets_to_json(offsets(30, 20))
+    (task,) = reader.partitions(end, last)
+    assert (task.value.range.partition, task.value.range.start) == (P1, 15 * SIZE)
+
+
 def test_a_reader_travels_without_its_client(broker: EmbeddedBroker) -> None:
     """Tasks get it in pickled form, from a driver that has asked already."""
     publish(broker, numbered(10), partition=P0)
