@@ -169,8 +169,10 @@ class ValueConverter:
         )
         if table.num_rows != len(lines):
             raise pa.ArrowInvalid("more than one object in a value")
-        read = pa.concat_arrays(table.to_struct_array().chunks)
-        return read.cast(self._type)
+        read = pa.concat_arrays(table.to_struct_array().chunks).cast(self._type)
+        # Arrow takes numbers with more digits than a decimal has.
+        read.validate(full=True)
+        return read
 
 
 def _as_text(values: pa.Array, reasons: dict[int, str]) -> pa.Array:

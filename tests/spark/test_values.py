@@ -173,6 +173,22 @@ def test_types_of_sql_are_read_from_json() -> None:
     ]
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_number_with_too_many_digits_is_bad(depth: int) -> None:
+    """Spark would take it for another one, or fail without saying where."""
+    wanted: pa.DataType = pa.struct([("n", pa.decimal128(9, 2))])
+    good, bad = b'{"n": 1234567.25}', b'{"n": 12345678}'
+    for _ in range(depth):
+        wanted = pa.struct([("l", pa.list_(pa.field("element", wanted)))])
+        good, bad = b'{"l": [%b]}' % good, b'{"l": [%b]}' % bad
+    first, second, third = read([good, bad, b"{}"], wanted)
+    assert isinstance(first, dict)
+    assert isinstance(second, tuple)
+    assert second[0] == bad
+    assert "does not fit in precision" in second[1]
+    assert third == {wanted[0].name: None}
+
+
 @pytest.mark.parametrize(
     ("wanted", "named"),
     [
