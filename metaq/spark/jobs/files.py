@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import ArchiveError
+from metaq.spark.jobs.failures import sentence_of
 
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
@@ -51,10 +53,10 @@ class ArchiveFiles:
         jvm: Any = context._jvm  # noqa: SLF001  # the only way to Spark's file systems
         jsc: Any = context._jsc  # noqa: SLF001  # the same
         self._jvm = jvm
-        given = jvm.org.apache.hadoop.fs.Path(root)
-        with _told(root):
+        with _told(root or repr(root)):
+            given = jvm.org.apache.hadoop.fs.Path(root)
             self._fs = given.getFileSystem(jsc.hadoopConfiguration())
-        self._root = self._fs.makeQualified(given)
+            self._root = self._fs.makeQualified(given)
         self.root: str = self._root.toString()
         """The directory as a URL."""
 
@@ -145,3 +147,5 @@ def _told(subject: object) -> Iterator[None]:
         yield
     except Py4JJavaError as error:
         raise ArchiveError(f"{subject}: {error.java_exception.toString()}") from error
+    except PySparkException as error:  # some kinds are given a type of Spark's own
+        raise ArchiveError(f"{subject}: {sentence_of(error)}") from error

@@ -92,3 +92,11 @@ def test_a_path_that_is_a_pattern_is_refused(
     for mark in "*?[]{}":
         with pytest.raises(ArchiveError, match="takes for patterns"):
             ArchiveFiles(spark, str(tmp_path / f"archive-{mark}"))
+
+
+@pytest.mark.parametrize("root", ["", ":x", "file://elsewhere/archive", "nobody://x"])
+def test_a_path_that_is_none_is_one_sentence(spark: SparkSession, root: str) -> None:
+    """Whichever kind of error Spark makes of it."""
+    with pytest.raises(ArchiveError) as failed:
+        ArchiveFiles(spark, root)
+    assert "\n" not in str(failed.value)
