@@ -19,6 +19,8 @@ from metaq.errors import ConfigError, MetaqError
 STANDARD_ERROR: Final = 2
 LAST_LINES: Final = 5
 """Of Spark's own words, when it does not start."""
+TRACE: Final = ("at ", "... ")
+"""How the lines of a trace begin that say where in Java something failed."""
 PROGRESS_INTERVAL_S: Final = 0.25
 
 T = TypeVar("T")
@@ -122,7 +124,8 @@ def _last_words(file: int) -> str:
     size = os.fstat(file).st_size
     text = os.pread(file, size, 0).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return "".join(f"; {line}" for line in lines[-LAST_LINES:])
+    words = [line for line in lines if not line.startswith(TRACE)]
+    return "".join(f"; {line}" for line in words[-LAST_LINES:])
 
 
 @contextmanager

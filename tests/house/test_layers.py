@@ -84,7 +84,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "prometheus_client": {"prometheus", "broker.metrics", "client.metrics"},
     "aiohttp": {"broker.http"},
     "pyspark": {"spark"},
-    "py4j": {"spark.jobs.files"},
+    "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
     "sqlalchemy": {"client.sql_offsets"},
     "hypothesis": {"testing"},

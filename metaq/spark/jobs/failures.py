@@ -5,12 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from metaq.spark.errors import JobError
 
 _OWN: Final = re.compile(r"^(?:\S+: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
 """How Python prints our errors at the end of a trace that Spark quotes."""
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+"""What calls of Spark raise: errors of the JVM, with or without a type of Spark's."""
 SENTENCE_CHARS_MAX: Final = 2000
 """A message quotes that much of what Spark says."""
 
@@ -22,6 +25,9 @@ def sentence_of(error: Exception) -> str:
     partition and the offsets. Else it is the first line.
     """
     text = str(error)
+    if isinstance(error, Py4JJavaError):
+        # Its first line tells which call failed, the next one why.
+        text = text.partition("\n")[2].removeprefix(": ")
     own = _OWN.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     sentence = own[-1] if own else (lines or [type(error).__name__])[0]
@@ -40,5 +46,8 @@ def job_errors(job: str) -> Iterator[None]:
     """
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise JobError(f"{job}: {sentence_of(error)}") from error
+    except (Py4JError, ConnectionRefusedError) as error:
+        reason = getattr(error, "strerror", None) or sentence_of(error)
+        raise JobError(f"{job}: Spark's driver has gone: {reason}") from error

@@ -9,12 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.failures import sentence_of
+from metaq.spark.jobs.failures import SPARK_ERRORS, sentence_of
 
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
@@ -145,7 +143,5 @@ def _told(subject: object) -> Iterator[None]:
     """Say what the JVM refused in one sentence."""
     try:
         yield
-    except Py4JJavaError as error:
-        raise ArchiveError(f"{subject}: {error.java_exception.toString()}") from error
-    except PySparkException as error:  # some kinds are given a type of Spark's own
+    except SPARK_ERRORS as error:
         raise ArchiveError(f"{subject}: {sentence_of(error)}") from error

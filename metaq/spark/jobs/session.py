@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from metaq.spark.errors import JobError
-from metaq.spark.jobs.failures import sentence_of
+from metaq.spark.jobs.failures import SPARK_ERRORS, sentence_of
 from metaq.spark.register import register
 
 DEFAULTS: Final = {
@@ -39,7 +38,7 @@ def start_session(
         session = builder.getOrCreate()
         session.sparkContext.setLogLevel(log_level)
         register(session)
-    except (PySparkException, OSError) as error:
+    except (*SPARK_ERRORS, OSError) as error:
         raise JobError(
             f"Spark does not start on {master}: {sentence_of(error)}"
         ) from error
@@ -59,7 +58,7 @@ def activate(session: SparkSession) -> None:
 
 def stop_session(session: SparkSession) -> None:
     """Stop Spark; a JVM that is gone has nothing to stop."""
-    with suppress(PySparkException, OSError):
+    with suppress(*SPARK_ERRORS, OSError):
         session.stop()
 
 

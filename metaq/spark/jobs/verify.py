@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from metaq.errors import DiskError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import SizeBytes
+from metaq.spark.jobs.failures import job_errors
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.segment_files import FileKind, SegmentFile, find_segments
 from metaq.spark.segment_filters import PushedFilters
@@ -94,6 +95,7 @@ def verify(
     Raises:
         OptionError: A path does not exist, or names no partition.
         StorageError: The disk refused. A read that it refuses in a task is damage.
+        JobError: Spark failed, or the disk refused to open a file in a task.
     """
     fs = SystemFileSystem()
     options = SegmentOptions(paths=paths, bytes_per_partition=bytes_per_task)
@@ -107,8 +109,9 @@ def verify(
     for first in range(0, len(tasks), at_once):
         group = tasks[first : first + at_once]
         spread = spark.sparkContext.parallelize(group, len(group))
-        for found in spread.map(_check_task).collect():
-            done += found
+        with job_errors("verify"):
+            for found in spread.map(_check_task).collect():
+                done += found
         checked = SizeBytes(sum(found.checked_bytes for found in done))
         count = len(damage) + sum(len(found.damage) for found in done)
         on_progress(VerifyProgress(checked, total, count))

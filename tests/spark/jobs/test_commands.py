@@ -143,6 +143,23 @@ def test_damage_is_named_with_its_place(broker: EmbeddedBroker, tmp_path: Path) 
     assert f"next good record is at offset {11 * RECORD_BYTES}\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("master", "reason"),
+    [
+        ("local[x]", "Could not parse Master URL: 'local[x]'"),
+        ("nonsense", "Master must either be"),
+    ],
+)
+def test_a_spark_that_does_not_start_says_why(master: str, reason: str) -> None:
+    """In one line, whether its JVM came up or not."""
+    done = pipeline("verify", "/", master=master)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"metaq: Spark does not start on {master}: ")
+    assert reason in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "; at " not in done.stderr
+
+
 def test_progress_is_shown_on_a_terminal(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
