@@ -63,6 +63,7 @@ class Progress:
         self._has_kept_start = options.pin_name is not None
         self._waiting_since_s: float | None = None
         self._away: frozenset[TopicPartition] = frozenset()
+        self._gone: frozenset[TopicPartition] = frozenset()
         self._committed: dict[TopicPartition, Offset] = {}
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
@@ -192,19 +193,31 @@ class Progress:
         chosen = {*cluster.partitions(options), *stand}
         logs = cluster.watched_spans(chosen)
         self._report_away(frozenset(stand.keys() - logs.keys()))
+        self._report_gone(stand, logs)
         backlog = {}
         for partition, log in logs.items():
             here = stand.get(partition, (log or NOTHING).start)
             end = here if log is None else log.end
             self.ends[partition] = end
-            if log is None and here:
-                fails = options.fail_on_data_loss
-                settle(partition, LogSpan(here, here), None, fail_on_data_loss=fails)
             if self._target is not None:
                 end = min(end, max(here, self._target.get(partition, here)))
             # A log that went back is named when the batch is planned.
             backlog[partition] = LogSpan(min(here, end), end)
         return backlog
+
+    def _report_gone(
+        self,
+        stand: Mapping[TopicPartition, Offset],
+        logs: Mapping[TopicPartition, LogSpan | None],
+    ) -> None:
+        """Name partitions that have no log any more, each once."""
+        gone = {p: at for p, at in stand.items() if at and logs.get(p, NOTHING) is None}
+        fails = self._options.fail_on_data_loss
+        for partition, at in sorted(gone.items()):
+            found = settle(partition, LogSpan(at, at), None, fail_on_data_loss=fails)
+            for lost in found.lost if partition not in self._gone else ():
+                _log.warning("data is lost: %s", lost)
+        self._gone = frozenset(gone)
 
     def _report_away(self, away: frozenset[TopicPartition]) -> None:
         if away - self._away:

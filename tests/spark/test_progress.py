@@ -357,6 +357,27 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
     assert again == offsets_to_json(offsets(100, 0))
 
 
+def test_a_partition_that_is_gone_is_told_once(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Where that is no error; however often Spark asks, and again if it comes back."""
+    publish(broker, numbered(10), partition=P0)
+    stand = offsets(10, 0)
+    query = progress(broker, failOnDataLoss="false")
+    watched_spans = Cluster.watched_spans
+    there = dict.fromkeys(stand)
+    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: there)
+    for _ in range(3):
+        assert query.advance(stand) == stand
+    (said,) = [r for r in caplog.messages if "the partition is gone" in r]
+    assert str(P0) in said
+    monkeypatch.setattr(Cluster, "watched_spans", watched_spans)
+    assert query.advance(stand) == stand
+    monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: there)
+    assert query.advance(stand) == stand
+    assert caplog.text.count("the partition is gone") == 2
+
+
 def test_an_old_spark_goes_on_with_a_broker_that_was_away(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
