@@ -11,6 +11,7 @@ from typing import Self
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.errors import BufferFullError
 from metaq.client.loop_thread import LoopThread
+from metaq.client.oneway import Handover
 from metaq.client.options import ProducerOptions
 from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
 from metaq.client.partitioner import OutgoingMessage
@@ -39,6 +40,13 @@ class Producer:
         self._thread = thread
         self._options = options
         self._clock = clock
+        self._handover = Handover(
+            thread.loop,
+            send=lambda topic, message: twin.send_oneway(
+                topic, message.data, attribute=message.attribute, key=message.key
+            ),
+            drop=twin.oneway.drop,
+        )
 
     def prepare(self, topic: str, *, timeout: float | None = None) -> None:
         """Wait until a topic's partitions are known; see `AsyncProducer.prepare`."""
@@ -135,9 +143,7 @@ class Producer:
         check_topic(topic)
         data = frozen(data)
         encode_payload(data, attribute)
-        self._thread.loop.call_soon_threadsafe(
-            lambda: self._twin.send_oneway(topic, data, attribute=attribute, key=key)
-        )
+        self._handover.put(topic, OutgoingMessage(data, attribute, key))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended before has an outcome, good or bad.

@@ -1,22 +1,25 @@
-"""One-way messages whose topic is not known yet: kept until it is, or dropped."""
+"""One-way messages that cannot be appended yet: kept until they can, or dropped."""
 
 import asyncio
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 
 log = logging.getLogger(__name__)
 
 ONEWAY_WAITING_MAX: Final = 10_000
-"""One-way messages that wait until their topic is known; more are dropped."""
+"""One-way messages that wait until their topic is known, and as many that wait for the
+loop; more are dropped."""
 
 
 class OnewayMessages:
-    """Owner: one producer; used on its loop. Closed once, with `close`."""
+    """Owner: one producer; used on its loop, but for `drop`. Closed with `close`."""
 
     def __init__(
         self,
@@ -35,6 +38,7 @@ class OnewayMessages:
         self._waiting: dict[str, deque[OutgoingMessage]] = {}
         self._waiting_count = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._counting = threading.Lock()
         self.dropped: Counter[str] = Counter()
         """Messages that were never appended, by the name of the error."""
 
@@ -58,8 +62,9 @@ class OnewayMessages:
         waiting.append(message)
 
     def drop(self, error: Exception, message_count: int = 1) -> None:
-        """Count messages that were not appended."""
-        self.dropped[type(error).__name__] += message_count
+        """Count messages that were not appended. Safe in threads."""
+        with self._counting:
+            self.dropped[type(error).__name__] += message_count
 
     async def close(self, timeout_s: float) -> None:
         """Wait for the topics, so long at most; what is kept then is dropped.
@@ -97,3 +102,66 @@ class OnewayMessages:
         waiting = self._waiting.pop(topic, deque())
         self._waiting_count -= len(waiting)
         return waiting
+
+
+class Handover:
+    """One-way messages on their way from callers' threads to the loop of a producer.
+
+    They arrive in the order in which they were put.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        send: Callable[[str, OutgoingMessage], None],
+        drop: Callable[[MetaqError], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            loop: where `send` is called.
+            send: takes a message, and raises nothing for what becomes of it.
+            drop: counts a message that is not handed over; called in any thread.
+        """
+        self._loop = loop
+        self._send = send
+        self._drop = drop
+        self._lock = threading.Lock()
+        self._messages: deque[tuple[str, OutgoingMessage]] = deque()
+
+    def put(self, topic: str, message: OutgoingMessage) -> None:
+        """Hand a message over, or drop it when ONEWAY_WAITING_MAX are on their way.
+
+        Safe in threads.
+
+        Raises:
+            ClosedError: the loop is gone.
+        """
+        with self._lock:
+            is_first = not self._messages
+            is_full = len(self._messages) >= ONEWAY_WAITING_MAX
+            if not is_full:
+                self._messages.append((topic, message))
+        if is_full:
+            size_bytes = len(message.data)
+            self._drop(
+                BufferFullError(
+                    f"{ONEWAY_WAITING_MAX:,} one-way messages wait for the client",
+                    size_bytes=size_bytes,
+                    message_count=1,
+                )
+            )
+        elif is_first:
+            try:
+                self._loop.call_soon_threadsafe(self._take)
+            except RuntimeError:
+                with self._lock:
+                    self._messages.clear()
+                raise ClosedError("the client is closed") from None
+
+    def _take(self) -> None:
+        with self._lock:
+            messages, self._messages = self._messages, deque()
+        for topic, message in messages:
+            self._send(topic, message)

@@ -165,10 +165,11 @@ class AsyncProducer:
         """Takes messages from any thread, for topics that are prepared."""
         self._delivery.start(self.accumulator)
         self._topics: dict[str, None] = {}
-        self._oneway = OnewayMessages(
+        self.oneway = OnewayMessages(
             prepare=self._prepare_oneway,
             append=lambda topic, message: self.accumulator.append(topic, *message),
         )
+        """Those that wait, and the count of those that were dropped."""
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self._is_closed = False
         self._ended = asyncio.Event()
@@ -357,11 +358,11 @@ class AsyncProducer:
                 check_topic(topic)
                 encode_payload(message.data, attribute)
                 self._check_open()
-                self._oneway.keep(topic, message)
+                self.oneway.keep(topic, message)
         except LocalProtocolError:
             raise
         except MetaqError as error:
-            self._oneway.drop(error)
+            self.oneway.drop(error)
 
     # -- the end ----------------------------------------------------------------------
 
@@ -419,7 +420,7 @@ class AsyncProducer:
         deadline_s = self._deadline_s(limit_s)
         try:
             try:
-                await self._oneway.close(limit_s)
+                await self.oneway.close(limit_s)
             finally:
                 self.accumulator.close()
             await self.flush(max(0.0, deadline_s - self._clock.monotonic_s()))
@@ -450,7 +451,7 @@ class AsyncProducer:
             by_partition=delivery.by_partition,
             doubtful_count=delivery.doubtful_count,
             failed=delivery.failed,
-            dropped=dict(self._oneway.dropped),
+            dropped=dict(self.oneway.dropped),
             buffered_count=buffer.buffered_count,
             buffered_bytes=buffer.buffered_bytes,
             full_count=buffer.full_count,

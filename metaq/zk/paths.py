@@ -21,9 +21,10 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.zk.errors import NodeNameError
 
 DEFAULT_ROOT: Final = "/meta"
+"""`zk.zkRoot` when nobody sets it."""
+
 NUMBER: Final = r"\d{1,20}"
 """A number in a name; int() is never fed thousands of digits, which it refuses."""
-"""`zk.zkRoot` when nobody sets it."""
 
 
 class NodeKind(enum.Enum):

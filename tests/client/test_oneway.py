@@ -1,14 +1,16 @@
 """One-way messages that wait for their topic: order, bound, and what is dropped."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from metaq.client import oneway
-from metaq.client.oneway import OnewayMessages
+from metaq.client.loop_thread import LoopThread
+from metaq.client.oneway import Handover, OnewayMessages
 from metaq.client.partitioner import OutgoingMessage
-from metaq.errors import NoBrokerError
+from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from tests.client.producing import run_virtual
 
 
@@ -124,3 +126,36 @@ def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> Non
         assert messages.dropped == {"KeyError": 1}
 
     run_virtual(main())
+
+
+def test_threads_hand_over_as_many_as_the_bound_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A loop that is behind is not buried: more are dropped, the rest keep order."""
+    monkeypatch.setattr(oneway, "ONEWAY_WAITING_MAX", 3)
+    log, dropped = Log(), list[MetaqError]()
+    is_busy, go_on, is_through = (threading.Event() for _ in range(3))
+
+    def block() -> None:
+        is_busy.set()
+        go_on.wait(20)
+
+    thread = LoopThread("test")
+    handover = Handover(thread.loop, send=log.append, drop=dropped.append)
+    thread.loop.call_soon_threadsafe(block)
+    assert is_busy.wait(20)
+    for data in (b"1", b"2", b"3", b"4", b"5"):
+        handover.put("a", OutgoingMessage(data))
+    assert [type(error).__name__ for error in dropped] == ["BufferFullError"] * 2
+    go_on.set()
+    thread.loop.call_soon_threadsafe(is_through.set)
+    assert is_through.wait(20)
+    handover.put("a", OutgoingMessage(b"6"))
+    is_through.clear()
+    thread.loop.call_soon_threadsafe(is_through.set)
+    assert is_through.wait(20)
+    assert log.appended == [("a", data) for data in (b"1", b"2", b"3", b"6")]
+    thread.stop()
+    for _ in range(2):
+        with pytest.raises(ClosedError):
+            handover.put("a", OutgoingMessage(b"7"))
