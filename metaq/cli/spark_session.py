@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from metaq.errors import ConfigError, MetaqError
 
@@ -144,7 +150,7 @@ def task_progress(session: Any, what: str) -> Iterator[None]:
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(),
-        TextColumn("{task.completed}/{task.total} tasks"), TimeElapsedColumn(),
+        MofNCompleteColumn(), TextColumn("tasks"), TimeElapsedColumn(),
     )  # fmt: skip
     ended = threading.Event()
     with Progress(*columns, console=console, transient=True) as bar:
