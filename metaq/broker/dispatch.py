@@ -52,14 +52,21 @@ def dispatch(
     """
     try:
         body = _handle(command, answerer, context)
-    except WireError as error:
-        return encode_result(error.status, str(error).encode(), command.opaque)
-    except Exception:
-        context.counters.error_count += 1
-        log.exception("command failed: command=%s", type(command).__name__)
-        text = texts.INTERNAL_ERROR.encode()
-        return encode_result(Status.SERVER_ERROR, text, command.opaque)
+    except Exception as error:  # noqa: BLE001  # told below, whatever it is
+        return encode_failure(error, command, context)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
+
+
+def encode_failure(
+    error: Exception, command: Answerable, context: BrokerContext
+) -> bytes:
+    """Return the reply to a command that failed: what is no WireError is a bug."""
+    if isinstance(error, WireError):
+        return encode_result(error.status, str(error).encode(), command.opaque)
+    context.counters.error_count += 1
+    log.error("command failed: command=%s", type(command).__name__, exc_info=error)
+    text = texts.INTERNAL_ERROR.encode()
+    return encode_result(Status.SERVER_ERROR, text, command.opaque)
 
 
 def _handle(

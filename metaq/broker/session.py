@@ -24,16 +24,15 @@ import logging
 from collections.abc import Callable
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.dispatch import dispatch
+from metaq.broker.dispatch import dispatch, encode_failure
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.waiters import Waiter
-from metaq.errors import RemoteProtocolError, WireError
+from metaq.errors import RemoteProtocolError
 from metaq.net.channel import Channel
 from metaq.net.file_range import FileRange
 from metaq.protocol.commands import Quit, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode_result
 
 log = logging.getLogger(__name__)
 
@@ -242,13 +241,12 @@ class Session:
 
     def finish_wait(self, waiter: Waiter) -> None:
         """Answer a get whose wait is over."""
-        command = waiter.command
+        command, reply = waiter.command, b""
         self._waiters.discard(waiter)
         try:
             finish_get(command, self, self._context)
-            reply = b""
-        except WireError as error:
-            reply = encode_result(error.status, str(error).encode(), command.opaque)
+        except Exception as error:  # noqa: BLE001  # told to whoever waited
+            reply = encode_failure(error, command, self._context)
         self.answer(reply, count=1, size_bytes=0)
 
     # -- the end ----------------------------------------------------------------------

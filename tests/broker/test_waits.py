@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from metaq.broker import session
+from metaq.protocol import texts
 from metaq.testing.broker import Peer, running_broker
 
 PUT = b"put test 0 5 0 907060870 1\r\nhello"
@@ -59,6 +61,30 @@ def test_a_wait_for_a_log_that_does_not_exist_ends_with_its_first_put(
             await begin(broker, reader, b"get wild-new g 0 0 1024 9 wait=5000\r\n")
             await writer.ask(PUT.replace(b"test", b"wild-new"))
             assert (await reader.read_some()).startswith(b"value 25 9\r\n")
+
+    run(data_dir, scenario)
+
+
+def test_a_bug_at_the_end_of_a_wait_is_a_500_with_a_traceback(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waited hears of it; it is counted, and the connection goes on."""
+
+    def fail(*_args: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(session, "finish_get", fail)
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as reader:
+            await reader.ask(PUT)
+            await begin(broker, reader, b"get test g 0 25 1024 9 wait=20\r\n")
+            answer = await reader.read_some()
+            assert answer.startswith(b"result 500 ")
+            assert answer.endswith(texts.INTERNAL_ERROR.encode())
+            assert broker.context.counters.error_count == 1
+            assert "ZeroDivisionError" in caplog.text
+            assert (await reader.ask(PUT)).startswith(b"result 200 ")
 
     run(data_dir, scenario)
 
