@@ -29,7 +29,7 @@ METAQ_1_4 = "metaq-1.4"
 no order among puts that are in flight together."""
 BROKERS = (PYTHON, METAQ_1_4)
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 30.0
 DEFAULT_TOPICS: Mapping[str, int] = {"test": 1}
 
 

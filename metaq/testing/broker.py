@@ -36,7 +36,7 @@ zk.zkEnable=false
 """
 """What the recorded Java broker ran with, without ZooKeeper and on a free port."""
 
-TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.000_5
 """How often a peer looks whether it has been answered."""
 

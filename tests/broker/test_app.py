@@ -32,7 +32,7 @@ def run(coroutine) -> None:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -146,7 +146,7 @@ def test_stop_answers_every_put_that_was_taken(data_dir: Path) -> None:
 
 
 async def admin(path: Path, **request: object) -> dict[str, object]:
-    return await asyncio.to_thread(call_admin, path, request, timeout_s=5)
+    return await asyncio.to_thread(call_admin, path, request, timeout_s=30)
 
 
 def test_administration_goes_through_the_socket(data_dir: Path) -> None:

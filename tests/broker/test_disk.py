@@ -138,7 +138,7 @@ def test_threshold_mode_acknowledges_first_and_shows_it(tmp_path: Path) -> None:
                 await peer.ask(b"stats\r\n")
             )
             log = broker.context.topics.find_log("test", 0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while log.high_watermark < 25:
                     await asyncio.sleep(0.005)
 

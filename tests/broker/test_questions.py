@@ -31,7 +31,7 @@ def test_other_commands_overtake_a_question(data_dir: Path) -> None:
         with ThreadPoolExecutor(1) as busy:
             broker.context.upkeep = busy
             gate = Event()
-            busy.submit(gate.wait, 5)
+            busy.submit(gate.wait, 30)
             await peer.send(COUNT + HELLO)
             assert (await peer.read_some()).startswith(b"result 200 ")
             assert peer.session.owed == 1
@@ -50,7 +50,7 @@ def test_questions_in_flight_are_bounded_by_bytes(data_dir: Path) -> None:
         with ThreadPoolExecutor(1) as busy:
             broker.context.upkeep = busy
             gate = Event()
-            busy.submit(gate.wait, 5)
+            busy.submit(gate.wait, 30)
             await peer.send(COUNT * 2)
             held = broker.context.load.in_flight_bytes
             gate.set()

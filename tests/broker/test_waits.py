@@ -22,7 +22,7 @@ def run(data: Path, scenario, overrides=None) -> None:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 

@@ -33,7 +33,7 @@ class AdminSocket:
             stream.write(json.dumps(self._reply).encode() + b"\n")
 
     def close(self) -> None:
-        self._thread.join(5)
+        self._thread.join(30)
         self._server.close()
 
 

@@ -24,7 +24,7 @@ from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 RECORD_BYTES = 20 + 2
 
 
@@ -43,7 +43,7 @@ def target(broker: AnyBroker) -> Target:
 def options(
     *,
     count_max: int | None = None,
-    idle_s: float | None = 0.0,
+    idle_s: float | None = PATIENCE_S,
     commits: bool = True,
     as_json: bool = False,
     start: str = "earliest",
@@ -74,10 +74,10 @@ def test_a_group_goes_on_where_it_was(
     consume(target, options(count_max=2))
     assert capsys.readouterr().out == "m0\nm1\n"
     assert committed(target, capsys) == 2 * RECORD_BYTES
-    consume(target, options())
+    consume(target, options(count_max=4))
     assert capsys.readouterr().out == "m2\nm3\nm4\nm5\n"
     assert committed(target, capsys) == 6 * RECORD_BYTES
-    consume(target, options())
+    consume(target, options(idle_s=0.0))
     assert capsys.readouterr().out == ""
 
 
@@ -119,7 +119,9 @@ def test_a_new_group_begins_where_it_is_told(
         with pytest.raises(CannotAnswerError, match="no times"):
             consume(target, options(start=start, count_max=1, idle_s=0.3))
         return
-    consume(target, options(start=start, count_max=1, idle_s=0.3))
+    # Whoever waits for nothing waits shortly.
+    idle_s = PATIENCE_S if text else 0.3
+    consume(target, options(start=start, count_max=1, idle_s=idle_s))
     assert capsys.readouterr().out == text
 
 

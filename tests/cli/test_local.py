@@ -106,7 +106,7 @@ def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
         assert broker.metaq("verify", str(data_dir)).returncode == 0
         started_s = time.monotonic()
         assert broker.end() == (0, b"")
-        assert time.monotonic() - started_s < 10
+        assert time.monotonic() - started_s < 30
     assert java_of(broker.process.pid) == []
     done = broker.metaq("verify", str(data_dir))
     assert (done.returncode, done.stdout[:12]) == (0, b"1 partition,")
@@ -147,7 +147,7 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
         servers = java_of(broker.process.pid)
         assert len(servers) == 1
         broker.end(signal.SIGKILL)
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 30
         while any(map(is_alive, servers)):
             assert time.monotonic() < deadline_s
             time.sleep(0.05)

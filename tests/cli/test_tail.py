@@ -111,7 +111,7 @@ def test_a_broker_that_fails_for_a_while_is_waited_for(
     (tmp_path / "app.log").write_bytes(b"1\n2\n")
     with FakeBroker(topics={"logs": 1}) as broker:
         broker.inject(FaultKind.REFUSE, count=2)
-        target = Target("", "/meta", (str(broker.address),), 0.3)
+        target = Target("", "/meta", (str(broker.address),), 3.0)
         tail(target, options(tmp_path))
         assert sorted(broker.payloads("logs")) == [b"1", b"2"]
     assert "again" in capsys.readouterr().err

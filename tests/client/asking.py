@@ -19,7 +19,7 @@ CLOCK = SystemClock()
 OPTIONS = ClientOptions()
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
@@ -55,7 +55,9 @@ class Asker:
         self.clock = clock
         self.outcomes: list[tuple[int, Reply | MetaqError]] = []
 
-    def ask(self, number: int, *, seconds: float = 5.0, is_alone: bool = False) -> None:
+    def ask(
+        self, number: int, *, seconds: float = 30.0, is_alone: bool = False
+    ) -> None:
         opaque = self.connection.next_opaque()
         self.connection.submit(
             encode(Stats(str(number), opaque)),

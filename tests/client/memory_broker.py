@@ -60,7 +60,7 @@ class MemoryBroker:
         self.stop_listening()
         self.drop_connections()
         for thread in self._threads:
-            thread.join(5)
+            thread.join(30)
         for sock in self._open:
             sock.close()
 

@@ -5,6 +5,11 @@ import socket
 from collections.abc import Callable
 from typing import Self
 
+import pytest
+
+from metaq.client.pool import ConnectionPool
+from metaq.clock import SystemClock
+from metaq.errors import NoBrokerError
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -18,7 +23,10 @@ from metaq.protocol.version import encode_version_body
 from metaq.zk.znodes import BrokerAddress
 from tests.client.memory_broker import OURS
 
-TIMEOUT_S = 5.0
+CLOCK = SystemClock()
+TIMEOUT_S = 30.0
+SHORT_S = 0.05
+"""Of calls that are bound to time out."""
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -26,6 +34,17 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(TIMEOUT_S):
         while not condition():
             await asyncio.sleep(0.001)
+
+
+async def refusal(pool: ConnectionPool, address: BrokerAddress) -> str:
+    """Return how a pool says that nobody listens, after an attempt that heard so."""
+    before = pool.statistics().failure_count
+    while True:
+        has_tried = pool.statistics().failure_count > before
+        with pytest.raises(NoBrokerError) as caught:
+            await pool.get(address, deadline_s=CLOCK.monotonic_s() + SHORT_S)
+        if has_tried:
+            return str(caught.value)
 
 
 def ok(command: Command) -> Reply | None:

@@ -270,7 +270,7 @@ def test_waiting_for_room_ends_with_room_or_with_time() -> None:
         while not found:
             await asyncio.sleep(0.001)
         box.resolve(box.take())
-        thread.join(5)
+        thread.join(30)
         assert found == [False, True]
 
     asyncio.run(main())
@@ -284,7 +284,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
         start = threading.Barrier(4)
 
         def work(name: int) -> None:
-            start.wait(5)
+            start.wait(30)
             for n in range(3000):
                 box.accumulator.append("test", b"%d-%05d" % (name, n))
 
@@ -300,7 +300,7 @@ def test_many_threads_lose_and_double_nothing() -> None:
             else:
                 await asyncio.sleep(0)
         for thread in threads:
-            thread.join(5)
+            thread.join(30)
         for name in range(4):
             mine = [m for m in found if m.startswith(b"%d-" % name)]
             assert mine == [b"%d-%05d" % (name, n) for n in range(3000)]

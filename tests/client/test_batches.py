@@ -152,9 +152,9 @@ def test_an_outcome_is_awaited_on_another_loop() -> None:
 
         thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
         thread.start()
-        is_waiting.wait(5)
+        is_waiting.wait(30)
         batch.resolve([Outcome(0, receipt(1, 2), None)])
-        thread.join(5)
+        thread.join(30)
         assert found == [receipt(1, 2)]
 
     asyncio.run(main())

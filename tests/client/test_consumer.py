@@ -141,7 +141,7 @@ def test_two_loops_one_after_the_other_miss_and_repeat_nothing(
     with client.consumer("g", ["test"], **IDLE) as consumer:
         assert payloads(take(consumer, 2)) == numbered(0, 2)
         assert consumer.receive(5).data == b"m00002"
-        assert payloads(consumer.receive_many(2, 5)) == numbered(3, 5)
+        assert payloads(consumer.receive_many(2, 30)) == numbered(3, 5)
         assert payloads(take(consumer, 1)) == numbered(5, 6)
 
 
@@ -209,8 +209,8 @@ def test_receive_many_gives_at_most_what_was_asked_for(
 ) -> None:
     broker.put(*numbered(0, 5))
     with client.consumer("g", ["test"], **IDLE) as consumer:
-        assert payloads(consumer.receive_many(3, 5)) == numbered(0, 3)
-        assert payloads(consumer.receive_many(3, 5)) == numbered(3, 5)
+        assert payloads(consumer.receive_many(3, 30)) == numbered(0, 3)
+        assert payloads(consumer.receive_many(3, 30)) == numbered(3, 5)
         with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
             consumer.receive_many(0, 5)
 
@@ -518,7 +518,7 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
     """And as many when it goes again; `health` names each partition, and no long poll
     has to end before it says that all is well again."""
     broker = start_broker({"test": 5})
-    options = {**QUICK, "request_timeout_s": 0.5}
+    options = {**QUICK, "request_timeout_s": 1.0}
     long_poll = {**IDLE, "wait_s": 10 * TIMEOUT_S}
     with (
         WORLDS[world](brokers=[broker.address], **options) as client,
@@ -541,13 +541,13 @@ def test_data_that_comes_after_a_long_silence_is_not_taken_for_a_stand_still(
     java: Any, java_client: Any
 ) -> None:
     """A broker without long poll is asked seldom: data may wait for the next get."""
-    options = {"idle_step_s": 0.3, "idle_max_s": 0.3, "watchdog_s": 0.4}
+    options = {"idle_step_s": 0.3, "idle_max_s": 0.3, "watchdog_s": 0.8}
     with java_client.consumer("g", ["test"], **options) as consumer:
         assert consumer.receive(1.0) is None
         for number in range(4):
             java.put(b"%d" % number)
-            assert consumer.receive(10).data == b"%d" % number
-            assert consumer.receive(0.5) is None
+            assert consumer.receive(30).data == b"%d" % number
+            assert consumer.receive(1.0) is None
 
 
 # -- nothing to do --------------------------------------------------------------------
@@ -658,10 +658,10 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
 def test_a_slow_handler_is_not_stuck(broker: Any, client: Any) -> None:
     broker.put(*numbered(0, 3))
     release = threading.Event()
-    with client.consumer("g", ["test"], watchdog_s=0.04, **IDLE) as consumer:
-        assert consumer.receive(5).data == b"m00000"
-        release.wait(0.2)
-        assert consumer.receive(5).data == b"m00001"
+    with client.consumer("g", ["test"], watchdog_s=0.2, **IDLE) as consumer:
+        assert consumer.receive(30).data == b"m00000"
+        release.wait(1.0)
+        assert consumer.receive(30).data == b"m00001"
 
 
 # -- life -----------------------------------------------------------------------------

@@ -332,7 +332,7 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
         feed._lanes[ZERO].ready.append(batch(ZERO, 0, 1))
         feed._lanes[ZERO].is_queued = True
         first.cancel()
-        taken = await asyncio.wait_for(second, 5)
+        taken = await asyncio.wait_for(second, 30)
         assert taken.partition == ZERO
         assert first.cancelled()
 

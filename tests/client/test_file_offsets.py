@@ -15,9 +15,10 @@ from metaq.errors import (
     LogDirLockedError,
     NoSpaceError,
 )
-from metaq.fs import SystemFileSystem
+from metaq.fs import DirLock, SystemFileSystem
+from metaq.testing.clock import ManualClock
+from tests.client.scripted import until
 from tests.client.stored_offsets import (
-    CLOCK,
     ONE,
     PLACE,
     ZERO,
@@ -25,8 +26,22 @@ from tests.client.stored_offsets import (
     commit,
     load,
     run,
-    soon,
 )
+
+
+class Refusals(SystemFileSystem):
+    """The disk; counts how often somebody else had the lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def lock_file(self, path: Path) -> DirLock:
+        try:
+            return super().lock_file(path)
+        except LogDirLockedError:
+            self.count += 1
+            raise
 
 
 def test_a_file_of_an_old_java_client_is_read_and_its_properties_stay(
@@ -146,22 +161,32 @@ def test_a_disk_that_is_full_leaves_what_was_there(
 def test_a_commit_waits_for_the_lock_and_not_for_ever(tmp_path: Path) -> None:
     path = tmp_path / "offsets"
     lock = SystemFileSystem().lock_file(tmp_path / "offsets.lock")
+    clock = ManualClock()
+    files = Refusals()
 
     async def scenario(store: OffsetStore) -> None:
-        late = CLOCK.monotonic_s() + 0.02
-        with pytest.raises(LogDirLockedError, match=r"offsets\.lock pid="):
-            await store.commit("g", {ZERO: at(1)}, fence=None, deadline_s=late)
-        assert await store.load("g", ZERO, deadline_s=soon()) is None
-        waiting = asyncio.ensure_future(
-            store.commit("g", {ZERO: at(2)}, fence=None, deadline_s=soon())
+        late_s = clock.monotonic_s() + 10
+        failing = asyncio.ensure_future(
+            store.commit("g", {ZERO: at(1)}, fence=None, deadline_s=late_s)
         )
-        await asyncio.sleep(0.02)
+        await until(lambda: files.count >= 2)
+        assert not failing.done()
+        clock.advance_s(11)
+        with pytest.raises(LogDirLockedError, match=r"offsets\.lock pid="):
+            await failing
+        late_s = clock.monotonic_s() + 10
+        assert await store.load("g", ZERO, deadline_s=late_s) is None
+        before = files.count
+        waiting = asyncio.ensure_future(
+            store.commit("g", {ZERO: at(2)}, fence=None, deadline_s=late_s)
+        )
+        await until(lambda: files.count >= before + 2)
         assert not waiting.done()
         lock.release()
         await waiting
-        assert await store.load("g", ZERO, deadline_s=soon()) == at(2)
+        assert await store.load("g", ZERO, deadline_s=late_s) == at(2)
 
-    run(FileOffsets(path), scenario)
+    run(FileOffsets(path, files=files, clock=clock), scenario)
 
 
 def _commit_often(path: str, group: str, count: int) -> None:

@@ -15,7 +15,7 @@ from metaq.client.options import ClientOptions
 from metaq.client.pool import ConnectionPool
 from metaq.client.replies import parse_receipt
 from metaq.clock import SystemClock
-from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import BrokerId
 from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.encode import encode
@@ -25,16 +25,16 @@ from metaq.testing.proxy import Direction, Proxy
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import until
+from tests.client.scripted import refusal, until
 
 CLOCK = SystemClock()
 OPTIONS = ClientOptions(
     reconnect_first_s=0.005, reconnect_max_s=0.02, metadata_s=0.02,
 )  # fmt: skip
-WATCHFUL = ClientOptions(heartbeat_s=0.05, heartbeat_timeout_s=0.2)
+WATCHFUL = ClientOptions(heartbeat_s=0.05, heartbeat_timeout_s=1.0)
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
@@ -154,9 +154,11 @@ def test_an_unknown_outcome_is_called_unknown(
             async with open_pool() as pool:
                 connection = await pool.get(broker.address, deadline_s=soon())
                 broker.inject(kind)
+                late_s = soon(0.05) if error is RequestTimeoutError else soon()
                 with pytest.raises(error, match="outcome unknown") as caught:
-                    await connection.call(put(connection, b"x"), deadline_s=soon(0.05))
+                    await connection.call(put(connection, b"x"), deadline_s=late_s)
                 assert type(caught.value) is error
+                await until(lambda: broker.statistics().fault_count)
                 assert len(broker.payloads()) == stored
 
     asyncio.run(main())
@@ -217,6 +219,7 @@ def through_proxy(
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_network_that_swallows_everything_is_noticed(broker: AnyBroker) -> None:
     """No bytes, no end: the heartbeat finds out, and the next connection works."""
 
@@ -265,8 +268,7 @@ def test_a_cut_and_a_refusing_network_end_in_a_new_connection(
         proxy.pass_all()
         with pytest.raises(ConnectionLostError):
             await call
-        with pytest.raises(NoBrokerError, match="Connection refused"):
-            await pool.get(proxy.address, deadline_s=soon(0.05))
+        assert "Connection refused" in await refusal(pool, proxy.address)
         proxy.accept()
         again = await pool.get(proxy.address, deadline_s=soon())
         assert len(await put_all(again, 3)) == 3

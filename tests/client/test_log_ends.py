@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 FIRST = TopicPartition("test", BrokerId(0), 0)
 SECOND = TopicPartition("test", BrokerId(0), 1)
 BOTH = (FIRST, SECOND)
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ RARELY = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.01)
 Scenario = Callable[[ScriptedBroker, ScriptedBroker, AddressMetadata], Awaitable[None]]
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return CLOCK.monotonic_s() + seconds
 
 

@@ -17,7 +17,7 @@ from metaq.protocol.commands import Command, Reply, Result, Stats
 from metaq.protocol.encode import encode
 from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
-from tests.client.scripted import ScriptedBroker, free_address, ok, until
+from tests.client.scripted import ScriptedBroker, free_address, ok, refusal, until
 
 ONE_BROKER = {"ScriptedBroker": "connections end when and how the test says"}
 
@@ -33,7 +33,7 @@ def most_attempts(start_s: float) -> float:
     return 1 + (CLOCK.monotonic_s() - start_s) / (STEADY.reconnect_first_s / 2)
 
 
-def soon(seconds: float = 5.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return CLOCK.monotonic_s() + seconds
 
 
@@ -86,7 +86,8 @@ def test_a_broker_that_is_away_costs_few_attempts_whoever_asks() -> None:
         start_s = CLOCK.monotonic_s()
 
         async def insist() -> None:
-            while CLOCK.monotonic_s() < start_s + 0.15:
+            end_s = start_s + 0.15
+            while CLOCK.monotonic_s() < end_s or pool.statistics().attempt_count < 2:
                 with pytest.raises(NoBrokerError):
                     await pool.get(address, deadline_s=soon(0.01))
 
@@ -102,9 +103,7 @@ def test_no_broker_says_where_why_and_how_long() -> None:
 
     async def scenario(pool: ConnectionPool) -> None:
         address = free_address()
-        with pytest.raises(NoBrokerError) as caught:
-            await pool.get(address, deadline_s=soon(0.05))
-        text = str(caught.value)
+        text = await refusal(pool, address)
         assert str(address) in text
         assert "Connection refused" in text
         assert re.search(r"tried for \d+(\.\d+)? s", text)
@@ -171,7 +170,8 @@ def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> No
     async def scenario(pool: ConnectionPool) -> None:
         async with ScriptedBroker() as broker:
             start_s = CLOCK.monotonic_s()
-            while CLOCK.monotonic_s() < start_s + 0.15:
+            end_s = start_s + 0.15
+            while CLOCK.monotonic_s() < end_s or pool.statistics().attempt_count < 2:
                 connection = await pool.get(broker.address, deadline_s=soon())
                 broker.cut()
                 await until(lambda c=connection: not c.is_open)  # type: ignore[misc]

@@ -169,9 +169,8 @@ def test_a_broker_that_restarts_under_load_loses_nothing(data_dir: Path) -> None
                         await asyncio.sleep(0.001)
 
             task = asyncio.create_task(load())
-            for _ in range(3):
-                done = len(futures)
-                while len(futures) < done + 500:
+            for count in (500, 1000, 1500):
+                while len(futures) < count:
                     await asyncio.sleep(0.005)
                 await brokers[-1].stop()
                 brokers.append(Broker(make_config(data_dir)))
@@ -209,7 +208,7 @@ def test_threads_send_through_one_accumulator(start_broker: StartBroker) -> None
                     while not accumulator.wait_room(5, message_count=5):
                         raise AssertionError("no room")
                     futures.append(accumulator.append("test", data))
-                found[name] = [future.result(5) for future in futures]
+                found[name] = [future.result(30) for future in futures]
 
             threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
             for thread in threads:

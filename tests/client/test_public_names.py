@@ -43,7 +43,7 @@ def publish(client: Client) -> SendResult | None:
         try:
             future = producer.send_nowait("test", b"more", key="k")
             producer.send_many("test", [b"a", b"b"], timeout=5)[0].offset
-            return future.result(5)
+            return future.result(30)
         except (BufferFullError, OutcomeUnknownError) as error:
             print(error)
     return None

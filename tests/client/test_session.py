@@ -88,7 +88,7 @@ def test_closing_the_client_closes_what_was_made_from_it(broker: AnyBroker) -> N
         producer = client.producer()
         consumer = client.consumer("g", ["test"], offsets=store, **IDLE)
         await consumer.start()
-        assert len(await consumer.receive_many(2, 5)) >= 1
+        assert len(await consumer.receive_many(2, 30)) >= 1
         await client.close()
         assert consumer.is_closed
         assert producer.is_closed
@@ -419,7 +419,7 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
             ]
             woken[0].cancel()
             rest = [w for w in waiters if w is not woken[0]]
-            batch = await asyncio.wait_for(rest[0], 5)
+            batch = await asyncio.wait_for(rest[0], 30)
             assert batch.messages[0].data == b"m"
             feed.done(batch)
 

@@ -8,6 +8,7 @@ from random import Random
 import pytest
 
 from metaq.testing.process import BrokerProcess
+from tests.brokers import until
 from tests.crash.accounts import (
     Putter,
     read_log,
@@ -90,6 +91,7 @@ def test_sigterm_under_load_loses_nothing_and_exits_with_0(tmp_path: Path) -> No
         putters = [Putter(broker.port, f"p{n}", Random(seed + n)) for n in range(3)]
         for putter in putters:
             putter.start()
+        until(lambda: all(putter.accounts.acked for putter in putters))
         time.sleep(0.5)
         assert broker.stop() == 0, broker.read_log()
         acked: dict[tuple[int, int], bytes] = {}

@@ -41,7 +41,7 @@ class Rig:
 
     def __init__(self, reader: ThreadPoolExecutor) -> None:
         ours, self.peer = socket.socketpair()
-        self.peer.settimeout(2)
+        self.peer.settimeout(30)
         self.clock = ManualClock()
         self.channel = Channel(
             ours,
@@ -70,7 +70,7 @@ class Rig:
         return data
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.0005)
 

@@ -25,13 +25,13 @@ class Rig:
 
     async def connect(self) -> socket.socket:
         client = socket.create_connection(("127.0.0.1", self.port))
-        client.settimeout(2)
+        client.settimeout(30)
         self.clients.append(client)
         await asyncio.sleep(0.002)
         return client
 
     async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while not condition():
                 await asyncio.sleep(0.0005)
 

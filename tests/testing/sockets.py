@@ -8,7 +8,7 @@ from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.zk.znodes import BrokerAddress
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Wire:

@@ -127,7 +127,9 @@ def test_a_server_that_never_answers_is_given_up_in_time(
     with pytest.raises(EmbeddedZooKeeperError, match="in time"):
         server.start(timeout_s=0.15)
     pid = tmp_path / "data" / "pid"
-    assert not pid.exists() or not is_alive(int(pid.read_text()))
+    # It may be killed before it has written its number.
+    number = pid.read_text() if pid.exists() else ""
+    assert not number or not is_alive(int(number))
 
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(
@@ -191,7 +193,7 @@ def test_the_server_dies_with_its_parent(tmp_path: Path, number: int) -> None:
     assert is_alive(pid)
     os.kill(parent.pid, number)
     parent.wait()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + 30
     while is_alive(pid) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert not is_alive(pid)
@@ -212,7 +214,7 @@ def test_a_server_lives_through_all_that_can_be_done_to_it(tmp_path: Path) -> No
         with pytest.raises(EmbeddedZooKeeperError, match="is running"):
             server.wipe()
         server.pause()
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 30
         while state_of(first) != "T" and time.monotonic() < deadline_s:
             time.sleep(0.01)
         assert state_of(first) == "T"
