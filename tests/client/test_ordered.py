@@ -402,7 +402,7 @@ def received(client: Client, count: int) -> list[bytes]:
     found = []
     with client.consumer("g", ["test"]) as consumer:
         while len(found) < count:
-            message = consumer.receive(5)
+            message = consumer.receive(30)
             assert message is not None
             found.append(message.data)
     return found

@@ -135,7 +135,7 @@ def test_a_cancelled_receive_loses_nothing(broker: AnyBroker) -> None:
                 if len(found) + cancelled < count:
                     text = b"%d" % (len(found) + cancelled)
                     ends += await asyncio.to_thread(broker.put, text)
-                task = asyncio.ensure_future(one.receive(5))
+                task = asyncio.ensure_future(one.receive(30))
                 for _ in range(cancelled % 7):
                     await asyncio.sleep(0)
                 if cancelled < count - 1 and cancelled % 2:
@@ -208,7 +208,7 @@ def test_a_cancelled_loop_loses_nothing(broker: AnyBroker) -> None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             broker.put(b"3")
-            message = await consumer.receive(5)
+            message = await consumer.receive(30)
             assert message is not None
             assert message.data == b"3"
 
@@ -445,7 +445,7 @@ def test_a_task_that_broke_out_of_its_loop_is_not_waited_for(
         await asyncio.create_task(read())
         await consumer.close()
         async with client.consumer("g", ["test"], **options) as consumer:
-            message = await consumer.receive(5)
+            message = await consumer.receive(30)
             assert message is not None
             assert message.data == b"0"
 

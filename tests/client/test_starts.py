@@ -46,7 +46,7 @@ def client(broker: Any) -> Iterator[Client]:
 def first(client: Client, topic: str, store: Any = None, **options: Any) -> Any:
     """Return the first message that a consumer of one partition is given."""
     with client.consumer("g", [topic], offsets=store, **IDLE | options) as consumer:
-        message = consumer.receive(5)
+        message = consumer.receive(30)
         assert message is not None
         return message.data
 
