@@ -81,7 +81,7 @@ def test_sigterm_under_load_ends_with_0_and_loses_nothing(tmp_path: Path) -> Non
 
     try:
         acknowledged = asyncio.run(load(int(child.stdout.readline())))
-        assert child.wait(10) == 0
+        assert child.wait(30) == 0
     finally:
         child.kill()
         child.wait()

@@ -41,7 +41,7 @@ def test_a_wait_ends_with_the_data(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as reader, Peer(broker) as writer:
             await writer.ask(PUT)
-            await begin(broker, reader, b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, reader, b"get test g 0 25 1024 9 wait=30000\r\n")
             await writer.ask(PUT)
             answer = await reader.read_some()
             assert answer.startswith(b"value 25 9\r\n")
@@ -58,7 +58,7 @@ def test_a_wait_for_a_log_that_does_not_exist_ends_with_its_first_put(
 
     async def scenario(broker) -> None:
         async with Peer(broker) as reader, Peer(broker) as writer:
-            await begin(broker, reader, b"get wild-new g 0 0 1024 9 wait=5000\r\n")
+            await begin(broker, reader, b"get wild-new g 0 0 1024 9 wait=30000\r\n")
             await writer.ask(PUT.replace(b"test", b"wild-new"))
             assert (await reader.read_some()).startswith(b"value 25 9\r\n")
 
@@ -121,8 +121,8 @@ def test_one_wait_too_many_is_answered_at_once(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as first, Peer(broker) as second:
             await first.ask(PUT)
-            await begin(broker, first, b"get test g 0 25 1024 8 wait=5000\r\n")
-            answer = await second.ask(b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, first, b"get test g 0 25 1024 8 wait=30000\r\n")
+            answer = await second.ask(b"get test g 0 25 1024 9 wait=30000\r\n")
             assert answer == NOTHING_AT_25
 
     run(data_dir, scenario, {"waitersMax": "1"})
@@ -134,7 +134,7 @@ def test_closing_the_partition_ends_its_waits(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:
             await reader.ask(PUT)
-            await begin(broker, reader, b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, reader, b"get test g 0 25 1024 9 wait=30000\r\n")
             broker.control.close_partitions("test", start=0, end=0)
             answer = await reader.read_some()
             assert answer == b"result 403 30 9\r\nPartition[0-0] has been closed"
@@ -148,7 +148,7 @@ def test_the_end_of_the_connection_ends_its_waits(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:
             await reader.ask(PUT)
-            await begin(broker, reader, b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, reader, b"get test g 0 25 1024 9 wait=30000\r\n")
         await until(lambda: not broker.sessions)
         assert broker.context.waiters.count == 0
         log = broker.context.topics.find_log("test", 0)
@@ -180,7 +180,7 @@ def test_only_the_end_of_a_log_is_waited_for(data_dir: Path, offset: bytes) -> N
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:
             await reader.ask(PUT)
-            request = b"get test g 0 %b 1024 9 wait=5000\r\n" % offset
+            request = b"get test g 0 %b 1024 9 wait=30000\r\n" % offset
             assert (await reader.ask(request)).startswith(b"result 301 ")
 
     run(data_dir, scenario)
@@ -192,7 +192,7 @@ def test_waits_do_not_hold_up_other_commands(data_dir: Path) -> None:
     async def scenario(broker) -> None:
         async with Peer(broker) as reader:
             await reader.ask(PUT)
-            await begin(broker, reader, b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, reader, b"get test g 0 25 1024 9 wait=30000\r\n")
             reader.writer.write(b"version 3\r\n")
             assert (await reader.read_some()).startswith(b"result 200 ")
             assert broker.context.waiters.count == 1
@@ -214,7 +214,7 @@ def test_what_ends_a_wait_leaves_in_the_call_that_tells_of_it(
     async def scenario(broker) -> None:
         async with Peer(broker) as peer:
             await peer.ask(PUT)
-            await begin(broker, peer, b"get test g 0 25 1024 9 wait=5000\r\n")
+            await begin(broker, peer, b"get test g 0 25 1024 9 wait=30000\r\n")
             monkeypatch.setattr("metaq.net.channel.is_cached", refuse)
             monkeypatch.setattr("metaq.net.channel.Channel._flush_soon", refuse)
             peer.writer.write(PUT)

@@ -102,11 +102,12 @@ def test_a_log_that_ends_early_is_named_with_its_numbers(
         assert reader.span() == (0, end)
 
 
+@pytest.mark.slow
 def test_a_broker_that_stays_away_is_an_error(broker: AnyBroker) -> None:
     """Trying ends."""
     broker.stop()
     with (
-        reader_of(broker, retry_timeout_s=0.3) as reader,
+        reader_of(broker, retry_timeout_s=1.0) as reader,
         pytest.raises(NoBrokerError, match="cannot connect"),
     ):
         reader.span()
