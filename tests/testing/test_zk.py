@@ -85,7 +85,7 @@ def test_callbacks_come_on_the_loop_that_started_the_client(
     server.suspend(client)
     server.resume(client)
     server.put("/w", b"1")
-    assert is_seen.wait(10)
+    assert is_seen.wait(30)
     its_thread = thread.call(threading.get_ident)
     assert {ident for _, ident in seen} == {its_thread}
     assert heard == [its_thread] * 2

@@ -412,7 +412,7 @@ def test_a_killed_driver_loses_and_doubles_nothing(
         [sys.executable, "-c", script],
         env=environment,
         capture_output=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
