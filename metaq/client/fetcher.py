@@ -31,7 +31,7 @@ from metaq.client.options import ConsumerOptions
 from metaq.client.pool import ConnectionPool
 from metaq.client.replies import NothingThere, parse_get
 from metaq.clock import Clock
-from metaq.errors import CorruptRecordError, MetaqError
+from metaq.errors import CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import BrokerId, Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Reply
 from metaq.protocol.encode import encode
@@ -188,10 +188,10 @@ class PartitionFetcher:
         if not self._owner.has_room(self.partition):
             return
         self._is_busy = True
-        address = self._owner.address_of(self.partition.broker_id)
+        broker_id = self.partition.broker_id
+        address = self._owner.address_of(broker_id)
         if address is None:
-            self._owner.on_stale()
-            self._pause(self._grown_pause_s())
+            self._on_error(NoBrokerError(f"broker {broker_id} is not there"))
             return
         connection = self._pool.ready(address)
         if connection is not None:

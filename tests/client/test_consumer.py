@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
+from metaq.client.context import ClientContext
 from metaq.client.errors import NoProgressError
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.progress import ConsumerState
@@ -536,6 +537,26 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
             # fail each in a way of its own.
             assert outage <= len(lines) <= 3 * outage
             broker.start()
+
+
+def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
+    start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for metadata may hear of it first, before any get has failed."""
+    broker = start_broker({"test": 5})
+    with (
+        Client(brokers=[broker.address], **QUICK) as client,
+        client.consumer("g", ["test"], **IDLE, wait_s=0.05) as consumer,
+    ):
+        until(lambda: consumer.health().partition_count == 5)
+        until(lambda: consumer.health().is_ok)
+        with monkeypatch.context() as patch:
+            patch.setattr(ClientContext, "address_of", lambda *_: None)
+            until(lambda: len(consumer.health().problems) == 5)
+            assert {*consumer.health().problems} == {
+                f"test/0-{number}: broker 0 is not there" for number in range(5)
+            }
+        until(lambda: consumer.health().is_ok)
 
 
 @pytest.mark.slow
