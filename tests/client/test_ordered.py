@@ -110,6 +110,7 @@ def test_what_cannot_be_sent_waits_and_everything_behind_it_too(
     assert broker.stored() == [b"%d" % n for n in range(6)]
 
 
+@pytest.mark.slow
 def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -> None:
     """The defect of MetaQ's producer: there, what comes later overtakes."""
     broker.close_partition()
@@ -121,7 +122,7 @@ def test_a_closed_partition_keeps_its_order(broker: AnyBroker, tmp_path: Path) -
                 "test", "0:2", tmp_path, selector=by_key
             ) as producer,
         ):
-            spooled = await producer.send(b"0", key="0", timeout=SHORT_S)
+            spooled = await producer.send(b"0", key="0", timeout=2.0)
             assert spooled == Spooled(TopicPartition("test", BrokerId(0), 0), 1)
             broker.open_partition()
             for number in range(1, 30):
@@ -156,6 +157,7 @@ def test_what_is_spooled_survives_and_goes_before_what_comes_then(
         assert {m.attribute for m in client.browse("test")} == {"k=v"}
 
 
+@pytest.mark.slow
 def test_an_unknown_outcome_is_told_and_not_spooled(java: Any, tmp_path: Path) -> None:
     java.inner.inject(FaultKind.SWALLOW_STORED, verb="put", count=1)
 
@@ -165,7 +167,7 @@ def test_an_unknown_outcome_is_told_and_not_spooled(java: Any, tmp_path: Path) -
             client.ordered_producer("test", ["0-0"], tmp_path) as producer,
         ):
             with pytest.raises(OutcomeUnknownError):
-                await producer.send(b"a", timeout=SHORT_S)
+                await producer.send(b"a", timeout=1.0)
             assert waiting(producer) == 0
 
     asyncio.run(scenario())
