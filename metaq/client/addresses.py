@@ -13,6 +13,7 @@ def parse_address(text: str) -> BrokerAddress:
     """
     bare = text.removeprefix("meta://")
     try:
-        return decode_address(f"meta://{bare}".encode())
+        # Bytes of a command line that are no UTF-8 are refused as such.
+        return decode_address(f"meta://{bare}".encode(errors="surrogatepass"))
     except PayloadError as error:
         raise ConfigError(f"broker: expected host:port, got {text!r}") from error

@@ -55,6 +55,9 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
             ),
             logger=_client_log(),
         )
+        for host, _port in client.hosts:
+            # kazoo's thread would end at a name that no resolver can be asked for.
+            host.encode("idna")
     except (ValueError, kz.KazooException) as error:
         raise ConfigError(
             f"zk.zkConnect={hosts!r}: expected host:port,host:port/root, got {error}"

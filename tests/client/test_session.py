@@ -53,7 +53,9 @@ def test_brokers_are_found_in_one_way(ways: dict[str, Any]) -> None:
         AsyncClient(**ways)
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", "host:0", "host:99999"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", "host:0", "host:99999", "\udcff:80"]
+)
 def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
     with pytest.raises(ConfigError, match="expected host:port"):
         AsyncClient(brokers=[text])

@@ -17,8 +17,15 @@ from metaq.zk._kazoo_client import KAZOO_KNOWN
 ROOT = Path(__file__).parents[2]
 
 
-def make() -> KazooCoordinator:
-    return KazooCoordinator("127.0.0.1:1", session_timeout_ms=1000, clock=SystemClock())
+def make(hosts: str = "127.0.0.1:1") -> KazooCoordinator:
+    return KazooCoordinator(hosts, session_timeout_ms=1000, clock=SystemClock())
+
+
+@pytest.mark.parametrize("host", ["zk1..com", ".zk1", "z" * 64, "\udcff"])
+def test_a_name_that_no_resolver_takes_is_refused(host: str) -> None:
+    """It would end kazoo's thread, and nobody would hear of it."""
+    with pytest.raises(ConfigError, match="expected host:port,host:port/root, got"):
+        make(f"127.0.0.1:1,{host}:2181/root")
 
 
 def test_the_kazoo_that_is_installed_is_one_that_is_known() -> None:
