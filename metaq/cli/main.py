@@ -66,6 +66,7 @@ class MetaqGroup(click.Group):
 def main() -> None:
     """Run and look after a MetaQ message log."""
     render.fill_standard_descriptors()
+    render.print_any_character()
     logs.be_quiet()
 
 

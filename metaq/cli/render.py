@@ -6,6 +6,7 @@ cells, tab-separated with a header line; `--json` gives one JSON object per line
 """
 
 import base64
+import io
 import json
 import os
 import sys
@@ -187,6 +188,16 @@ def progress(
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
+
+
+def print_any_character() -> None:
+    """Have standard output escape what its encoding lacks, as standard error does.
+
+    Names of files have any bytes, and a preview any character. What is escaped so is
+    JSON in JSON too.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def fill_standard_descriptors() -> None:

@@ -56,6 +56,23 @@ def test_damage_is_named_with_file_and_offsets(segment: Path, data_dir: Path) ->
     assert summary["problems"] == 1
 
 
+@pytest.mark.parametrize("words", [["--json"], []])
+def test_a_directory_whose_name_is_no_text_is_told(
+    segment: Path, data_dir: Path, words: list[str]
+) -> None:
+    """What is printed is UTF-8, and JSON where that was asked for."""
+    segment.write_bytes(b"damage")
+    odd = data_dir.with_name("odd\udcff")
+    data_dir.rename(odd)
+    result = run("verify", str(odd), *words)
+    assert result.exit_code == 1
+    first = result.stdout_bytes.decode().splitlines()[0]
+    if words:
+        assert json.loads(first)["file"] == str(odd / "t-0" / segment.name)
+    else:
+        assert f"{odd.parent}/odd\\udcff/t-0/{segment.name}" in first
+
+
 def test_a_torn_tail_is_a_problem_too(segment: Path, data_dir: Path) -> None:
     """Whoever checks at rest hears of it, although the next start repairs it."""
     active = segment.with_name(f"{81:020d}.meta")
