@@ -258,7 +258,8 @@ class FileFollower:
         name = re.escape(self._path.name)
         pattern = re.compile(name + r"[.\-_][0-9][0-9.\-_:T]*", re.ASCII)
         for path in self._path.parent.iterdir():
-            if pattern.fullmatch(path.name):
+            # A directory of old logs may have such a name too.
+            if pattern.fullmatch(path.name) and path.is_file():
                 yield path
 
     def _resume(self, bookmark: Bookmark) -> None:
@@ -294,9 +295,10 @@ def _is_at(path: Path, bookmark: Bookmark) -> bool:
     """Tell whether a file has the bytes before a bookmark."""
     try:
         with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < bookmark.position:
+                return False
             file.seek(bookmark.position - bookmark.check_bytes)
             data = file.read(bookmark.check_bytes)
-            size = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return False
-    return size >= bookmark.position and zlib.crc32(data) == bookmark.check
+    return zlib.crc32(data) == bookmark.check

@@ -16,7 +16,7 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.follow import Bookmark, FileFollower
+from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.metrics import serve_while_running
 from metaq.client import OutgoingMessage, Producer, SendResult
@@ -75,6 +75,12 @@ def tail(target: Target, options: TailOptions) -> None:
     """
     if options.once and not options.file.exists():
         raise ConfigError(f"{options.file}: there is no such file")
+    if options.file.exists() and not options.file.is_file():
+        # Opening a pipe would wait, and there is no place in it to come back to.
+        raise ConfigError(
+            f"{options.file}: expected a regular file; of a pipe, metaq produce reads"
+            " the lines"
+        )
     bookmark = None
     if options.state is not None:
         # What is sent and not noted would be sent again.
@@ -189,8 +195,13 @@ def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
         state = json.loads(files.read_file(path, STATE_BYTES_MAX))
         bookmark = Bookmark(**{name: int(state[name]) for name in _FIELDS})
         known = (state["file"], state["topic"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         raise ConfigError(f"{path}: no state of metaq tail: {error}") from None
+    if not 0 <= bookmark.check_bytes <= min(bookmark.position, CHECK_BYTES):
+        raise ConfigError(
+            f"{path}: no state of metaq tail: expected up to {CHECK_BYTES} bytes before"
+            f" position {bookmark.position}, got {bookmark.check_bytes}"
+        )
     if known != (str(file.absolute()), topic):
         raise ConfigError(
             f"{path}: expected the state of {file.absolute()} to topic {topic}, got"

@@ -203,6 +203,20 @@ def test_a_restart_goes_on_where_it_was(world: World, rotation: str) -> None:
     assert follower.lost_count == 0
 
 
+def test_a_directory_with_the_name_of_a_rotated_file_is_none(world: World) -> None:
+    """It is not looked into, and does not end the following."""
+    world.path.with_name("app.log.1").mkdir()
+    world.write(b"1\n")
+    world.follow()
+    assert world.read() == [b"1"]
+    os.truncate(world.path, 0)
+    world.write(b"2\n3\n")
+    assert world.read() == [b"2", b"3"]
+    world.rename(".2")
+    world.write(b"4\n")
+    assert world.read() == [b"4"]
+
+
 def test_an_inode_that_was_given_away_is_not_the_file(world: World) -> None:
     """A new file with the old number has other bytes, and is read from its start."""
     world.write(b"1\n2\n")

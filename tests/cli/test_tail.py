@@ -22,6 +22,16 @@ ONE_BROKER = {
 }
 
 
+STATE = {
+    "file": "app.log",
+    "topic": "logs",
+    "inode": 1,
+    "position": 256,
+    "check_bytes": 256,
+    "check": 0,
+}
+
+
 @pytest.fixture
 def broker(start_broker: StartBroker) -> AnyBroker:
     return start_broker({"logs": 4})
@@ -143,9 +153,30 @@ def test_a_file_that_is_missing_is_not_waited_for_with_once(
         tail(target, options(tmp_path))
 
 
+def test_a_pipe_is_refused_before_it_is_waited_for(
+    broker: AnyBroker, target: Target, tmp_path: Path
+) -> None:
+    """There is no place in it to come back to, and opening it takes a writer."""
+    os.mkfifo(tmp_path / "app.log")
+    with pytest.raises(ConfigError, match="expected a regular file"):
+        tail(target, options(tmp_path))
+    assert messages(broker) == []
+
+
 @pytest.mark.parametrize(
     "text",
-    ["", "nonsense", "[]", "{}", '{"file": "x"}', "[" * 10_000],
+    [
+        "",
+        "nonsense",
+        "[]",
+        "{}",
+        '{"file": "x"}',
+        "[" * 10_000,
+        json.dumps({**STATE, "inode": float("inf")}),
+        json.dumps({**STATE, "position": -1}),
+        json.dumps({**STATE, "check_bytes": -1}),
+        json.dumps({**STATE, "check_bytes": 257}),
+    ],
 )
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path, text: str) -> None:
     """It is not overwritten either."""
