@@ -113,7 +113,7 @@ def _send_all(
     interrupts: Interrupts,
 ) -> None:
     done_bytes = line_count = 0
-    with _open_input(options.file) as fd:
+    with open_input(options.file, interrupts) as fd:
 
         def read(size: int) -> bytes:
             try:
@@ -159,11 +159,19 @@ def send_lines(
 
 
 @contextmanager
-def _open_input(path: Path | None) -> Iterator[int]:
+def open_input(path: Path | None, interrupts: Interrupts) -> Iterator[int]:
+    """Give the descriptor of a file, or of standard input.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C while a pipe that has a name waits for its writer.
+        SystemExit: SIGTERM then.
+        OSError: it cannot be opened.
+    """
     if path is None:
         yield STANDARD_INPUT
         return
-    fd = os.open(path, os.O_RDONLY)
+    with interrupts.pause():
+        fd = os.open(path, os.O_RDONLY)
     try:
         yield fd
     finally:

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.cli.cluster import Target, find_topic
-from metaq.cli.produce import ProduceOptions, iter_lines, produce
+from metaq.cli.interrupts import Interrupts
+from metaq.cli.produce import (
+    STANDARD_INPUT,
+    ProduceOptions,
+    iter_lines,
+    open_input,
+    produce,
+)
 from metaq.client import Client
 from metaq.errors import ClientError, NoBrokerError
 from metaq.protocol.commands import Mput, Result
@@ -180,6 +189,28 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
         result = run("produce", "t", "--file", "/proc/self/mem", broker=broker)
     assert result.exit_code == 1
     assert result.stderr == "metaq: /proc/self/mem: Input/output error\n"
+
+
+def test_ctrl_c_ends_the_wait_for_the_writer_of_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system waits in `open` until somebody writes, maybe for ever."""
+    seen: list[str] = []
+
+    def wait_for_writer(*_arguments: object) -> int:
+        os.kill(os.getpid(), signal.SIGINT)
+        seen.append("goes on waiting")
+        return os.dup(STANDARD_INPUT)
+
+    monkeypatch.setattr(os, "open", wait_for_writer)
+    with (
+        Interrupts() as interrupts,
+        pytest.raises(KeyboardInterrupt),
+        open_input(tmp_path / "pipe", interrupts),
+        interrupts.pause(),
+    ):
+        seen.append("reads")
+    assert seen == []
 
 
 def test_lines_stored_around_a_refusal_are_not_called_unknown(file: Path) -> None:
