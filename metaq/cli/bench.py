@@ -15,10 +15,10 @@ from typing import Final
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
-from metaq.client import Client, Consumer
+from metaq.client import Client, Consumer, SendFuture
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import Start
-from metaq.errors import RequestTimeoutError
+from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import Message
 from metaq.zk.paths import partition_name
 
@@ -108,9 +108,16 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
 
     Raises:
         RequestTimeoutError: a message did not arrive.
+        MetaqError: that was because one could not be sent.
     """
     run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
     body = os.urandom(max(0, options.size_bytes - STAMP.size))
+    failures: list[MetaqError] = []  # the first one alone
+
+    def on_done(future: SendFuture) -> None:
+        if not failures and (error := future.exception(0)) is not None:
+            failures.append(error)
+
     with _reading(target, options.topic, "latest") as (client, consumer):
 
         def send() -> None:
@@ -120,7 +127,13 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
                     due_s = started_s + number / options.rate
                     if is_over.wait(max(0.0, due_s - time.monotonic())):
                         return
-                    producer.send_nowait(options.topic, STAMP.pack(run, due_s) + body)
+                    message = STAMP.pack(run, due_s) + body
+                    try:
+                        future = producer.send_nowait(options.topic, message)
+                    except MetaqError as error:
+                        failures.append(error)
+                        return
+                    future.add_done_callback(on_done)
 
         sender = threading.Thread(target=send, name="metaq-bench")
         sender.start()
@@ -131,12 +144,19 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
                     if message.data.startswith(run):
                         _run, due_s = STAMP.unpack_from(message.data)
                         latencies_s.append(now_s - due_s)
+        except RequestTimeoutError as error:
+            _end(sender, is_over)
+            raise (failures or [error])[0] from None
         finally:
-            is_over.set()
-            sender.join()
+            _end(sender, is_over)
     figures: Figures = [("messages", len(latencies_s), "")]
     figures += percentiles("", latencies_s)
     show(figures, as_json=options.as_json)
+
+
+def _end(sender: threading.Thread, is_over: threading.Event) -> None:
+    is_over.set()
+    sender.join()
 
 
 @contextmanager

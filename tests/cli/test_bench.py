@@ -3,6 +3,8 @@
 import json
 import threading
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +18,15 @@ from metaq.cli.bench import (
 )
 from metaq.cli.cluster import Target
 from metaq.client import Client
-from metaq.errors import RequestTimeoutError
+from metaq.errors import MetaqError, RequestTimeoutError
+from metaq.testing.embedded import embedded_broker
+from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
+
+ONE_BROKER = {
+    "test_a_topic_that_takes_no_puts_is_told_as_that": "a setting of ours",
+    "test_a_refusal_is_told_in_place_of_what_did_not_come": "it refuses on cue",
+}
 
 
 @pytest.fixture
@@ -78,6 +87,28 @@ def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
     with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
         bench_latency(target, hour)
     assert not [each for each in threading.enumerate() if each.name == "metaq-bench"]
+
+
+@pytest.mark.slow
+def test_a_topic_that_takes_no_puts_is_told_as_that(tmp_path: Path) -> None:
+    """The sending is on a thread of its own, whose errors nobody would hear."""
+    settings = {"test:acceptPublish": "false"}
+    with embedded_broker(data_path=tmp_path, settings=settings) as broker:
+        target = Target("memory", "/meta", (), 0.5, broker.coordinator_factory)
+        with pytest.raises(MetaqError, match="topic test has no partitions"):
+            bench_latency(target, options(count=5))
+
+
+@pytest.mark.slow
+def test_a_refusal_is_told_in_place_of_what_did_not_come(
+    start_metaq_1_4: StartBroker,
+) -> None:
+    """The reason, in the broker's words."""
+    broker: Any = start_metaq_1_4({"test": 1})
+    broker.inner.inject(FaultKind.REFUSE, count=1000, body=b"no room")
+    target = Target("memory", "/meta", (), 0.5, broker.coordinator_factory)
+    with pytest.raises(MetaqError, match="no room"):
+        bench_latency(target, options(count=5))
 
 
 @pytest.mark.parametrize(
