@@ -157,12 +157,13 @@ class FakeBroker:
 
     def start(self) -> None:
         """Listen, and register if there is a ZooKeeper; returns when it is done."""
-        self._thread = LoopThread(f"fake-broker-{self.broker_id}")
+        thread = LoopThread(f"fake-broker-{self.broker_id}")
         try:
-            self._thread.run(self._come_back(self.port))
+            thread.run(self._come_back(self.port))
         except BaseException:
-            self._thread.close()
+            thread.close()
             raise
+        self._thread = thread
 
     def stop(self) -> None:
         """Withdraw, cut every connection, end the thread. May be repeated."""

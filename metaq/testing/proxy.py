@@ -212,8 +212,13 @@ class Proxy:
 
     def start(self) -> None:
         """Listen."""
-        self._thread = LoopThread("proxy")
-        self._thread.run(self._listen())
+        thread = LoopThread("proxy")
+        try:
+            thread.run(self._listen())
+        except BaseException:
+            thread.close()
+            raise
+        self._thread = thread
 
     def stop(self) -> None:
         """Reset what is open and end the thread. May be repeated."""

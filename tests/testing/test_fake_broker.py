@@ -320,11 +320,12 @@ def test_tests_with_an_event_loop_can_use_it(broker: FakeBroker) -> None:
 
 
 def test_stop_may_be_repeated_and_a_taken_port_is_an_error() -> None:
-    """A start that fails leaves no thread behind."""
+    """A start that fails leaves no thread behind, and nothing to stop."""
     fake, other = FakeBroker(), FakeBroker()
     fake.stop()
     with fake:
         other.port = fake.port
         with pytest.raises(OSError, match="in use"):
             other.start()
+        other.stop()
     fake.stop()

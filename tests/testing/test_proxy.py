@@ -222,6 +222,19 @@ def test_a_reset_of_one_end_reaches_the_other() -> None:
         until(lambda: proxy.statistics().open_connection_count == 0)
 
 
+def test_a_start_that_fails_leaves_no_thread_behind(echo: Echo) -> None:
+    """Nobody stops what `with` did not start."""
+    proxy = Proxy("127.0.0.1", echo.port)
+    with proxy:
+        pass
+    with (
+        socket.create_server(("127.0.0.1", proxy.port)),
+        pytest.raises(OSError, match="in use"),
+    ):
+        proxy.start()
+    assert "proxy" not in {thread.name for thread in threading.enumerate()}
+
+
 def test_stop_resets_what_is_open_and_may_be_repeated(echo: Echo) -> None:
     """Also while a direction is stalled."""
     proxy = Proxy("127.0.0.1", echo.port)
