@@ -210,7 +210,7 @@ class LimitsConfig:
     line_bytes_max: int = LINE_BYTES_MAX
     """Longest command line, CRLF included."""
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
-    """Largest payload of one put."""
+    """Largest payload of a message, put alone or in an mput."""
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Largest body of one mput."""
     batch_records_max: int = BATCH_RECORDS_MAX

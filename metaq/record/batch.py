@@ -18,7 +18,7 @@ from zlib import crc32
 from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
-from metaq.record.layout import HEADER_BYTES
+from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
@@ -41,7 +41,11 @@ class BatchError:
 
 
 def check_and_stamp(
-    buffer: bytearray, count: int, first_id: MessageId
+    buffer: bytearray,
+    count: int,
+    first_id: MessageId,
+    *,
+    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
 ) -> BatchError | None:
     """Verify `count` records that fill `buffer`, and write their ids into them.
 
@@ -49,6 +53,7 @@ def check_and_stamp(
         buffer: the payload; changed in place. After an error its ids are undefined.
         count: records announced.
         first_id: id of the first record; the k-th gets `id_after(first_id, k)`.
+        payload_bytes_max: largest payload of a record.
 
     Returns:
         None when every record is whole and matches its checksum and nothing is left
@@ -57,13 +62,14 @@ def check_and_stamp(
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
     stride, rest = divmod(len(buffer), count)
-    if count >= UNIFORM_COUNT_MIN and not rest and stride > HEADER_BYTES:
-        payload_bytes = stride - HEADER_BYTES
+    payload_bytes = stride - HEADER_BYTES
+    is_many = count >= UNIFORM_COUNT_MIN and not rest
+    if is_many and 0 < payload_bytes <= payload_bytes_max:
         records = Struct(f">ii12x{payload_bytes}s").iter_unpack(buffer)
         if _is_uniform_and_whole(records, payload_bytes):
             stamp_ids(buffer, stride, ids_from(first_id, count))
             return None
-    return _check_and_stamp_each(buffer, count, first_id)
+    return _check_and_stamp_each(buffer, count, first_id, payload_bytes_max)
 
 
 def _is_uniform_and_whole(
@@ -77,7 +83,7 @@ def _is_uniform_and_whole(
 
 
 def _check_and_stamp_each(
-    buffer: bytearray, count: int, first_id: MessageId
+    buffer: bytearray, count: int, first_id: MessageId, payload_bytes_max: int
 ) -> BatchError | None:
     unpack, stamp, crc = _LENGTH_CHECKSUM.unpack_from, _ID.pack_into, crc32
     end, position, seen, next_id = len(buffer), 0, 0, int(first_id)
@@ -96,6 +102,12 @@ def _check_and_stamp_each(
                 return BatchError(
                     Position(position),
                     f"record {seen}: length {length}, but {left} bytes follow",
+                )
+            if length > payload_bytes_max:
+                return BatchError(
+                    Position(position),
+                    f"record {seen}: payload of {length} bytes, expected at most"
+                    f" {payload_bytes_max}",
                 )
             computed = crc(view[position + payload_at : next_position]) & mask
             if computed != stored:

@@ -198,3 +198,16 @@ def test_whoever_joined_a_batch_that_fails_is_told(monkeypatch) -> None:
         assert await end_of(peer) == 84
 
     run(DATA, scenario, fs=fs, overrides={"freeBytesMin": "0"})
+
+
+def test_a_batch_is_no_way_around_the_limit_of_a_message(data_dir: Path) -> None:
+    """The whole batch is refused, with both numbers; what fits is stored."""
+
+    async def scenario(_broker, peer) -> None:
+        (reply,) = replies(await peer.ask(mput(0, text=b"longer")))
+        assert reply.status == 500
+        assert "record 0: payload of 6 bytes, expected at most 5" in reply.text
+        (stored,) = receipts(await peer.ask(mput(0, text=b"short")))
+        assert stored.offset == 0
+
+    run(data_dir, scenario, overrides={"payloadBytesMax": "5"})

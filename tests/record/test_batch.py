@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import MessageId
+from metaq.model import MessageId, Position
 from metaq.record.batch import UNIFORM_COUNT_MIN, BatchError, check_and_stamp
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
@@ -108,6 +108,22 @@ def test_a_wrong_inner_checksum_is_refused(payloads: list[bytes]) -> None:
     assert error is not None
     assert error.position == start
     assert error.detail == f"record 2: expected checksum {stored ^ 1}, got {stored}"
+
+
+@pytest.mark.parametrize(
+    "payloads",
+    [[b"ab", b"abcd", b"abc"], [b"abcd"] * UNIFORM_COUNT_MIN],
+    ids=["mixed", "uniform"],
+)
+def test_a_payload_over_the_limit_is_refused(payloads: list[bytes]) -> None:
+    """A batch is no way around the limit of a message; what is as long as it goes."""
+    buffer, first = batch_of(payloads), payloads.index(b"abcd")
+    error = check_and_stamp(buffer, len(payloads), FIRST, payload_bytes_max=3)
+    assert error == BatchError(
+        Position(22 * first),
+        f"record {first}: payload of 4 bytes, expected at most 3",
+    )
+    assert check_and_stamp(buffer, len(payloads), FIRST, payload_bytes_max=4) is None
 
 
 @pytest.mark.parametrize("count", [2, UNIFORM_COUNT_MIN])

@@ -130,7 +130,12 @@ def _stamp(command: Mput, context: BrokerContext) -> tuple[bytearray, MessageId]
     """
     verify_checksum(command.payload, command.checksum)
     records, first_id = bytearray(command.payload), context.ids.reserve(command.count)
-    error = check_and_stamp(records, command.count, first_id)
+    error = check_and_stamp(
+        records,
+        command.count,
+        first_id,
+        payload_bytes_max=context.config.limits.payload_bytes_max,
+    )
     if error is not None:
         raise ServerError(f"mput: at byte {error.position}: {error.detail}")
     return records, first_id
