@@ -177,11 +177,15 @@ def test_progress_is_shown_on_a_terminal(
         )
         result, _ = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", seen.decode(errors="replace"))
-    assert re.search(r"ingest .*\d+/\d+ tasks", text)
-    assert "None" not in text
+    assert re.search(r"ingest .*\d+/\d+ tasks", shown(seen))
+    assert "None" not in shown(seen)
     assert b"WARN" not in seen
     assert len(data_of(stored(broker))) == 5000
+
+
+def shown(seen: bytearray) -> str:
+    """Return the characters of what was written to a terminal."""
+    return CONTROL.sub("", seen.decode(errors="replace"))
 
 
 @contextmanager
@@ -219,11 +223,9 @@ def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
             stderr=terminal,
             text=True,
         )
-        result, _ = interrupt(
-            process, lambda: re.search(rb"ingest .*0/1 tasks", seen) is not None
-        )
+        result, _ = interrupt(process, lambda: "0/1 tasks" in shown(seen))
     assert (process.returncode, result) == (130, "")
-    said = CONTROL.sub("", seen.decode(errors="replace"))
+    said = shown(seen)
     _before, *lines = said.rpartition("tasks")[2].split()
     assert lines == ["metaq:", "interrupted"], said
 
