@@ -5,24 +5,25 @@ write 0). Every record's own checksum is verified before the batch may reach the
 a wrong one would later look like rot, and a Java broker would cut the log there.
 
 Producers that care for speed send records of equal size, so that case has a way of
-its own where they are many: one unpacking iterator, and ids written column by column
-(`uniform.py`). Both ways accept and refuse the same batches.
+its own where they are many: lengths and checksums are compared, and ids written,
+column by column (`uniform.py`). Both ways accept and refuse the same batches.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from struct import Struct
 from typing import Final
 from zlib import crc32
 
 from metaq.model import MessageId, Position
-from metaq.record.checksum import CHECKSUM_MASK
+from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
 from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
+_CHECKSUM_AT: Final = 4
 _ID_AT: Final = _LENGTH_CHECKSUM.size
 
 UNIFORM_COUNT_MIN: Final = 12
@@ -63,23 +64,28 @@ def check_and_stamp(
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
     stride, rest = divmod(len(buffer), count)
     payload_bytes = stride - HEADER_BYTES
-    is_many = count >= UNIFORM_COUNT_MIN and not rest
-    if is_many and 0 < payload_bytes <= payload_bytes_max:
-        records = Struct(f">ii12x{payload_bytes}s").iter_unpack(buffer)
-        if _is_uniform_and_whole(records, payload_bytes):
-            stamp_ids(buffer, stride, ids_from(first_id, count))
-            return None
+    if (
+        count >= UNIFORM_COUNT_MIN
+        and not rest
+        and 0 < payload_bytes <= payload_bytes_max
+        and _is_uniform_and_whole(buffer, count, payload_bytes)
+    ):
+        stamp_ids(buffer, stride, ids_from(first_id, count))
+        return None
     return _check_and_stamp_each(buffer, count, first_id, payload_bytes_max)
 
 
-def _is_uniform_and_whole(
-    records: Iterator[tuple[int, int, bytes]], payload_bytes: int
-) -> bool:
-    crc, mask = crc32, CHECKSUM_MASK
-    for length, stored, payload in records:
-        if length != payload_bytes or crc(payload) & mask != stored:
+def _is_uniform_and_whole(buffer: bytearray, count: int, payload_bytes: int) -> bool:
+    stride = HEADER_BYTES + payload_bytes
+    for octet, value in enumerate(payload_bytes.to_bytes(4)):
+        if buffer[octet::stride] != bytes([value]) * count:
             return False
-    return True
+    payloads = Struct(f"{HEADER_BYTES}x{payload_bytes}s").iter_unpack(buffer)
+    checksums = pack_checksums(chain.from_iterable(payloads))
+    return all(
+        buffer[_CHECKSUM_AT + octet :: stride] == checksums[octet::4]
+        for octet in range(4)
+    )
 
 
 def _check_and_stamp_each(

@@ -243,7 +243,7 @@ class Appender:
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
             writer.write(
-                b"".join(chain.from_iterable(request.chunks for request in group)),
+                _joined([request.chunks for request in group]),
                 record_count=sum(request.record_count for request in group),
                 last_id=group[-1].last_id,
                 batches=[request.batch for request in group if request.batch],
@@ -284,3 +284,10 @@ class Appender:
             writer.sync_s,
         )
         self._post(partial(receiver.on_progress, progress))
+
+
+def _joined(chunks: list[Sequence[Buffer]]) -> Buffer:
+    """Return the bytes of a group in one piece; what is one already is not copied."""
+    if len(chunks) == 1 and len(chunks[0]) == 1:
+        return chunks[0][0]
+    return b"".join(chain.from_iterable(chunks))

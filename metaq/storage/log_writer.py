@@ -25,7 +25,7 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, SegmentSealedError, StorageError
-from metaq.fs import AppendFile, FileSystem
+from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.producer_file import ProducerFile
@@ -187,7 +187,7 @@ class LogWriter:
 
     def write(
         self,
-        data: bytes,
+        data: Buffer,
         *,
         record_count: int,
         last_id: MessageId,
