@@ -24,7 +24,7 @@ from metaq.errors import CorruptRecordError
 from metaq.model import Message, Offset, Position, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.flags import decode_payload
-from metaq.record.layout import HEADER, HEADER_BYTES, ZERO_HEADER
+from metaq.record.layout import CHECKSUM_AT, HEADER, HEADER_BYTES, ID_AT, ZERO_HEADER
 from metaq.record.scan import ScanResult, scan_records
 
 RUN_MIN: Final = 8
@@ -37,8 +37,8 @@ RUN_SIZES_MAX: Final = 16
 """Sizes of records whose longest run is prepared; each takes 32 KiB."""
 
 _ID_AND_PAYLOAD: Final = "8xq4x%ds"
-_ID_BYTES = range(8, 16)
-_CHECKSUM_BYTES = range(4, 8)
+_ID_BYTES = range(ID_AT, ID_AT + 8)
+_CHECKSUM_BYTES = range(CHECKSUM_AT, ID_AT)
 _CONSTANT_BYTES: Final = tuple(
     at
     for at in range(HEADER_BYTES)

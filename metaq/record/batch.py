@@ -18,13 +18,11 @@ from zlib import crc32
 from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
-from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
+from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids
 
 _LENGTH_CHECKSUM: Final = Struct(">ii")
 _ID: Final = Struct(">q")
-_CHECKSUM_AT: Final = 4
-_ID_AT: Final = _LENGTH_CHECKSUM.size
 
 UNIFORM_COUNT_MIN: Final = 12
 """Fewer records are looked at one by one: the way of equal ones has a set-up."""
@@ -83,7 +81,7 @@ def _is_uniform_and_whole(buffer: bytearray, count: int, payload_bytes: int) -> 
     payloads = Struct(f"{HEADER_BYTES}x{payload_bytes}s").iter_unpack(buffer)
     checksums = pack_checksums(chain.from_iterable(payloads))
     return all(
-        buffer[_CHECKSUM_AT + octet :: stride] == checksums[octet::4]
+        buffer[CHECKSUM_AT + octet :: stride] == checksums[octet::4]
         for octet in range(4)
     )
 
@@ -121,7 +119,7 @@ def _check_and_stamp_each(
                     Position(position),
                     f"record {seen}: expected checksum {stored}, got {computed}",
                 )
-            stamp(buffer, position + _ID_AT, next_id)
+            stamp(buffer, position + ID_AT, next_id)
             seen, position, next_id = seen + 1, next_position, next_id + 1
             if not next_id & SEQUENCE_MASK:
                 next_id += CARRY

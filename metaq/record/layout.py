@@ -30,6 +30,12 @@ HEADER: Final = Struct(">iiqi")
 HEADER_BYTES: Final = HEADER.size
 """20."""
 
+CHECKSUM_AT: Final = 4
+"""First byte of the checksum in a record."""
+
+ID_AT: Final = 8
+"""First byte of the id in a record, right behind the checksum."""
+
 ZERO_HEADER: Final = bytes(HEADER_BYTES)
 """What an unwritten tail looks like: never a record."""
 

@@ -16,10 +16,8 @@ from collections.abc import Sequence
 from struct import pack
 from typing import Final
 
-from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.layout import CHECKSUM_AT, HEADER, HEADER_BYTES, ID_AT
 
-_CHECKSUM_AT: Final = 4
-_ID_AT: Final = 8
 _ID_BYTES: Final = 8
 
 
@@ -38,7 +36,7 @@ def encode_uniform(
     records = bytearray(header)
     records += header.join(payloads)
     for octet in range(4):
-        records[_CHECKSUM_AT + octet :: HEADER_BYTES + length] = checksums[octet::4]
+        records[CHECKSUM_AT + octet :: HEADER_BYTES + length] = checksums[octet::4]
     return records
 
 
@@ -52,4 +50,4 @@ def stamp_ids(records: bytearray, stride: int, ids: Sequence[int]) -> None:
     """
     raw = pack(f">{len(ids)}q", *ids)
     for octet in range(_ID_BYTES):
-        records[_ID_AT + octet :: stride] = raw[octet::_ID_BYTES]
+        records[ID_AT + octet :: stride] = raw[octet::_ID_BYTES]
