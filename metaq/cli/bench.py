@@ -113,6 +113,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
     run, latencies_s, is_over = os.urandom(16), list[float](), threading.Event()
     body = os.urandom(max(0, options.size_bytes - STAMP.size))
     failures: list[MetaqError] = []  # the first one alone
+    late: RequestTimeoutError | None = None
 
     def on_done(future: SendFuture) -> None:
         if not failures and (error := future.exception(0)) is not None:
@@ -145,18 +146,15 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
                         _run, due_s = STAMP.unpack_from(message.data)
                         latencies_s.append(now_s - due_s)
         except RequestTimeoutError as error:
-            _end(sender, is_over)
-            raise (failures or [error])[0] from None
+            late = error
         finally:
-            _end(sender, is_over)
+            is_over.set()
+            sender.join()
+    if late is not None:
+        raise (failures or [late])[0]
     figures: Figures = [("messages", len(latencies_s), "")]
     figures += percentiles("", latencies_s)
     show(figures, as_json=options.as_json)
-
-
-def _end(sender: threading.Thread, is_over: threading.Event) -> None:
-    is_over.set()
-    sender.join()
 
 
 @contextmanager
