@@ -626,18 +626,23 @@ def test_a_program_that_forgets_to_close_ends_by_itself_and_commits(
 ) -> None:
     broker.put(b"first", b"second")
     path = tmp_path / "offsets.json"
+    assert run_to_its_end(FORGETFUL, broker, path) == ("first\n", "")
+    store = FileOffsets(path)
+    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"second"]
+
+
+def run_to_its_end(program: str, broker: AnyBroker, path: Path) -> tuple[str, str]:
+    """Run a program with two arguments; return what it printed, and its complaints."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", FORGETFUL, broker.address, str(path)],
+        [sys.executable, "-W", "error", "-c", program, broker.address, str(path)],
         capture_output=True,
         text=True,
         timeout=30,
         check=True,
         cwd=Path(__file__).parents[2],
     )
-    assert (done.stdout, done.stderr) == ("first\n", "")
-    store = FileOffsets(path)
-    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        assert payloads(take(consumer, 1)) == [b"second"]
+    return done.stdout, done.stderr
 
 
 WITH_SPOOLS = """
@@ -665,15 +670,7 @@ def test_a_program_that_forgets_what_it_spools_ends_without_a_word(
 ) -> None:
     """No thread begins then: files are closed where their owner is."""
     broker.put(b"0")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITH_SPOOLS, broker.address, tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=Path(__file__).parents[2],
-    )
-    assert (done.stdout, done.stderr) == ("Spooled\n", "")
+    assert run_to_its_end(WITH_SPOOLS, broker, tmp_path) == ("Spooled\n", "")
 
 
 def test_a_program_s_end_knows_of_open_clients_alone(

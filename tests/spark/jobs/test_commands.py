@@ -168,13 +168,7 @@ def test_progress_is_shown_on_a_terminal(
     lines.write_text("\n".join(f"line {number}" for number in range(5000)))
     words = ("ingest", TOPIC, str(lines), "--format", "text", "--json")
     with on_terminal() as (terminal, seen):
-        process = subprocess.Popen(
-            command(*words, "--broker", broker.address),
-            env={**environment(), "TERM": "xterm"},
-            stdout=subprocess.PIPE,
-            stderr=terminal,
-            text=True,
-        )
+        process = start(*words, "--broker", broker.address, stderr=terminal)
         result, _ = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, json.loads(result)["messages"]) == (0, 5000)
     assert re.search(r"ingest .*\d+/\d+ tasks", shown(seen))
@@ -216,13 +210,7 @@ def test_ctrl_c_ends_a_job_with_one_line(broker: EmbeddedBroker) -> None:
     value = "reflect('java.lang.Thread', 'sleep', 600000L)"
     words = ("ingest", TOPIC, str(Path(__file__)), "--format", "text", "--value", value)
     with on_terminal() as (terminal, seen):
-        process = subprocess.Popen(
-            command(*words, "--broker", broker.address),
-            env={**environment(), "TERM": "xterm"},
-            stdout=subprocess.PIPE,
-            stderr=terminal,
-            text=True,
-        )
+        process = start(*words, "--broker", broker.address, stderr=terminal)
         result, _ = interrupt(process, lambda: "0/1 tasks" in shown(seen))
     assert (process.returncode, result) == (130, "")
     said = shown(seen)
@@ -303,13 +291,17 @@ def test_windows_are_printed_until_ctrl_c(
     assert sum(window["messages"] for window in windows) == 10
 
 
-def start(*words: str, stdout: IO[bytes] | int = subprocess.PIPE) -> Process:
+def start(
+    *words: str,
+    stdout: IO[bytes] | int = subprocess.PIPE,
+    stderr: int = subprocess.PIPE,
+) -> Process:
     """Run a command of which nobody waits for the end yet."""
     return subprocess.Popen(
         command(*words),
-        env=environment(),
+        env={**environment(), "TERM": "xterm"},
         stdout=stdout,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
