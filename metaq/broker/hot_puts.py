@@ -38,7 +38,7 @@ from metaq.fs import Buffer
 from metaq.model import LogId, MessageId
 from metaq.protocol.java import parse_i32
 from metaq.record.checksum import CHECKSUM_MASK
-from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
+from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
@@ -127,13 +127,19 @@ class HotPuts:
             return 0
         buffer.position = row.end
         log, count, stride = head.run.log, len(row.payloads), HEADER_BYTES + head.length
-        ids = ids_from(self._context.ids.reserve(count), count)
+        first_id, done = self._context.ids.reserve(count), 0
         records = encode_uniform(row.payloads, row.checksums, flag=head.flag)
-        stamp_ids(records, stride, ids)
-        offset = log.next_offset
-        offsets = range(offset, offset + len(records), stride)
-        receipts = Receipts(row.opaques, ids, offsets)
-        self._append(log, [records], receipts, len(records))
+        stamp_ids(records, stride, first_id, count)
+        for ids in id_runs(first_id, count):
+            end = done + len(ids)
+            piece = (
+                records[done * stride : end * stride] if len(ids) < count else records
+            )
+            offset = log.next_offset
+            offsets = range(offset, offset + len(piece), stride)
+            receipts = Receipts(row.opaques[done:end], ids, offsets)
+            self._append(log, [piece], receipts, len(piece))
+            done = end
         return count
 
     def _take_each(self, buffer: UnparsedBytes) -> int:

@@ -17,7 +17,7 @@ from zlib import crc32
 
 from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
-from metaq.record.ids import CARRY, SEQUENCE_MASK, ids_from
+from metaq.record.ids import CARRY, SEQUENCE_MASK
 from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids
 
@@ -68,7 +68,7 @@ def check_and_stamp(
         and 0 < payload_bytes <= payload_bytes_max
         and _is_uniform_and_whole(buffer, count, payload_bytes)
     ):
-        stamp_ids(buffer, stride, ids_from(first_id, count))
+        stamp_ids(buffer, stride, first_id, count)
         return None
     return _check_and_stamp_each(buffer, count, first_id, payload_bytes_max)
 

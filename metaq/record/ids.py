@@ -13,7 +13,7 @@ Java brokers take a monotonic clock and stamp negative ids; such an id is no flo
 Source: broker spec 8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Final, Protocol
 
 from metaq.model import ID_EPOCH_MS, ID_MS_SHIFT, BrokerId, MessageId, Millis
@@ -59,16 +59,17 @@ def id_after(first: MessageId, k: int) -> MessageId:
     )
 
 
-def ids_from(first: MessageId, count: int) -> Sequence[int]:
-    """Return the ids of `count` records from `first` on: `id_after` of 0, 1, ..."""
-    left = SEQUENCE_MASK + 1 - (first & SEQUENCE_MASK)
-    if count <= left:
-        return range(first, first + count)
-    ids = list(range(first, first + left))
-    while len(ids) < count:
-        following = id_after(first, len(ids))
-        ids += range(following, following + min(count - len(ids), SEQUENCE_MASK + 1))
-    return ids
+def id_runs(first: MessageId, count: int) -> Iterator[range]:
+    """Yield the ids of `count` records from `first` on, as runs without a gap.
+
+    A run ends where the sequence runs over: `id_after` of 0, 1, ... in their order.
+    """
+    done = 0
+    while done < count:
+        start = id_after(first, done)
+        size = min(SEQUENCE_MASK + 1 - (start & SEQUENCE_MASK), count - done)
+        yield range(start, start + size)
+        done += size
 
 
 class IdGenerator:

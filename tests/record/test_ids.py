@@ -13,7 +13,7 @@ from metaq.record.ids import (
     SEQUENCE_MASK,
     IdGenerator,
     id_after,
-    ids_from,
+    id_runs,
 )
 
 
@@ -148,5 +148,7 @@ def test_ids_never_repeat_under_any_clock(steps: list[tuple[int, int]]) -> None:
 @given(st.integers(0, 2**62), st.integers(1, 10_000))
 def test_ids_of_a_run_are_those_of_each(first: int, count: int) -> None:
     """Across as many ends of the sequence as there are."""
-    ids = ids_from(MessageId(first), count)
-    assert list(ids) == [id_after(MessageId(first), k) for k in range(count)]
+    runs = list(id_runs(MessageId(first), count))
+    ids = [id_ for run in runs for id_ in run]
+    assert ids == [id_after(MessageId(first), k) for k in range(count)]
+    assert all(run.stop & SEQUENCE_MASK == 0 for run in runs[:-1])
