@@ -242,9 +242,11 @@ class Appender:
             if writer.is_full:
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
+            data = _joined([request.chunks for request in group])
+            record_count = sum(request.record_count for request in group)
             writer.write(
-                _joined([request.chunks for request in group]),
-                record_count=sum(request.record_count for request in group),
+                data,
+                record_count=record_count,
                 last_id=group[-1].last_id,
                 batches=[request.batch for request in group if request.batch],
             )
@@ -255,6 +257,7 @@ class Appender:
         if writer.is_sync_due():
             writer.sync_segment()
         self._post_progress(writer, receiver, len(group))
+        writer.cover(data, record_count=record_count)
         if writer.is_index_due:
             writer.index()
         else:

@@ -193,7 +193,9 @@ class LogWriter:
         last_id: MessageId,
         batches: Sequence[Batch] = (),
     ) -> None:
-        """Write whole records behind the last one; nothing is synced for certain.
+        """Write whole records behind the last one; `cover` is to follow.
+
+        Nothing is synced for certain.
 
         Bytes beyond `GROUP_BYTES_MAX` are synced in steps in group commit, so that a
         power cut never finds a longer unsynced tail. Batches of producers among the
@@ -227,12 +229,19 @@ class LogWriter:
             steps.release()
         if batches:
             self._producers.keep(batches)
-        if active.spans is not None:
-            active.spans.extend(data, record_count=record_count)
         active.size_bytes = SizeBytes(size_before + len(data))
         self.end = Offset(self.end + len(data))
         self.last_id = last_id
         self.unsynced_records += record_count
+
+    def cover(self, data: Buffer, *, record_count: int) -> None:
+        """Take what `write` has written into the index, in memory; see `index`.
+
+        It is not part of `write` so that nobody waits for the checksum it computes:
+        while that runs the loop may take the interpreter for long.
+        """
+        if self._active is not None and self._active.spans is not None:
+            self._active.spans.extend(data, record_count=record_count)
 
     def sync(self) -> None:
         """Wait until everything written is on disk, then index it.
