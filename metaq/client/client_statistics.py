@@ -1,20 +1,25 @@
 """What a client, and everything that was made from it, counts: one snapshot.
 
-Taken from any thread, asks nobody. Of what is closed it knows what producers counted,
-so that their sums never fall; consumers that are closed have left.
+Taken from any thread, asks nobody. Of what is closed it knows what it counted, so that
+no sum falls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.feed import LaneStatistics
-from metaq.client.ordered import OrderedStatistics
+from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics
 from metaq.client.pool import PoolStatistics
-from metaq.client.producer import ProducerStatistics
+from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.client.progress import ConsumerStatistics, Health, Lag
-from metaq.client.totals import Totals
+from metaq.client.totals import (
+    Totals,
+    total_of_groups,
+    total_of_ordered,
+    total_of_producers,
+)
 from metaq.model import TopicPartition
 from metaq.zk.session import SessionStatus
 
@@ -54,6 +59,9 @@ class ClientStatistics:
     flight. None while none was closed."""
     closed_ordered_producers: OrderedStatistics | None = None
     """The same of ordered producers; nothing of it is waiting."""
+    closed_consumers: Mapping[str, ConsumerStatistics] = field(default_factory=dict)
+    """What the closed consumers of each group counted, together, by the group's name;
+    nothing of it is parked, and no partition is read."""
 
     @property
     def all_producers(self) -> Iterator[ProducerStatistics]:
@@ -69,37 +77,49 @@ class ClientStatistics:
         if self.closed_ordered_producers is not None:
             yield self.closed_ordered_producers
 
+    @property
+    def all_counters(self) -> Iterator[tuple[str, ConsumerStatistics]]:
+        """Yield (group, counters) of open consumers, then of each group's closed."""
+        for consumer in self.consumers:
+            yield consumer.group, consumer.counters
+        yield from self.closed_consumers.items()
 
-def snapshot_of(
-    context: ClientContext,
-    producers: Totals[ProducerStatistics],
-    ordered: Totals[OrderedStatistics],
-    children: Iterable[object],
-) -> ClientStatistics:
-    """Return what there is to tell of a client.
 
-    Args:
-        context: its parts.
-        producers: all of them.
-        ordered: all ordered producers.
-        children: consumers among others, closed ones as well.
+class Made:
+    """All that one client has made and that counts, closed ones included.
+
+    Concurrency: things are added on the client's loop, snapshots taken in any thread.
     """
-    coordinator = context.coordinator
-    open_producers, closed_producers = producers.snapshot()
-    open_ordered, closed_ordered = ordered.snapshot()
-    return ClientStatistics(
-        pool=context.pool.statistics(),
-        session=None if coordinator is None else coordinator.status,
-        producers=open_producers,
-        ordered_producers=open_ordered,
-        consumers=tuple(
-            _snapshot_of_consumer(one)
-            for one in children
-            if isinstance(one, AsyncConsumer) and not one.is_closed
-        ),
-        closed_producers=closed_producers,
-        closed_ordered_producers=closed_ordered,
-    )
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.producers = Totals(AsyncProducer.statistics, total_of_producers)
+        """Those of dead letters and under ordered producers among them."""
+        self.ordered = Totals(AsyncOrderedProducer.statistics, total_of_ordered)
+        """Ordered producers."""
+        self.consumers = Totals(_by_group, total_of_groups)
+        """Consumers."""
+
+    def snapshot(self, context: ClientContext) -> ClientStatistics:
+        """Return what there is to tell of the client with these parts."""
+        coordinator = context.coordinator
+        producers, closed_producers = self.producers.split()
+        ordered, closed_ordered = self.ordered.split()
+        consumers, closed_consumers = self.consumers.split()
+        return ClientStatistics(
+            pool=context.pool.statistics(),
+            session=None if coordinator is None else coordinator.status,
+            producers=tuple(one.statistics() for one in producers),
+            ordered_producers=tuple(one.statistics() for one in ordered),
+            consumers=tuple(map(_snapshot_of_consumer, consumers)),
+            closed_producers=closed_producers,
+            closed_ordered_producers=closed_ordered,
+            closed_consumers=closed_consumers or {},
+        )
+
+
+def _by_group(consumer: AsyncConsumer) -> Mapping[str, ConsumerStatistics]:
+    return {consumer.group: consumer.statistics()}
 
 
 def _snapshot_of_consumer(consumer: AsyncConsumer) -> ConsumerSnapshot:

@@ -9,7 +9,6 @@ client spec 10 to 13.
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping
-from types import TracebackType
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
@@ -32,6 +31,7 @@ from metaq.client.progress import (
 )
 from metaq.client.reading import Reading
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.totals import Totals, total_of_handling
 from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
@@ -103,6 +103,7 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
         self._handling: Handling | None = None
+        self._runs = Totals(Handling.statistics, total_of_handling)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
 
@@ -185,6 +186,11 @@ class AsyncConsumer:
         """Whether it was closed, or could not be started."""
         return self._state is ConsumerState.CLOSED
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed and counts nothing any more."""
+        return self._ended.is_set()
+
     def require_started(self) -> None:
         """Raise ClosedError when nothing can ever be received."""
         if self._state is ConsumerState.NEW:
@@ -249,10 +255,7 @@ class AsyncConsumer:
         return self
 
     async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, *_error: object
     ) -> None:
         if kind is None and self.hand.is_free_for(current_task()):
             self.hand.count()
@@ -378,6 +381,7 @@ class AsyncConsumer:
             clock=context.clock,
             make_producer=lambda: context.make_producer(ProducerOptions(), None),
         )
+        self._runs.add(self._handling)
         return self._handling
 
     # -- offsets ----------------------------------------------------------------------
@@ -493,7 +497,4 @@ class AsyncConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
-        handling = self._handling
-        return self._reading.statistics(
-            handling=None if handling is None else handling.statistics()
-        )
+        return self._reading.statistics(handling=self._runs.total())

@@ -74,7 +74,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class HandlingStatistics:
-    """A snapshot of the counters of one `run`."""
+    """A snapshot of the counters of one `run`, or of all of a consumer's."""
 
     handled_count: int
     """Messages that are done with: handled, or given up and taken."""
@@ -140,6 +140,8 @@ class Handling:
         self._is_ending = False
         self.is_closed = False
         """It is over; nothing works on it any more."""
+        self.has_ended = False
+        """It is over, and its parts are closed."""
         self._handled_count = 0
         self._failure_count = 0
         self._dead_letter_count = 0
@@ -164,10 +166,13 @@ class Handling:
             timer.cancel()
             self._feed.resume(partition)
         self._timers.clear()
-        if self._parking is not None:
-            await self._parking.close()
-        if self._producer is not None:
-            await self._producer.close()
+        try:
+            if self._parking is not None:
+                await self._parking.close()
+            if self._producer is not None:
+                await self._producer.close()
+        finally:
+            self.has_ended = True
 
     async def run(
         self,

@@ -16,7 +16,7 @@ from metaq.client.fetcher import FetchStatistics
 from metaq.client.handling import HandlingStatistics
 from metaq.client.ordered import OrderedStatistics
 from metaq.client.producer import ProducerStatistics
-from metaq.client.progress import Lag
+from metaq.client.progress import ConsumerStatistics, Lag
 from metaq.model import TopicPartition
 from metaq.prometheus import Sample
 from metaq.zk.paths import partition_name
@@ -86,7 +86,7 @@ def of_group(
     read: Callable[[ConsumerSnapshot], float],
     combine: Callable[[float, float], float] = operator.add,
 ) -> MetricSpec:
-    """Return a metric of each consumer group."""
+    """Return a metric of the open consumers of each group."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
         for consumer in client.consumers:
@@ -95,15 +95,27 @@ def of_group(
     return MetricSpec(name, text, BY_GROUP, samples, combine)
 
 
+def of_counters(
+    name: str, text: str, read: Callable[[ConsumerStatistics], float]
+) -> MetricSpec:
+    """Return a metric of all consumers of each group, closed ones included."""
+
+    def samples(client: ClientStatistics) -> Iterator[Sample]:
+        for group, counters in client.all_counters:
+            yield (group,), read(counters)
+
+    return MetricSpec(name, text, BY_GROUP, samples)
+
+
 def of_handling(
     name: str, text: str, read: Callable[[HandlingStatistics], float]
 ) -> MetricSpec:
-    """Return a metric of each consumer group whose messages `run` handles."""
+    """Return a metric of the groups whose messages `run` handles, as `of_counters`."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
-        for consumer in client.consumers:
-            if consumer.counters.handling is not None:
-                yield (consumer.group,), read(consumer.counters.handling)
+        for group, counters in client.all_counters:
+            if counters.handling is not None:
+                yield (group,), read(counters.handling)
 
     return MetricSpec(name, text, BY_GROUP, samples)
 
@@ -111,12 +123,12 @@ def of_handling(
 def of_duplicates(
     name: str, text: str, read: Callable[[DuplicateStatistics], float]
 ) -> MetricSpec:
-    """Return a metric of each consumer group with a cache of ids."""
+    """Return a metric of the groups with a cache of ids, as `of_counters`."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
-        for consumer in client.consumers:
-            if consumer.counters.duplicates is not None:
-                yield (consumer.group,), read(consumer.counters.duplicates)
+        for group, counters in client.all_counters:
+            if counters.duplicates is not None:
+                yield (group,), read(counters.duplicates)
 
     return MetricSpec(name, text, BY_GROUP, samples)
 

@@ -8,11 +8,13 @@ from typing import Final
 
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.metric_specs import (
+    BY_GROUP,
     BY_PARTITION,
     HistogramSpec,
     MetricSpec,
     of_client,
     of_connection,
+    of_counters,
     of_duplicates,
     of_fetch,
     of_group,
@@ -65,6 +67,12 @@ def _read_states(client: ClientStatistics) -> Iterator[Sample]:
             if state is not ConsumerState.CLOSED:
                 is_in_it = consumer.health.state is state
                 yield (consumer.group, state.value), is_in_it
+
+
+def _read_parked(client: ClientStatistics) -> Iterator[Sample]:
+    for consumer in client.consumers:
+        if consumer.counters.handling is not None:
+            yield (consumer.group,), consumer.counters.handling.waiting_count
 
 
 # -- the table ------------------------------------------------------------------------
@@ -282,20 +290,20 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "Partitions whose handled offset is ahead of the committed one.",
         lambda c: c.health.uncommitted_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_delivered_messages_total",
         "Messages fetched and let through by the filter.",
-        lambda c: c.counters.delivered_count,
+        lambda c: c.delivered_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_filtered_messages_total",
         "Messages that the filter held back.",
-        lambda c: c.counters.filtered_count,
+        lambda c: c.filtered_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_repeated_messages_total",
         "Messages not delivered because this process had handled them.",
-        lambda c: c.counters.repeat_count,
+        lambda c: c.repeat_count,
     ),
     of_duplicates(
         "metaq_consumer_duplicate_messages_total",
@@ -312,25 +320,25 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "Ids that were not added to `duplicate_ids`.",
         lambda d: d.forgotten_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_resets_total",
         "Committed offsets given up because they lay outside the log.",
-        lambda c: c.counters.reset_count,
+        lambda c: c.reset_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_missing_bytes_total",
         "Bytes of the log passed over: deleted before they were read, or damaged.",
-        lambda c: c.counters.missing_bytes,
+        lambda c: c.missing_bytes,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_commits_total",
         "Commits that wrote something.",
-        lambda c: c.counters.commit_count,
+        lambda c: c.commit_count,
     ),
-    of_group(
+    of_counters(
         "metaq_consumer_commit_failures_total",
         "Partitions whose commit failed, counted each time.",
-        lambda c: c.counters.commit_failure_count,
+        lambda c: c.commit_failure_count,
     ),
     # Partitions that are read.
     of_lane(
@@ -414,10 +422,11 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "Parked messages that were handled later.",
         lambda h: h.replayed_count,
     ),
-    of_handling(
+    MetricSpec(
         "metaq_consumer_parked_messages",
         "Messages that are parked now.",
-        lambda h: h.waiting_count,
+        BY_GROUP,
+        _read_parked,
     ),
 )
 """Every metric of a client, in the order of a scrape."""

@@ -4,9 +4,10 @@
 
 A scrape takes one snapshot of each client and asks nobody; there is no counter in here
 and no thread, but for that of `serve_metrics`. What shares its labels is put together:
-the producers of all clients, the consumers of one group. What a producer counted stays
-in the sums of its client when it is closed. A consumer leaves no series behind and
-takes what it counted with it, as does a client, which Prometheus takes for a restart.
+the producers of all clients, the consumers of one group. What a producer or a consumer
+counted stays in the sums of its client when it is closed; a series of one partition
+leaves with whoever read it. A client takes all of its numbers with it, which Prometheus
+takes for a restart.
 """
 
 from collections.abc import Iterable, Iterator

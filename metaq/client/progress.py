@@ -190,7 +190,8 @@ class ConsumerStatistics:
     fetches: Mapping[TopicPartition, FetchStatistics]
     """Of the partitions it reads now."""
     handling: HandlingStatistics | None
-    """Of the last `run`; None when there was none."""
+    """Of every `run`; what is parked is what the last one has. None when there was
+    none."""
     duplicates: DuplicateStatistics | None
     """Of `duplicate_ids`; None without that option."""
 

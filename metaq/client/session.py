@@ -25,7 +25,7 @@ from metaq.client.browse import (
     known_topics,
     stats_of,
 )
-from metaq.client.client_statistics import ClientStatistics, snapshot_of
+from metaq.client.client_statistics import ClientStatistics, Made
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.consumer_parts import make_source, make_store
 from metaq.client.context import ClientContext
@@ -53,7 +53,6 @@ from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
-from metaq.client.totals import Totals, total_of_ordered, total_of_producers
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -117,8 +116,7 @@ class AsyncClient:
         self._context: ClientContext | None = None
         self._children: list[Closable] = []
         self._closed: weakref.WeakSet[Closable] = weakref.WeakSet()
-        self._producers = Totals(total_of_producers)
-        self._ordered = Totals(total_of_ordered)
+        self._made = Made()
         self._marks: Marks = {}
         self._pid = os.getpid()
         self._is_closed = False
@@ -280,7 +278,7 @@ class AsyncClient:
             timeout_s=settings.timeout_s,
             selector=selector,
         )
-        self._ordered.add(producer)
+        self._made.ordered.add(producer)
         self._adopt(producer)
         return producer
 
@@ -297,7 +295,7 @@ class AsyncClient:
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
         )
-        self._producers.add(producer)
+        self._made.producers.add(producer)
         return producer
 
     def consumer(
@@ -348,6 +346,7 @@ class AsyncClient:
             options=settings,
             marks=self._marks,
         )
+        self._made.consumers.add(consumer)
         self._adopt(consumer)
         return consumer
 
@@ -481,7 +480,7 @@ class AsyncClient:
         Raises:
             ClosedError: the client is not running, or this is a fork of its process.
         """
-        return snapshot_of(self.context, self._producers, self._ordered, self._children)
+        return self._made.snapshot(self.context)
 
     # -- inside -----------------------------------------------------------------------
 

@@ -1,25 +1,32 @@
-"""What the producers of one client counted: no sum falls when one of them is closed.
+"""What producers, consumers and runs counted: no sum falls when one of them is closed.
 
-A sum that fell would look like a restart to whoever computes rates from it. So a
-producer that is closed is forgotten when it has counted its last, and its counters are
-added to those of the closed ones before it. Nothing is buffered or in flight there.
+A sum that fell would look like a restart to whoever computes rates from it. So what is
+closed is forgotten when it has counted its last, and its counters are added to those
+of the closed ones before it. Nothing is buffered or in flight there.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Generic, Protocol, TypeVar
+from dataclasses import replace
+from typing import Final, Generic, Protocol, TypeVar
 
+from metaq.client.duplicate_filter import DuplicateStatistics
+from metaq.client.handling import HandlingStatistics
 from metaq.client.ordered import OrderedStatistics
 from metaq.client.producer import ProducerStatistics
+from metaq.client.progress import ConsumerStatistics
 from metaq.stats import merge_snapshots
+
+CLOSED_GROUPS_MAX: Final = 1_000
+"""Groups whose closed consumers one client remembers; of more, those with which a
+consumer was closed last."""
 
 K = TypeVar("K")
 S = TypeVar("S")
-S_co = TypeVar("S_co", covariant=True)
 
 
-class Counting(Protocol[S_co]):
-    """A producer, as far as its counters go."""
+class Ending(Protocol):
+    """What counts, as far as its end goes."""
 
     @property
     def is_closed(self) -> bool:
@@ -31,48 +38,60 @@ class Counting(Protocol[S_co]):
         """Whether it is closed and counts nothing any more."""
         ...
 
-    def statistics(self) -> S_co:
-        """Return a snapshot of its counters."""
-        ...
+
+E = TypeVar("E", bound=Ending)
 
 
-class Totals(Generic[S]):
-    """The producers of one kind that a client has made.
+class Totals(Generic[E, S]):
+    """All of one kind that one owner has made.
 
-    Concurrency: `add` on the client's loop, `snapshot` in any thread.
+    Concurrency: `add` on the client's loop, the others in any thread.
     """
 
-    def __init__(self, total_of: Callable[[Sequence[S]], S]) -> None:
+    def __init__(
+        self, read: Callable[[E], S], total_of: Callable[[Sequence[S]], S]
+    ) -> None:
         """Start with none.
 
         Args:
-            total_of: puts snapshots of closed producers together, one or more.
+            read: takes a snapshot of one.
+            total_of: puts snapshots together, one or more, the oldest first.
         """
+        self._read = read
         self._total_of = total_of
         # One value: whoever takes a snapshot may be in another thread.
-        self._state: tuple[tuple[S, ...], tuple[Counting[S], ...]] = ((), ())
+        self._state: tuple[tuple[S, ...], tuple[E, ...]] = ((), ())
 
-    def add(self, producer: Counting[S]) -> None:
-        """Count what a new producer counts, and forget those that have ended."""
+    def add(self, new: E) -> None:
+        """Count what a new one counts, and forget those that have ended."""
         closed, known = self._state
         ended = [one for one in known if one.has_ended]
         if ended:
-            closed = (self._total_of([*closed, *(one.statistics() for one in ended)]),)
+            closed = (self._total_of([*closed, *map(self._read, ended)]),)
         alive = (one for one in known if one not in ended)
-        self._state = (closed, (*alive, producer))
+        self._state = (closed, (*alive, new))
 
-    def snapshot(self) -> tuple[tuple[S, ...], S | None]:
-        """Return what each open producer counted, and the closed ones together.
+    def split(self) -> tuple[tuple[E, ...], S | None]:
+        """Return those that are open, and what the closed ones counted together.
 
         None in place of the second: none was closed.
         """
         before, known = self._state
-        opened: list[S] = []
+        opened: list[E] = []
         closed = list(before)
         for one in known:
-            side = closed if one.is_closed else opened
-            side.append(one.statistics())
+            # Looked at once: it may be closed meanwhile, and is in one of the two.
+            if one.is_closed:
+                closed.append(self._read(one))
+            else:
+                opened.append(one)
         return tuple(opened), self._total_of(closed) if closed else None
+
+    def total(self) -> S | None:
+        """Return what all of them counted together; None: there was none."""
+        closed, known = self._state
+        parts = [*closed, *map(self._read, known)]
+        return self._total_of(parts) if parts else None
 
 
 def total_of_producers(parts: Sequence[ProducerStatistics]) -> ProducerStatistics:
@@ -104,6 +123,60 @@ def total_of_ordered(parts: Sequence[OrderedStatistics]) -> OrderedStatistics:
         replayed_count=sum(part.replayed_count for part in parts),
         waiting={},
         problems=(),
+    )
+
+
+def total_of_handling(parts: Sequence[HandlingStatistics]) -> HandlingStatistics:
+    """Return what runs, one or more, counted together; parked is what the last has."""
+    return HandlingStatistics(
+        handled_count=sum(part.handled_count for part in parts),
+        failure_count=sum(part.failure_count for part in parts),
+        dead_letter_count=sum(part.dead_letter_count for part in parts),
+        dropped_count=sum(part.dropped_count for part in parts),
+        parked_count=sum(part.parked_count for part in parts),
+        replayed_count=sum(part.replayed_count for part in parts),
+        waiting_count=parts[-1].waiting_count,
+    )
+
+
+def total_of_groups(
+    parts: Sequence[Mapping[str, ConsumerStatistics]],
+) -> Mapping[str, ConsumerStatistics]:
+    """Return what the closed consumers of each group counted together.
+
+    Bounded by `CLOSED_GROUPS_MAX`.
+    """
+    groups: dict[str, ConsumerStatistics] = {}
+    for part in parts:
+        for group, counters in part.items():
+            known = groups.pop(group, None)
+            both = [counters] if known is None else [known, counters]
+            groups[group] = _total_of_consumers(both)
+    return dict([*groups.items()][-CLOSED_GROUPS_MAX:])
+
+
+def _total_of_consumers(parts: Sequence[ConsumerStatistics]) -> ConsumerStatistics:
+    runs = [part.handling for part in parts if part.handling is not None]
+    asked = [part.duplicates for part in parts if part.duplicates is not None]
+    return ConsumerStatistics(
+        delivered_count=sum(part.delivered_count for part in parts),
+        filtered_count=sum(part.filtered_count for part in parts),
+        repeat_count=sum(part.repeat_count for part in parts),
+        reset_count=sum(part.reset_count for part in parts),
+        missing_bytes=sum(part.missing_bytes for part in parts),
+        commit_count=sum(part.commit_count for part in parts),
+        commit_failure_count=sum(part.commit_failure_count for part in parts),
+        fetches={},
+        handling=replace(total_of_handling(runs), waiting_count=0) if runs else None,
+        duplicates=_total_of_duplicates(asked) if asked else None,
+    )
+
+
+def _total_of_duplicates(parts: Sequence[DuplicateStatistics]) -> DuplicateStatistics:
+    return DuplicateStatistics(
+        skipped_count=sum(part.skipped_count for part in parts),
+        failure_count=sum(part.failure_count for part in parts),
+        forgotten_count=sum(part.forgotten_count for part in parts),
     )
 
 

@@ -1,28 +1,45 @@
-"""Producers that are closed: what they counted stays in the sums, and nothing else."""
+"""What is closed: what it counted stays in the sums, and nothing else."""
 
 import weakref
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from metaq.client import Client
+import pytest
+
+from metaq.client import (
+    Client,
+    HandlerFailedError,
+    LruDuplicateIds,
+    RetryPolicy,
+    totals,
+)
+from metaq.client.duplicate_filter import DuplicateStatistics
+from metaq.client.handling import HandlingStatistics
 from metaq.client.ordered import OrderedStatistics
-from metaq.client.totals import Totals, total_of_ordered, total_of_producers
+from metaq.client.totals import (
+    Totals,
+    total_of_groups,
+    total_of_handling,
+    total_of_ordered,
+    total_of_producers,
+)
 from metaq.model import BrokerId, TopicPartition
 from metaq.stats import HistogramSnapshot
 from tests.brokers import StartBroker
-from tests.client.test_metrics import FULL, PART, PRODUCER, samples
-from tests.client.worlds import QUICK
+from tests.client.test_metrics import CONSUMER, FULL, PART, PRODUCER, samples
+from tests.client.worlds import QUICK, WORLDS
 
 NEXT_PART = TopicPartition("t", BrokerId(3), 2)
 
 
 def falling(before: dict[str, float], after: dict[str, float]) -> list[str]:
-    """Return the producers' counters that are lower than they were, or gone."""
+    """Return the sums that are lower than they were, or gone."""
     return [
         key
         for key, value in before.items()
-        if "producer" in key
+        if ("producer" in key or "{group=g}" in key)
         and ("_total{" in key or "_bucket{" in key or "_sum{" in key)
         and after.get(key, -1) < value
     ]
@@ -82,36 +99,110 @@ def test_what_closed_producers_counted_is_added_and_nothing_of_them_waits() -> N
 
 
 class Closing:
-    """A producer that counts on while it is being closed."""
+    """What counts on while it is being closed."""
 
     def __init__(self) -> None:
         self.is_closed = self.has_ended = False
         self.count = 0
 
-    def statistics(self) -> OrderedStatistics:
-        return OrderedStatistics(self.count, 0, 0, {}, ())
 
-
-def test_a_producer_counts_until_it_has_ended_and_is_forgotten_then() -> None:
-    totals = Totals(total_of_ordered)
-    assert totals.snapshot() == ((), None)
+def test_what_is_closed_counts_until_it_has_ended_and_is_forgotten_then() -> None:
+    counts: Totals[Closing, int] = Totals(lambda one: one.count, sum)
+    assert counts.split() == ((), None)
+    assert counts.total() is None
     one, other = Closing(), Closing()
-    totals.add(one)
+    counts.add(one)
     one.count = 1
-    assert totals.snapshot() == ((one.statistics(),), None)
+    assert counts.split() == ((one,), None)
+    assert counts.total() == 1
     one.is_closed = True
-    totals.add(other)
+    counts.add(other)
     one.count = 2
-    opened, closed = totals.snapshot()
-    assert opened == (other.statistics(),)
-    assert closed is not None
-    assert closed.sent_count == 2
+    assert counts.split() == ((other,), 2)
     one.has_ended = True
     forgotten = weakref.ref(one)
     del one
-    totals.add(Closing())
+    other.count = 40
+    counts.add(Closing())
     assert forgotten() is None
-    opened, closed = totals.snapshot()
-    assert len(opened) == 2
-    assert closed is not None
-    assert closed.sent_count == 2
+    opened, closed = counts.split()
+    assert (len(opened), closed, counts.total()) == (2, 2, 42)
+
+
+# -- consumers ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sync", "async"])
+def client(request: pytest.FixtureRequest, start_broker: StartBroker) -> Any:
+    broker = start_broker()
+    broker.put(b"a", b"b", b"c")
+    with WORLDS[request.param](brokers=[broker.address], **QUICK) as one:
+        yield one
+
+
+def refuse(_message: object) -> None:
+    raise ValueError("refused")
+
+
+def run_once(consumer: Any) -> None:
+    """Have a handler fail once, which ends the run."""
+    with pytest.raises(HandlerFailedError):
+        consumer.run(refuse, retry=RetryPolicy(attempts_max=1), timeout=20)
+
+
+def test_no_counter_of_a_group_falls_while_its_consumers_come_and_go(
+    client: Any,
+) -> None:
+    """One member goes and another stays: what the first counted is no news later."""
+    measured = getattr(client, "twin", client)
+    options = {"duplicate_ids": LruDuplicateIds()}
+    seen = []
+    with client.consumer("g", ["test"]) as staying:
+        run_once(staying)
+        for _ in range(3):
+            with client.consumer("g", ["test"], **options) as going:
+                run_once(going)
+                seen.append(samples(measured))
+            seen.append(samples(measured))
+    seen.append(samples(measured))
+    assert [falling(*pair) for pair in pairwise(seen)] == [[]] * (len(seen) - 1)
+    assert seen[-1]["metaq_consumer_delivered_messages_total{group=g}"] == 12
+    assert seen[-1]["metaq_consumer_handler_failures_total{group=g}"] == 4
+
+
+def test_a_second_run_goes_on_counting_where_the_first_ended(client: Any) -> None:
+    """The first is over; who looks at the counters does not know of runs."""
+    with client.consumer("g", ["test"]) as consumer:
+        for count in (1, 2, 3):
+            run_once(consumer)
+            assert consumer.statistics().handling.failure_count == count
+
+
+def test_what_runs_counted_is_added_and_the_last_one_says_what_is_parked() -> None:
+    run = HandlingStatistics(1, 2, 3, 4, 5, 6, waiting_count=7)
+    last = replace(run, waiting_count=0)
+    assert total_of_handling([run, last]) == HandlingStatistics(2, 4, 6, 8, 10, 12, 0)
+    assert total_of_handling([last, run]).waiting_count == 7
+
+
+def test_what_closed_consumers_counted_is_added_by_group() -> None:
+    """A part that one of them lacks, a cache of ids, is what the others have of it."""
+    whole = CONSUMER.counters
+    plain = replace(whole, handling=None, duplicates=None)
+    groups = total_of_groups([{"g": whole}, {"h": plain}, {"g": plain}, {"g": whole}])
+    assert list(groups) == ["h", "g"]
+    assert groups["h"] == replace(plain, fetches={})
+    for field in fields(whole):
+        one = getattr(whole, field.name)
+        if isinstance(one, int):
+            assert getattr(groups["g"], field.name) == 3 * one, field.name
+    assert groups["g"].fetches == {}
+    assert groups["g"].handling == HandlingStatistics(160, 162, 164, 166, 168, 170, 0)
+    assert groups["g"].duplicates == DuplicateStatistics(180, 182, 184)
+
+
+def test_closed_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those stay with which a consumer was closed last."""
+    monkeypatch.setattr(totals, "CLOSED_GROUPS_MAX", 2)
+    parts = [{name: CONSUMER.counters} for name in "abcb"]
+    assert list(total_of_groups(parts)) == ["c", "b"]

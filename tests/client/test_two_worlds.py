@@ -57,6 +57,7 @@ INNER = {
     "AsyncConsumer.begin_handling",
     "AsyncConsumer.limit_s",
     "AsyncConsumer.require_started",
+    "AsyncConsumer.has_ended",
     "AsyncOrderedProducer.has_ended",
     "AsyncProducer.has_ended",
     "Consumer.let_go",
