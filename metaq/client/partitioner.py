@@ -24,14 +24,12 @@ from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from metaq.errors import LocalProtocolError, NoBrokerError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import TopicPartition
+from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096
 """Into how many parts the keys are divided; part of what a key means, so it never
 changes. Beyond some hundred partitions the shares become uneven."""
-
-_DIGITS_MAX: Final = 20
-"""Digits of a partition's two numbers; int() refuses thousands of them."""
 
 _TABLES_MAX: Final = 1024
 _WEIGHT_BYTES: Final = 4
@@ -152,14 +150,12 @@ def parse_partition(topic: str, text: str) -> TopicPartition:
     Raises:
         LocalProtocolError: the text is something else.
     """
-    broker, dash, number = text.partition("-")
-    digits = broker + number
-    is_number = digits.isascii() and digits.isdigit() and len(digits) <= _DIGITS_MAX
-    if not (dash and broker and number and is_number):
+    found = paths.parse_partition(text)
+    if found is None:
         raise LocalProtocolError(
             f"partition: expected '<broker>-<partition>', got {text[:80]!r}"
         )
-    return TopicPartition(topic, BrokerId(int(broker)), int(number))
+    return TopicPartition(topic, *found)
 
 
 def slot_of(key: str | bytes) -> int:

@@ -26,6 +26,9 @@ DEFAULT_ROOT: Final = "/meta"
 NUMBER: Final = r"\d{1,20}"
 """A number in a name; int() is never fed thousands of digits, which it refuses."""
 
+# Made once: a producer may be told the partition of each message.
+_PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
+
 
 class NodeKind(enum.Enum):
     """What a node of the tree is for."""
@@ -152,7 +155,7 @@ def partition_name(partition: TopicPartition) -> str:
 
 def parse_partition(text: str) -> tuple[BrokerId, int] | None:
     """Return (broker id, partition number) of `0-1`, or None for anything else."""
-    match = re.fullmatch(rf"({NUMBER})-({NUMBER})", text, re.ASCII)
+    match = _PARTITION.fullmatch(text)
     return (BrokerId(int(match[1])), int(match[2])) if match else None
 
 

@@ -19,6 +19,7 @@ from metaq.client.partitioner import (
 )
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
+from metaq.zk.paths import partition_name
 
 MESSAGE = OutgoingMessage(b"")
 
@@ -144,9 +145,16 @@ def test_pinned_by_number_takes_the_first_broker_that_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", 5000 * "1" + "-1"]
+    "text",
+    ["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", "1-2\n", 21 * "1" + "-1"],
 )
 def test_what_is_no_partition_is_refused(text: str) -> None:
     """The error shows what was given."""
     with pytest.raises(LocalProtocolError, match="expected '<broker>-<partition>'"):
         parse_partition("t", text)
+
+
+def test_every_partition_that_a_broker_can_register_can_be_named() -> None:
+    """Numbers are bounded one by one, as in the names of ZooKeeper's nodes."""
+    longest = TopicPartition("t", BrokerId(int(20 * "9")), int(20 * "8"))
+    assert parse_partition("t", partition_name(longest)) == longest
