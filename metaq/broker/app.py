@@ -27,7 +27,6 @@ from typing import Final
 from metaq.broker.admin import AdminServer
 from metaq.broker.context import BrokerContext, Load
 from metaq.broker.control import Control, deletion_schedules
-from metaq.broker.helper_threads import HelperThreads
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     REALTIME_RESET_S,
@@ -61,6 +60,7 @@ from metaq.model import LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
+from metaq.storage.helper_threads import HelperThreads
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_pictures import scrub_targets
 from metaq.storage.scrub import Scrub, run_step
@@ -199,7 +199,9 @@ class Broker(Service):
             self._config,
         )
         self.on_way_down("logs", self._close_logs)
-        opening = self._loop.run_in_executor(None, self._logs.open)
+        opener = HelperThreads(1, "metaq-opener")
+        opening = self._loop.run_in_executor(opener, self._logs.open)
+        opener.shutdown(wait=False)
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

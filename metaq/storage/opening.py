@@ -8,7 +8,6 @@ Source: broker spec 2.1, 2.3.
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.stats import Histogram
+from metaq.storage.helper_threads import HelperThreads
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
 from metaq.storage.producers import Batch
@@ -152,7 +152,7 @@ def recover_partitions(
         require_wanted()
         return _recover(fs, clock, config, data_path, log_id, sync_latency)
 
-    with ThreadPoolExecutor(os.cpu_count() or 1, "recovery") as pool:
+    with HelperThreads(os.cpu_count() or 1, "metaq-recovery") as pool:
         futures = [pool.submit(recover, log_id) for log_id in wanted]
     try:
         return [future.result() for future in futures]

@@ -1,45 +1,11 @@
-"""Threads that call what may hang: order, bounds, and how a process ends."""
+"""Threads that call what may hang: order, bounds, and their end."""
 
-import subprocess
-import sys
 import threading
 from concurrent.futures import CancelledError
-from pathlib import Path
 
 import pytest
 
-from metaq.broker.helper_threads import HelperThreads
-
-HANGING = """
-import asyncio, sys, threading
-from pathlib import Path
-from metaq.fs import SystemFileSystem
-from metaq.testing.broker import Peer, running_broker
-
-class Disk(SystemFileSystem):
-    is_hanging = threading.Event()
-    hangs = False
-
-    def open_read(self, path):
-        if self.hangs:
-            self.is_hanging.set()
-            threading.Event().wait()
-        return super().open_read(path)
-
-async def main():
-    disk = Disk()
-    settings = {"shutdownTimeoutMs": "1000"}
-    async with running_broker(Path(sys.argv[1]), settings, fs=disk) as broker:
-        async with Peer(broker) as peer:
-            await peer.ask(b"put test 0 5 0 907060870 1\\r\\nhello")
-            disk.hangs = True
-            await peer.send(b"offset test g 0 0 2 count=25\\r\\n")
-            assert disk.is_hanging.wait(5)
-            disk.hangs = False
-
-asyncio.run(main())
-print("stopped")
-"""
+from metaq.storage.helper_threads import HelperThreads
 
 
 @pytest.fixture
@@ -98,15 +64,3 @@ def test_a_shutdown_may_cancel_what_has_not_begun() -> None:
         queued.result(5)
     may_end.set()
     assert running.result(5)
-
-
-@pytest.mark.slow
-def test_a_hanging_disk_does_not_keep_a_stopped_broker_alive(data_dir: Path) -> None:
-    """The process ends although a question still waits for its file."""
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING, str(data_dir)],
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (0, b"stopped\n"), done.stderr

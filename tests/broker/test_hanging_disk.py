@@ -1,0 +1,108 @@
+"""A disk that hangs for ever, and the end of the process that waits for it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from metaq.testing.broker import CONFIG
+
+QUESTION = """
+import asyncio, sys, threading
+from pathlib import Path
+from metaq.fs import SystemFileSystem
+from metaq.testing.broker import Peer, running_broker
+
+class Disk(SystemFileSystem):
+    is_hanging = threading.Event()
+    hangs = False
+
+    def open_read(self, path):
+        if self.hangs:
+            self.is_hanging.set()
+            threading.Event().wait()
+        return super().open_read(path)
+
+async def main():
+    disk = Disk()
+    settings = {"shutdownTimeoutMs": "1000"}
+    async with running_broker(Path(sys.argv[1]), settings, fs=disk) as broker:
+        async with Peer(broker) as peer:
+            await peer.ask(b"put test 0 5 0 907060870 1\\r\\nhello")
+            disk.hangs = True
+            await peer.send(b"offset test g 0 0 2 count=25\\r\\n")
+            assert disk.is_hanging.wait(5)
+            disk.hangs = False
+
+asyncio.run(main())
+print("stopped")
+"""
+
+START = """
+import asyncio, sys, threading
+from pathlib import Path
+from metaq.broker import app
+from metaq.broker.process import run_broker
+from metaq.config import load_config
+from metaq.fs import SystemFileSystem
+
+ini, name, target = sys.argv[1:]
+
+class Disk(SystemFileSystem):
+    pass
+
+def call(disk, path, *rest):
+    if path.name == target:
+        print("hanging", flush=True)
+        threading.Event().wait()
+    return getattr(SystemFileSystem, name)(disk, path, *rest)
+
+setattr(Disk, name, call)
+app.SystemFileSystem = Disk
+settings = {"shutdownTimeoutMs": "500"}
+config = load_config(ini, lambda path: Path(path).read_bytes(), settings)
+asyncio.run(run_broker(config))
+"""
+
+
+@pytest.mark.slow
+def test_a_question_does_not_keep_a_stopped_broker_alive(data_dir: Path) -> None:
+    """The process ends although it still waits for its file."""
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTION, str(data_dir)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"stopped\n"), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "target"),
+    [("list_directory", "data"), ("list_directory", "test-0")],
+    ids=["data directory", "partition"],
+)
+def test_recovery_does_not_keep_a_stopped_broker_alive(
+    tmp_path: Path, call: str, target: str
+) -> None:
+    """SIGTERM while the disk hangs ends the process when the time for it is over."""
+    data = tmp_path / "data"
+    (data / "test-0").mkdir(parents=True)
+    ini = tmp_path / "server.ini"
+    ini.write_text(CONFIG.replace("{data}", str(data)))
+    child = subprocess.Popen(
+        [sys.executable, "-c", START, str(ini), call, target],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"hanging\n"
+        child.terminate()
+        _, errors = child.communicate(timeout=60)
+    finally:
+        child.kill()
+        child.communicate()
+    assert child.returncode == 0, errors
