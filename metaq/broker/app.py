@@ -55,12 +55,12 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
 from metaq.model import LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
-from metaq.storage.helper_threads import HelperThreads
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_pictures import scrub_targets
 from metaq.storage.scrub import Scrub, run_step

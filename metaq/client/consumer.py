@@ -346,6 +346,7 @@ class AsyncConsumer:
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
+            RequestTimeoutError: the disk did not open what is parked in this time.
             MetaqError: the consumer has failed, is run already, or is not started.
 
         Cancellation: the handlers are cancelled, and what they had in hand is
@@ -372,14 +373,13 @@ class AsyncConsumer:
             raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
             raise ClientError(f"{self} is run already")
-        context = self._context
         self._handling = Handling(
             self.feed,
             group=self.group,
             topics=self.topics,
             policy=retry,
-            clock=context.clock,
-            make_producer=lambda: context.make_producer(ProducerOptions(), None),
+            clock=self._context.clock,
+            make_producer=lambda: self._context.make_producer(ProducerOptions(), None),
         )
         self._runs.add(self._handling)
         return self._handling

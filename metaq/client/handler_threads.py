@@ -46,7 +46,7 @@ def run_threads(
     async def begin() -> Handling:
         handling = consumer.begin_handling(concurrency, retry)
         try:
-            await handling.start()
+            await handling.start(timeout_s)
         except BaseException:
             await handling.close()
             raise

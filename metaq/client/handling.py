@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from metaq.client.bounds import within
 from metaq.client.dead_letters import encode_origin, origin_of
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.feed import Feed
@@ -150,14 +151,19 @@ class Handling:
 
     # -- life -------------------------------------------------------------------------
 
-    async def start(self) -> None:
+    async def start(self, timeout_s: float | None) -> None:
         """Open what is parked, and begin to replay it.
+
+        Args:
+            timeout_s: how long the disk may take; None: for ever.
 
         Raises:
             StorageError: the directory is unusable, or another process has it.
+            RequestTimeoutError: the disk does not answer.
         """
         if self._parking is not None:
-            await self._parking.start()
+            what = f"opening what is parked of group '{self._group}'"
+            await within(timeout_s, self._parking.start(), what)
 
     async def close(self) -> None:
         """End pauses and replays; the messages stay where they are. Never raises."""
@@ -194,7 +200,7 @@ class Handling:
             MetaqError: the consumer failed, or the policy says to stop.
         """
         try:
-            await self.start()
+            await self.start(timeout_s)
             await self._run_workers(handler, concurrency, timeout_s, grace_s)
         finally:
             await self.close()

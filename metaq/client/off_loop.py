@@ -7,11 +7,12 @@ their deadlines without having been begun. Nothing piles up.
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import Any, Protocol, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
+from metaq.fs.helper_threads import HelperThreads
 
 T = TypeVar("T")
 
@@ -39,13 +40,14 @@ class OffLoop:
         """
         self._name = name
         self._clock = clock
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor: HelperThreads | None = None
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[], T], *, deadline_s: float) -> T:
         """Return what `work` returns, or raise what it raises.
 
-        While the interpreter is ending it runs on the loop's own thread, unbounded.
+        Where no thread can begin, while the interpreter is ending, it runs on the
+        loop's own thread, unbounded.
 
         Raises:
             RequestTimeoutError: it did not end before the deadline, and may still do
@@ -59,13 +61,13 @@ class OffLoop:
             async with asyncio.timeout(left_s):
                 await turn.acquire()
                 if self._executor is None:
-                    self._executor = ThreadPoolExecutor(1, self._name)
+                    self._executor = HelperThreads(1, self._name)
                 loop = asyncio.get_running_loop()
                 try:
                     future = loop.run_in_executor(self._executor, work)
                 except RuntimeError:
-                    # The interpreter is ending, and lets no thread begin anything: a
-                    # client that nobody closed still commits.
+                    # The interpreter is ending, and lets no thread begin: a client
+                    # that nobody closed still commits.
                     turn.release()
                     return work()
 
@@ -90,33 +92,37 @@ class OffLoop:
             self._turn = asyncio.Lock()
 
 
-async def open_off_loop(opening: Callable[[], R]) -> R:
-    """Return what a call opens, on a thread of its own; raise what it raises.
+async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
+    """Return what a call opens on one of the threads; raise what it raises.
 
     Cancellation: what is opened all the same is closed again, so that others can have
     it.
     """
-    task = asyncio.ensure_future(asyncio.to_thread(opening))
+    future = asyncio.get_running_loop().run_in_executor(threads, opening)
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        task.add_done_callback(_close_late)
+        future.add_done_callback(_close_late)
         raise
 
 
-async def close_off_loop(one: _Open) -> None:
-    """Close what blocks, on a thread of its own; here while the interpreter is ending.
+async def close_off_loop(threads: Executor, one: _Open) -> None:
+    """Close what blocks, on one of the threads; here while the interpreter is ending.
 
     Args:
+        threads: not shut down.
         one: its `close` never raises, and is harmless twice.
     """
+    loop = asyncio.get_running_loop()
     try:
-        await asyncio.to_thread(one.close)
+        closing = loop.run_in_executor(threads, one.close)
     except RuntimeError:
-        # No thread begins anything any more: a client that nobody closed still ends.
+        # No thread begins any more: a client that nobody closed still ends.
         one.close()
+        return
+    await closing
 
 
-def _close_late(task: "asyncio.Task[R]") -> None:
-    if not task.cancelled() and task.exception() is None:
-        task.result().close()
+def _close_late(opening: asyncio.Future[R]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, NamedTuple, Self
 
 from metaq.client.batches import SendResult
 from metaq.client.bounds import within
@@ -32,7 +32,7 @@ from metaq.client.off_loop import close_off_loop, open_off_loop
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
 from metaq.client.producer import AsyncProducer
 from metaq.client.runs import frozen
-from metaq.client.spool import Spool, spool_name
+from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -42,14 +42,13 @@ from metaq.errors import (
     UnavailableError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.retry import Backoff
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 NOT_TAKEN: Final = (NotSentError, NoBrokerError, ForbiddenError, UnavailableError)
 """After these a message is certainly not stored, so it may be spooled."""
@@ -99,6 +98,8 @@ class _Lane:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     replay: asyncio.Task[None] | None = None
+    spooling: asyncio.Future[int] | None = None
+    """What the disk has in hand; it may outlive a `send` that was cancelled."""
     acknowledged: list[int] = field(default_factory=list)
     last_error: MetaqError | None = None
 
@@ -149,10 +150,14 @@ class AsyncOrderedProducer:
         self._timeout_s = timeout_s
         self._selector = selector or KeyHash()
         self._fs = fs or SystemFileSystem()
+        self._threads = HelperThreads(
+            min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
+        )
         self._lanes: dict[TopicPartition, _Lane] = {}
         self._unlisten: Callable[[], None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._is_started = False
+        self._is_opening = False
         self._is_known = False
         self._sent_count = 0
         self._spooled_count = 0
@@ -176,17 +181,19 @@ class AsyncOrderedProducer:
         """
         if self._is_started:
             raise ClosedError("an ordered producer is started once; make another one")
-        self._is_started = True
+        self._is_started = self._is_opening = True
         clock = self._context.clock
         deadline_s = None if timeout is None else clock.monotonic_s() + timeout
         try:
             await within(timeout, self._open_spools(), f"spools of topic {self.topic}")
         except BaseException:
+            self._is_opening = False
             left_s = None
             if deadline_s is not None:
                 left_s = max(0.0, deadline_s - clock.monotonic_s())
             await self.close(left_s)
             raise
+        self._is_opening = False
         metadata = self._context.metadata
         metadata.watch_topic(self.topic)
         self._unlisten = metadata.add_listener(lambda _: self._wake_all())
@@ -196,7 +203,8 @@ class AsyncOrderedProducer:
         for partition in self.partitions:
             name = f"{partition.broker_id}-{partition.partition}"
             place = self._directory / spool_name(self.topic, name)
-            spool = await open_off_loop(partial(Spool.open, self._fs, place))
+            opening = partial(Spool.open, self._fs, place)
+            spool = await open_off_loop(self._threads, opening)
             self._lanes[partition] = _Lane(partition, spool)
         if self.is_closed:
             raise ClosedError("the ordered producer was closed while it started")
@@ -235,9 +243,9 @@ class AsyncOrderedProducer:
         try:
             await self._producer.close(limit_s)
         finally:
-            closing = asyncio.create_task(_close_spools(lanes.values(), replays))
+            closing = asyncio.create_task(self._close_spools(lanes.values(), replays))
             self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            closing.add_done_callback(self._on_closed)
         left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
         _done, late = await asyncio.wait(self._closing, timeout=left_s)
         if late:
@@ -247,6 +255,20 @@ class AsyncOrderedProducer:
                 self.topic,
                 limit_s,
             )
+
+    async def _close_spools(
+        self, lanes: Iterable[_Lane], replays: Collection[asyncio.Task[None]]
+    ) -> None:
+        """Close files whose last use is over, however long the disk takes."""
+        await asyncio.gather(*replays, return_exceptions=True)
+        for lane in lanes:
+            async with lane.turn:
+                await close_off_loop(self._threads, lane.spool)
+
+    def _on_closed(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(closing)
+        if not self._closing and not self._is_opening:
+            self._threads.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -295,6 +317,8 @@ class AsyncOrderedProducer:
         timeout_s = self._timeout_s if timeout is None else timeout
         deadline_s = self._context.clock.monotonic_s() + timeout_s
         async with lane.turn:
+            if lane.spooling is not None and not lane.spooling.done():
+                await asyncio.wait([lane.spooling])
             if await self._is_open(lane, deadline_s):
                 try:
                     return await self._send(lane, message, deadline_s)
@@ -359,10 +383,17 @@ class AsyncOrderedProducer:
             _NO_OFFSET,
             _NO_OFFSET,
         )
-        await _finished(lane.spool.append, stored)
-        self._spooled_count += 1
-        self._wake(lane)
+        lane.spooling = asyncio.get_running_loop().run_in_executor(
+            self._threads, lane.spool.append, stored
+        )
+        lane.spooling.add_done_callback(partial(self._on_spooled, lane))
+        await asyncio.shield(lane.spooling)
         return Spooled(lane.partition, len(lane.spool))
+
+    def _on_spooled(self, lane: _Lane, spooling: asyncio.Future[int]) -> None:
+        if not spooling.cancelled() and spooling.exception() is None:
+            self._spooled_count += 1
+            self._wake(lane)
 
     # -- replay -----------------------------------------------------------------------
 
@@ -408,9 +439,10 @@ class AsyncOrderedProducer:
         What could not be removed is not sent again: removing it comes first.
         """
         await self._remove(lane)
+        run, threads = asyncio.get_running_loop().run_in_executor, self._threads
         try:
-            for number in await asyncio.to_thread(lane.spool.numbers, REPLAY_GROUP):
-                message = await asyncio.to_thread(lane.spool.read, number)
+            for number in await run(threads, lane.spool.numbers, REPLAY_GROUP):
+                message = await run(threads, lane.spool.read, number)
                 assert message is not None
                 await self._producer.send(
                     self.topic,
@@ -426,7 +458,9 @@ class AsyncOrderedProducer:
 
     async def _remove(self, lane: _Lane) -> None:
         if lane.acknowledged:
-            await _finished(lane.spool.remove, tuple(lane.acknowledged))
+            done = tuple(lane.acknowledged)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, lane.spool.remove, done)
             lane.acknowledged.clear()
 
     # -- how it is doing --------------------------------------------------------------
@@ -445,26 +479,3 @@ class AsyncOrderedProducer:
                 for lane in waiting
             ),
         )
-
-
-async def _close_spools(
-    lanes: Iterable[_Lane], replays: Collection[asyncio.Task[None]]
-) -> None:
-    """Close files whose last use is over, however long the disk takes."""
-    await asyncio.gather(*replays, return_exceptions=True)
-    for lane in lanes:
-        async with lane.turn:
-            await close_off_loop(lane.spool)
-
-
-async def _finished(work: Callable[..., T], argument: object) -> T:
-    """Do something on a thread; a cancelled caller waits for its end all the same.
-
-    Whoever holds a partition's turn holds it until the disk is done.
-    """
-    task = asyncio.ensure_future(asyncio.to_thread(work, argument))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -8,20 +8,28 @@ for the next round. Source: client spec 12.
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from pathlib import Path
+from typing import Final, TypeVar, TypeVarTuple
 
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.off_loop import close_off_loop, open_off_loop
 from metaq.client.redelivery import RetryPolicy
-from metaq.client.spool import Spool, spool_name
+from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.errors import MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Message
 
 log = logging.getLogger(__name__)
+
+A = TypeVarTuple("A")
+T = TypeVar("T")
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Bound on closing the files."""
 
 
 class Parking:
@@ -56,9 +64,13 @@ class Parking:
         root = Path(policy.park_dir)
         self._places = {topic: root / spool_name(topic, group) for topic in topics}
         self._loop = asyncio.get_running_loop()
+        self._threads = HelperThreads(
+            min(len(self._places), SPOOL_THREADS_MAX), f"parked messages of {group}"
+        )
         self._spools: dict[str, Spool] = {}
         self._replays: dict[Batch, asyncio.Future[BaseException | None]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
         """Parked messages that were handled."""
         self.failure_count = 0
@@ -84,20 +96,37 @@ class Parking:
         try:
             for topic, directory in self._places.items():
                 opening = partial(Spool.open, self._fs, directory)
-                self._spools[topic] = await open_off_loop(opening)
+                self._spools[topic] = await open_off_loop(self._threads, opening)
         except BaseException:
             await self.close()
             raise
         self._task = self._loop.create_task(self._run(), name="parked messages")
 
     async def close(self) -> None:
-        """Stop, and let go of the spools; what is parked stays. Never raises."""
+        """Stop, and let go of the spools; what is parked stays. Never raises.
+
+        A disk that hangs is waited for `CLOSE_TIMEOUT_S`: the files are closed when it
+        answers.
+        """
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._feed.drop_asides()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close_spools())
+        _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
+        if late:
+            log.warning(
+                "parked messages are not closed yet, the disk does not answer: group=%s"
+                " timeout_s=%.1f",
+                self._group,
+                CLOSE_TIMEOUT_S,
+            )
+
+    async def _close_spools(self) -> None:
         for spool in self._spools.values():
-            await close_off_loop(spool)
+            await close_off_loop(self._threads, spool)
+        self._threads.shutdown(wait=False)
 
     async def park(self, message: Message) -> None:
         """Keep a message; it is on disk when this returns.
@@ -107,7 +136,10 @@ class Parking:
 
         Cancellation: it may be parked, and come again all the same.
         """
-        await asyncio.to_thread(self._spools[message.topic].append, message)
+        await self._call(self._spools[message.topic].append, message)
+
+    def _call(self, work: Callable[[*A], T], *args: *A) -> Awaitable[T]:
+        return self._loop.run_in_executor(self._threads, work, *args)
 
     # -- replay -----------------------------------------------------------------------
 
@@ -125,13 +157,13 @@ class Parking:
 
     async def _replay(self, spool: Spool) -> None:
         """Have every message of a spool handled once."""
-        for number in await asyncio.to_thread(spool.numbers):
-            message = await asyncio.to_thread(spool.read, number)
+        for number in await self._call(spool.numbers):
+            message = await self._call(spool.read, number)
             if message is None:
                 continue
             failure = await self._handled(message)
             if failure is None:
-                await asyncio.to_thread(spool.remove, [number])
+                await self._call(spool.remove, [number])
                 self.replayed_count += 1
                 continue
             self.failure_count += 1

@@ -83,6 +83,10 @@ MESSAGE: Final = Struct(">iiqqqIi")
 SPOOL_BYTES_MAX: Final = SizeBytes(1 << 30)
 """Largest file, by default."""
 
+SPOOL_THREADS_MAX: Final = 8
+"""Calls of the spools of one producer, or of one run, that wait for the disk at once;
+the others wait for those."""
+
 COMPACT_BYTES: Final = 1 << 20
 """The file is written anew when removed messages take so much, and half of it."""
 

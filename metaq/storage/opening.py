@@ -16,9 +16,9 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.stats import Histogram
-from metaq.storage.helper_threads import HelperThreads
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
 from metaq.storage.producers import Batch

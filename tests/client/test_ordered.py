@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import SystemFileSystem
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerId, Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.fs import FaultyFileSystem
@@ -292,6 +293,43 @@ def test_a_cancelled_send_leaves_order_and_turn_intact(
 
     asyncio.run(scenario())
     assert java.stored() in ([b"0", b"2"], [b"0", b"1", b"2"])
+
+
+def test_a_send_that_is_cancelled_does_not_wait_for_the_disk(
+    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message is spooled all the same, and goes before what comes then."""
+    begun, go_on, append_now = threading.Event(), threading.Event(), Spool.append
+
+    def append_slowly(spool: Spool, message: Message) -> int:
+        begun.set()
+        assert go_on.wait(20)
+        return append_now(spool, message)
+
+    monkeypatch.setattr(Spool, "append", append_slowly)
+
+    async def scenario() -> None:
+        async with (
+            client_of(broker) as client,
+            client.ordered_producer("test", "0:1", tmp_path) as producer,
+        ):
+            await producer.send(b"0")
+            broker.close_partition("test", 0)
+            sending = asyncio.create_task(producer.send(b"1", timeout=SHORT_S))
+            await until(begun.is_set)
+            sending.cancel()
+            await asyncio.wait([sending], timeout=10)
+            assert sending.cancelled()
+            broker.open_partition("test", 0)
+            await until(lambda: producer._is_available(producer.partitions[0]))
+            following = asyncio.create_task(producer.send(b"2"))
+            await asyncio.sleep(0)
+            go_on.set()
+            await following
+            await until(lambda: not waiting(producer))
+
+    asyncio.run(scenario())
+    assert broker.stored() == [b"0", b"1", b"2"]
 
 
 def test_a_choice_outside_of_the_layout_is_refused(

@@ -15,7 +15,7 @@ from metaq.client.parking import Parking
 from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
-from metaq.errors import LogDirLockedError
+from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
@@ -191,7 +191,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         handling._parking = Parking(
             feed, group="g", topics=["t"], policy=options, fs=fs
         )
-        await handling.start()
+        await handling.start(None)
         fs.set_capacity(1)
         task = asyncio.create_task(handling._work(handler))
         await until(lambda: any("nobody takes it" in p for p in handling.problems()))
@@ -243,3 +243,38 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(
 
     monkeypatch.setattr(Spool, "open", open_slowly)
     asyncio.run(scenario())
+
+
+def test_a_disk_that_hangs_keeps_no_run_from_its_end(
+    broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before a run begins nor behind it."""
+    answers, open_now, close_now = threading.Event(), Spool.open, Spool.close
+
+    def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
+        answers.wait(20)
+        return open_now(fs, directory)
+
+    def close_slowly(spool: Spool) -> None:
+        answers.wait(20)
+        close_now(spool)
+
+    def run(consumer: Consumer) -> None:
+        consumer.run(lambda _: None, retry=policy(tmp_path), timeout=0.05)
+
+    monkeypatch.setattr("metaq.client.parking.CLOSE_TIMEOUT_S", 0.05)
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("g", ["test"]) as consumer,
+    ):
+        monkeypatch.setattr(Spool, "open", open_slowly)
+        with pytest.raises(RequestTimeoutError, match="opening what is parked"):
+            run(consumer)
+        answers.set()
+        asyncio.run(until(consumer._twin._handling._parking._closing.done))
+        monkeypatch.setattr(Spool, "open", open_now)
+        answers.clear()
+        monkeypatch.setattr(Spool, "close", close_slowly)
+        run(consumer)
+        assert not answers.is_set()
+        answers.set()

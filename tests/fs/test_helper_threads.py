@@ -5,7 +5,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from metaq.storage.helper_threads import HelperThreads
+from metaq.fs.helper_threads import HelperThreads
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """Threads for calls that wait for the disk; none keeps the process from ending.
 
 A disk may hang for ever, and with it whatever reads from it: recovery, a cold get, a
-question, a step of the scrub. The executors of the standard library wait for such a
-call when the interpreter ends: a broker that had stopped in time would stay there as a
-process.
+question, a step of the scrub, a client's offsets and spools. The executors of the
+standard library wait for such a call when the interpreter ends: a broker or client
+that had stopped in time would stay there as a process.
 """
 
 from collections.abc import Callable
