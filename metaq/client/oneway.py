@@ -115,13 +115,13 @@ class Handover:
         loop: asyncio.AbstractEventLoop,
         *,
         send: Callable[[str, OutgoingMessage], None],
-        drop: Callable[[MetaqError], None],
+        drop: Callable[[Exception], None],
     ) -> None:
         """Start with none.
 
         Args:
             loop: where `send` is called.
-            send: takes a message, and raises nothing for what becomes of it.
+            send: takes a message; where it raises, the message is dropped.
             drop: counts a message that is not handed over; called in any thread.
         """
         self._loop = loop
@@ -164,4 +164,9 @@ class Handover:
         with self._lock:
             messages, self._messages = self._messages, deque()
         for topic, message in messages:
-            self._send(topic, message)
+            try:
+                self._send(topic, message)
+            except Exception as error:
+                # As in `_run_topic`: the caller has gone on, and nobody else hears it.
+                log.exception("one-way message dropped: topic=%s", topic)
+                self._drop(error)

@@ -128,6 +128,34 @@ def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> Non
     run_virtual(main())
 
 
+def test_what_cannot_be_handed_over_is_dropped_alone() -> None:
+    """A selector may raise in any world; the messages behind that one are not lost."""
+    log, dropped = Log(), list[Exception]()
+    is_busy, go_on, is_through = (threading.Event() for _ in range(3))
+
+    def block() -> None:
+        is_busy.set()
+        go_on.wait(20)
+
+    def send(topic: str, message: OutgoingMessage) -> None:
+        if message.data == b"2":
+            raise KeyError("as the test says")
+        log.append(topic, message)
+
+    thread = LoopThread("test")
+    handover = Handover(thread.loop, send=send, drop=dropped.append)
+    thread.loop.call_soon_threadsafe(block)
+    assert is_busy.wait(20)
+    for data in (b"1", b"2", b"3"):
+        handover.put("a", OutgoingMessage(data))
+    go_on.set()
+    thread.loop.call_soon_threadsafe(is_through.set)
+    assert is_through.wait(20)
+    thread.stop()
+    assert log.appended == [("a", b"1"), ("a", b"3")]
+    assert [type(error) for error in dropped] == [KeyError]
+
+
 def test_threads_hand_over_as_many_as_the_bound_allows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
