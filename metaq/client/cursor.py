@@ -60,6 +60,9 @@ class PartitionCursor:
         """The record that is read next."""
         self.size_bytes = self._fetch_bytes
         """How much to ask for next."""
+        self.behind_damage = offset
+        """After CorruptRecordError: where to go on for who leaves the record out. No
+        whole record that was received lies in between."""
         self._end = end
         self._fruitless = 0
         self._part = bytearray()
@@ -148,6 +151,7 @@ class PartitionCursor:
         if isinstance(ending, CorruptRecordError):
             length, *_rest = HEADER.unpack_from(data)
             follower = Offset(self.offset + HEADER_BYTES + length)
+            self.behind_damage = follower
             raise CorruptRecordError(
                 f"{self.partition}: record at offset {self.offset}: {ending};"
                 f" the next record is at {follower}",
@@ -177,6 +181,7 @@ class PartitionCursor:
     def _damage(self, data: bytes, ending: Corrupt) -> CorruptRecordError:
         found = find_next_record(data, Position(1))
         follower = None if found is None else Offset(self.offset + found)
+        self.behind_damage = follower or Offset(self.offset + _size_of_damage(data))
         where = (
             f"no good record in the {len(data)} bytes from there on"
             if follower is None
@@ -195,3 +200,11 @@ class PartitionCursor:
                 f"{self.partition}: no progress at offset {self.offset}: {what},"
                 f" {self._fruitless} times in a row"
             )
+
+
+def _size_of_damage(data: bytes) -> int:
+    """Return how much to leave out of an answer that has no whole good record."""
+    length, *_rest = HEADER.unpack_from(data)
+    size = HEADER_BYTES + length
+    # A payload that rotted leaves the length true, and what follows may begin a record.
+    return size if HEADER_BYTES <= size <= len(data) else len(data)

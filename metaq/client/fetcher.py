@@ -321,10 +321,7 @@ class PartitionFetcher:
             self._is_stopped = True
             self._owner.on_fatal(error)
             return
-        at = self.cursor.offset
-        follower = error.next_good_offset
-        if follower is None:
-            follower = Offset(at + self.cursor.size_bytes)
+        at, follower = self.cursor.offset, self.cursor.behind_damage
         log.error("damaged record skipped: next_offset=%d: %s", follower, error)
         self._skipped_count += 1
         self.cursor.seek(follower)

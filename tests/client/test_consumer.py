@@ -413,6 +413,21 @@ def test_damaged_records_are_skipped_and_counted_when_asked_for(
         assert consumer.receive(0.05) is None
 
 
+def test_what_lies_behind_damage_is_not_skipped_when_answers_are_short(
+    java: Any, java_client: Any
+) -> None:
+    """A broker may send less than was asked for: no whole record behind the damage."""
+    texts = [text * 20 for text in numbered(0, 4)]
+    offsets = java.put(*texts)
+    java.inner.transfer_bytes_max = 3 * (offsets[1] - offsets[0]) // 2
+    java.inner.corrupt(offsets[1])
+    options = {"on_corrupt": "skip", **IDLE}
+    with java_client.consumer("g", ["test"], **options) as consumer:
+        found = [consumer.receive(10) for _ in range(3)]
+        assert payloads(found) == [texts[0], *texts[2:]]
+        assert consumer.statistics().missing_bytes == offsets[1] - offsets[0]
+
+
 def test_a_log_whose_start_moves_on_is_followed_and_the_gap_is_told(
     java: Any, java_client: Any
 ) -> None:

@@ -123,6 +123,25 @@ def test_damage_is_reported_behind_the_good_records() -> None:
     assert cursor.offset == len(good)
 
 
+@pytest.mark.parametrize(
+    ("damaged", "behind"),
+    [
+        (record(b"bad")[:-1] + b"x", len(record(b"bad"))),
+        (b"\xff" * 30, 30 + 10),
+    ],
+    ids=["in the payload", "in the header"],
+)
+def test_without_a_good_record_reading_goes_on_behind_the_damage(
+    damaged: bytes, behind: int
+) -> None:
+    """What was never looked at may hold good ones."""
+    cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes=len(damaged) + 10)
+    rest = record(b"good" * 20)[:10]
+    with pytest.raises(CorruptRecordError, match="no good record"):
+        feed(cursor, [Fetched(damaged + rest)] * 10)
+    assert cursor.behind_damage == 7 + behind
+
+
 def test_an_attribute_block_that_is_cut_is_damage_too() -> None:
     """A flag that announces what is not there ends in an error, not in a guess."""
     good, bad = record(b"good"), record(b"\x00\x00", flag=1)
