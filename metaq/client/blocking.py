@@ -329,9 +329,15 @@ class Consumer:
 
     def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
+        is_free = self._is_free
+
+        async def close() -> None:
+            if is_free:
+                self._twin.hand.drop()
+            await self._twin.close(timeout)
+
         if self._thread.is_usable:
-            self.let_go()
-            self._thread.run_close(self._twin.close(timeout))
+            self._thread.run_close(close())
 
     def let_go(self) -> None:
         """Give the batch in hand back, unless another thread's loop has it."""

@@ -52,6 +52,7 @@ class _Lane:
     in_hand: Batch | None = None
     is_queued: bool = False
     is_paused: bool = False
+    is_ending: bool = False
     returned: list[Callable[[], None]] = field(default_factory=list)
 
 
@@ -127,7 +128,8 @@ class Feed:
             if lane is None:
                 return False
             has_room = (
-                len(lane.ready) < LANE_BATCHES_MAX
+                not lane.is_ending
+                and len(lane.ready) < LANE_BATCHES_MAX
                 and self._buffered_bytes < self._bytes_max
                 and self._buffered_count < self._count_max
             )
@@ -137,11 +139,11 @@ class Feed:
     def put(self, batch: Batch) -> None:
         """Take a fetched batch; without messages it only moves the offset on.
 
-        Dropped when the lane is gone.
+        Dropped when the lane is gone, or about to go.
         """
         with self._lock:
             lane = self._lanes.get(batch.partition)
-            if lane is None:
+            if lane is None or lane.is_ending:
                 return
             lane.progress_s = self._clock.monotonic_s()
             if not batch.messages:
@@ -163,7 +165,7 @@ class Feed:
         """Put a lane in line and wake one worker; the lock is held."""
         if lane.is_queued or lane.in_hand is not None or not lane.ready:
             return
-        if lane.is_paused:
+        if lane.is_paused or lane.is_ending:
             return
         lane.is_queued = True
         self._line.append(lane)
@@ -291,7 +293,9 @@ class Feed:
     def done(self, batch: Batch, *, is_paused: bool = False) -> None:
         """Give a batch back; what is not handled in it is handed out again.
 
-        A stopped batch, or one of a lane that is gone, is only counted as returned.
+        A batch of a lane that is gone is only counted as returned. So is a stopped one,
+        and nothing more is handed out of its lane: what was left in it comes first,
+        wherever the partition is read next.
 
         Args:
             batch: what was taken.
@@ -304,6 +308,7 @@ class Feed:
                 return
             lane.in_hand = None
             lane.is_paused = is_paused
+            lane.is_ending = batch.is_stopped
             lane.handled = _handled(lane.handled, batch)
             lane.progress_s = self._clock.monotonic_s()
             rest = batch.messages[batch.handled :]

@@ -181,6 +181,22 @@ def test_revoking_does_not_wait_for_ever() -> None:
     asyncio.run(scenario())
 
 
+def test_nothing_overtakes_what_a_partition_left_in_a_batch_that_was_stopped() -> None:
+    """Neither what was fetched before that nor what still comes, filtered or not."""
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 3))
+    feed.put(batch(ZERO, 3, 1))
+    stopped = take(feed)
+    stopped.handed = 2
+    stopped.is_stopped = True
+    feed.done(stopped)
+    feed.put(batch(ZERO, 4, 1))
+    feed.put(Batch(ZERO, [], Offset(9 * STEP), 0))
+    assert feed.take_nowait() is None
+    assert not feed.has_room(ZERO)
+    assert feed.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
+
+
 def test_a_failure_is_told_behind_what_was_fetched_before_it() -> None:
     feed = make_feed()
     feed.put(batch(ZERO, 0, 1))
