@@ -71,6 +71,9 @@ class Hand:
         batch = self.batch
         if batch is None:
             return
+        # Whoever asks for one more has handled what `some` handed out at once.
+        batch.confirm()
+        batch.held = 1
         for message in islice(batch.messages, batch.handed, None):
             if batch.is_stopped:
                 break

@@ -282,6 +282,18 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
     assert feed.handled()[ZERO].offset == total * STEP
 
 
+def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> None:
+    feed = make_feed()
+    feed.put(batch(ZERO, 0, 6))
+    hand = Hand(feed)
+    hand.hold(take(feed))
+    assert numbers(hand.some(3)) == [0, 1, 2]
+    loop = hand.messages()
+    for number in (3, 4):
+        assert numbers([next(loop)]) == [number]
+        assert feed.handled()[ZERO].offset == number * STEP
+
+
 def test_a_partition_that_goes_leaves_the_line() -> None:
     """Whoever is woken finds something: a place in line is a batch to take."""
 
