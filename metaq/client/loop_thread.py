@@ -11,6 +11,7 @@ says so at once in place of waiting for a thread that is not there.
 
 import asyncio
 import concurrent.futures
+import logging
 import os
 import threading
 import weakref
@@ -18,6 +19,8 @@ from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
 from metaq.errors import ClosedError, RequestTimeoutError
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -50,7 +53,17 @@ class LoopThread:
     def _run(self) -> None:
         # The runner's end cancels what still runs: whoever waits for it hears of it.
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
-            runner.get_loop().run_forever()
+            loop = runner.get_loop()
+            is_over = False
+            while not is_over:
+                try:
+                    loop.run_forever()
+                    is_over = True
+                except SystemExit:
+                    # A user's callback; without the loop nobody's message would ever
+                    # have an outcome.
+                    log.exception("a callback asked for the end of the program")
+                    is_over = not self.is_usable
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float | None = None) -> T:
         """Run a coroutine on the loop and wait for its end.

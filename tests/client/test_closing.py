@@ -1,6 +1,7 @@
 """A consumer that is being closed, and whoever still asks it for messages."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +93,14 @@ def on_loop(client: Client, call: Callable[[], object]) -> BaseException | None:
     client._thread.loop.call_soon_threadsafe(work)
     assert ended.wait(20)
     return errors[0] if errors else None
+
+
+def test_a_callback_that_exits_leaves_the_client_at_work(broker: AnyBroker) -> None:
+    """The thread that it ends would be everybody's: no send had an outcome any more."""
+    with Client(**broker.client_options) as client, client.producer() as producer:
+        producer.send_nowait("test", b"a").add_done_callback(lambda _: sys.exit(1))
+        for _ in range(3):
+            assert producer.send("test", b"b").offset
 
 
 def test_a_close_that_is_refused_leaves_the_messages_in_hand(broker: AnyBroker) -> None:

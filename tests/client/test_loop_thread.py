@@ -1,6 +1,7 @@
 """The client's own loop: whoever waits for it comes back, whatever happens to it."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,15 @@ def test_at_the_end_of_its_time_a_coroutine_is_cancelled(thread: LoopThread) -> 
     with pytest.raises(RequestTimeoutError, match=r"not done within 0\.2 s"):
         thread.run(wait(), timeout_s=0.2)
     assert ended.wait(30)
+
+
+def test_a_callback_that_wants_to_end_the_program_ends_nothing_here(
+    thread: LoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`sys.exit` in a user's callback: whoever waits for the loop would wait on."""
+    thread.loop.call_soon_threadsafe(sys.exit, "enough")
+    assert thread.run(answer()) == 42
+    assert "enough" in caplog.text
 
 
 def test_a_stop_ends_the_wait_of_every_other_thread(thread: LoopThread) -> None:
