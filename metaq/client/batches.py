@@ -24,7 +24,7 @@ from operator import and_
 from typing import Any, Final, NamedTuple, overload
 from zlib import crc32
 
-from metaq.client.errors import PartlySentError
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.options import ProducerOptions
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
@@ -86,6 +86,14 @@ class Home:
             raise ClosedError(
                 f"this message was sent by process {self.pid}, and this is process"
                 f" {pid}: its outcome is known there"
+            )
+
+    def require_loop(self) -> None:
+        """Do the same, and raise OutcomeUnknownError where the loop was closed."""
+        self.require_own()
+        if self.loop.is_closed():
+            raise OutcomeUnknownError(
+                "the event loop was closed before the client; outcome unknown"
             )
 
 
@@ -191,11 +199,11 @@ class Batch:
 
         Raises:
             RuntimeError: called on the loop's thread, which would wait for itself.
-            ClosedError: called in the child of a fork.
+            ClosedError, OutcomeUnknownError: as `Home.require_loop`.
         """
         if self._outcomes is not None:
             return True
-        self._home.require_own()
+        self._home.require_loop()
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
         # A third of what an event costs, and half of that is on the way of an answer.
@@ -208,13 +216,13 @@ class Batch:
         """Wait until it is done, on any event loop.
 
         Raises:
-            ClosedError: called in the child of a fork.
+            ClosedError, OutcomeUnknownError: as `Home.require_loop`.
 
         Cancellation: ends the wait; the messages are still on their way.
         """
         if self._outcomes is not None:
             return
-        self._home.require_own()
+        self._home.require_loop()
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         if loop is self._home.loop:

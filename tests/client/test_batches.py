@@ -16,7 +16,7 @@ from metaq.client.batches import (
     SendResults,
     encode_records,
 )
-from metaq.client.errors import PartlySentError
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.errors import ClosedError, ForbiddenError, RequestTimeoutError, ServerError
 from metaq.model import MessageId, Offset
 from metaq.record.ids import id_after
@@ -210,6 +210,23 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
     called: list[SendFuture] = []
     futures[0].add_done_callback(called.append)
     assert called == futures
+
+
+def test_nobody_waits_for_a_loop_that_was_closed_before_its_client() -> None:
+    """No outcome ever comes; whether the message was stored nobody knows."""
+
+    async def leave() -> SendFuture:
+        return SendFuture(make_batch([b"a"], threading.get_ident()), 0)
+
+    future = run_virtual(leave())
+    with pytest.raises(OutcomeUnknownError, match="closed before the client"):
+        future.result()
+
+    async def wait() -> None:
+        await future
+
+    with pytest.raises(OutcomeUnknownError, match="closed before the client"):
+        asyncio.run(wait())
 
 
 def test_a_callback_in_the_child_of_a_fork_is_refused() -> None:
