@@ -67,9 +67,24 @@ def _check_strategy(name: str) -> Strategy:
 
 
 def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
-    """Return where offsets are committed when nobody says where."""
+    """Return where offsets are committed when nobody says where.
+
+    Raises:
+        ConfigError: in a file below the user's home, and there is none.
+    """
     if is_broadcast:
-        return FileOffsets(Path(BROADCAST_FILE).expanduser(), clock=context.clock)
+        return FileOffsets(_broadcast_file(), clock=context.clock)
     if context.coordinator is None:
         return MemoryOffsets()
     return ZooKeeperOffsets(context.coordinator, context.paths)
+
+
+def _broadcast_file() -> Path:
+    try:
+        return Path(BROADCAST_FILE).expanduser()
+    except RuntimeError as error:
+        # A container's user without a name, say.
+        raise ConfigError(
+            f"broadcast: offsets are kept in {BROADCAST_FILE}, and this user has no"
+            " home directory; name another place with offsets=FileOffsets(...)"
+        ) from error

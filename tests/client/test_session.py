@@ -480,3 +480,16 @@ def test_closing_a_consumer_that_is_starting_ends_the_start(
         assert not consumer.assignment()
 
     run(broker, scenario)
+
+
+def test_a_broadcast_of_a_user_without_a_home_names_the_way_out(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the users of containers often are."""
+
+    async def scenario(client: AsyncClient) -> None:
+        with pytest.raises(ConfigError, match="no home directory; name another place"):
+            client.consumer("g", ["test"], broadcast=True)
+
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    run(broker, scenario)
