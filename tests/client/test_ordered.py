@@ -187,7 +187,7 @@ def test_order_holds_whatever_is_refused(
     async def send(producer: AsyncOrderedProducer, sender: int) -> None:
         for number in range(count):
             text = b"%d:%d" % (sender, number)
-            await producer.send(text, key=str(sender % 2), timeout=0.5)
+            await producer.send(text, key=str(sender % 2), timeout=2.0)
             await asyncio.sleep(rng.random() / 500)
 
     async def trouble(producer: AsyncOrderedProducer) -> None:
