@@ -277,7 +277,11 @@ class Service:
                 name,
                 self._stop_timeout_s,
             )
-            self._note_failure(error)
+            # That of asyncio has no text, and owners show it to people.
+            text = f"{name} took longer to stop than {self._stop_timeout_s} s allow"
+            failure = TimeoutError(text)
+            failure.__cause__ = error
+            self._note_failure(failure)
         except Exception as error:  # noqa: BLE001  # one part must not keep the rest
             _log.exception("stop failed: service=%s part=%s", self.name, name)
             self._note_failure(error)
