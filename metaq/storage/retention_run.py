@@ -6,7 +6,9 @@ never touches a log: what it removed it posts to the loop. Runs never overlap.
 
 A segment stays in its log until its file is gone; a get that comes in between is told
 that the log starts behind it. An action that fails ends the run for its log: segments
-go in order or not at all. Keep in step: `retention.py` (the plan), `retire.py`.
+go in order or not at all. A stop waits for the run, which ends between two actions, or
+within one that compresses; that segment then stays. Keep in step: `retention.py` (the
+plan), `retire.py`.
 """
 
 import logging
@@ -18,7 +20,7 @@ from typing import Final, Protocol
 
 from metaq.clock import Clock
 from metaq.config import DeletePolicy
-from metaq.errors import DiskError, StorageError
+from metaq.errors import ClosedError, DiskError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Millis, SizeBytes
 from metaq.storage.appender import Post
@@ -192,7 +194,14 @@ class Retention:
             log = pictures[action.log_id]
             segment = segments[action.log_id, action.base_offset]
             try:
-                retire_segment(self._fs, segment, log.policy)
+                retire_segment(
+                    self._fs,
+                    segment,
+                    log.policy,
+                    require_wanted=self._require_wanted,
+                )
+            except ClosedError:
+                return
             except StorageError as error:
                 failed.add(action.log_id)
                 failures.append(f"{action.log_id}: {error}")
@@ -209,6 +218,11 @@ class Retention:
                     continue
             retired.append(segment)
             self._tell(log, segment, action.reason)
+
+    def _require_wanted(self) -> None:
+        """Raise ClosedError when somebody waits for the run to end."""
+        if self._is_stopping:
+            raise ClosedError("the logs are being closed")
 
     def _tell(self, log: LogPicture, segment: Segment, reason: Reason) -> None:
         """Report a segment that is gone to its log."""

@@ -12,6 +12,7 @@ segment's own name is gone, an error leaves it as it was. Source: broker spec 2.
 """
 
 import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,12 +20,12 @@ from pathlib import Path
 from typing import Final
 
 from metaq.config.settings import DeleteKind, DeletePolicy
-from metaq.errors import CorruptRecordError, StorageError
+from metaq.errors import ClosedError, CorruptRecordError, StorageError
 from metaq.fs import AppendFile, FileSystem, ReadFile
 from metaq.model import Millis, Position, SizeBytes
 from metaq.storage.damage import damage_in_spans
 from metaq.storage.segment import Segment
-from metaq.storage.span_index import read_index, read_totals, spans_path
+from metaq.storage.span_index import Span, read_index, read_totals, spans_path
 
 ARCHIVE_SUFFIX: Final = ".arc"
 ZIP_SUFFIX: Final = ".zip"
@@ -61,7 +62,17 @@ def age_facts(fs: FileSystem, segment: Segment) -> AgeFacts:
     return AgeFacts(newest, mtime_ms, totals.record_count)
 
 
-def retire_segment(fs: FileSystem, segment: Segment, policy: DeletePolicy) -> None:
+def carry_on() -> None:
+    """Want what is under way to be finished, however long it takes."""
+
+
+def retire_segment(
+    fs: FileSystem,
+    segment: Segment,
+    policy: DeletePolicy,
+    *,
+    require_wanted: Callable[[], None] = carry_on,
+) -> None:
     """Delete or archive one sealed segment; blocks for as long as a copy takes.
 
     Args:
@@ -69,8 +80,11 @@ def retire_segment(fs: FileSystem, segment: Segment, policy: DeletePolicy) -> No
         segment: A sealed segment that no reader can find any more; open files of it
             stay readable.
         policy: What becomes of it; its age is not asked.
+        require_wanted: Called again and again while it is compressed; what it raises
+            ends that.
 
     Raises:
+        ClosedError: `require_wanted` raised it; the segment stays.
         CorruptRecordError: It is to be compressed and its bytes are damaged: an
             archive of it would look whole. It stays.
         StorageError: The disk refused. The segment is there as it was, or gone with
@@ -81,7 +95,7 @@ def retire_segment(fs: FileSystem, segment: Segment, policy: DeletePolicy) -> No
     if policy.kind is DeleteKind.DELETE:
         fs.unlink(segment.path)
     elif policy.is_compressed:
-        _write_zip(fs, segment)
+        _write_zip(fs, segment, require_wanted)
         fs.unlink(segment.path)
     else:
         archive = segment.path.with_name(segment.path.name + ARCHIVE_SUFFIX)
@@ -91,7 +105,9 @@ def retire_segment(fs: FileSystem, segment: Segment, policy: DeletePolicy) -> No
         fs.unlink(spans)
 
 
-def _write_zip(fs: FileSystem, segment: Segment) -> None:
+def _write_zip(
+    fs: FileSystem, segment: Segment, require_wanted: Callable[[], None]
+) -> None:
     """Make `<name>.meta.zip`, whole and durable, with one entry `<name>.meta`."""
     archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
     temporary = archive.with_name(archive.name + ".tmp")
@@ -99,10 +115,10 @@ def _write_zip(fs: FileSystem, segment: Segment) -> None:
         fs.unlink(temporary)
     source = fs.open_read(segment.path)
     try:
-        _refuse_damage(fs, source, segment)
-        _compress(fs, source, segment.path.name, temporary)
+        _refuse_damage(fs, source, segment, require_wanted)
+        _compress(fs, source, segment.path.name, temporary, require_wanted)
         fs.rename(temporary, archive)
-    except StorageError:
+    except (StorageError, ClosedError):
         # The error that matters is on its way; a leftover goes at the next start.
         with suppress(StorageError):
             fs.unlink(temporary)
@@ -111,15 +127,35 @@ def _write_zip(fs: FileSystem, segment: Segment) -> None:
         source.close()
 
 
-def _refuse_damage(fs: FileSystem, source: ReadFile, segment: Segment) -> None:
+def _refuse_damage(
+    fs: FileSystem,
+    source: ReadFile,
+    segment: Segment,
+    require_wanted: Callable[[], None],
+) -> None:
     index = read_index(fs, segment.path, segment.base_offset)
     if index is None:
         return
-    for damage in damage_in_spans(source, segment, index.spans):
+    spans = _while_wanted(index.spans, require_wanted)
+    for damage in damage_in_spans(source, segment, spans):
         raise CorruptRecordError(f"segment is not archived: {damage}")
 
 
-def _compress(fs: FileSystem, source: ReadFile, name: str, target: Path) -> None:
+def _while_wanted(
+    spans: Sequence[Span], require_wanted: Callable[[], None]
+) -> Iterator[Span]:
+    for span in spans:
+        require_wanted()
+        yield span
+
+
+def _compress(
+    fs: FileSystem,
+    source: ReadFile,
+    name: str,
+    target: Path,
+    require_wanted: Callable[[], None],
+) -> None:
     """Write a zip of one file and sync it."""
     when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
     entry = zipfile.ZipInfo(name, max(when, _ZIP_EPOCH))
@@ -132,6 +168,7 @@ def _compress(fs: FileSystem, source: ReadFile, name: str, target: Path) -> None
         ):
             position = Position(0)
             while data := source.read_at(position, SizeBytes(COPY_BYTES)):
+                require_wanted()
                 stream.write(data)
                 position = Position(position + len(data))
         file.sync()

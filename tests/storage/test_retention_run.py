@@ -1,7 +1,9 @@
 """Retention carried out: from a run's job to the log start of a live log."""
 
 import errno
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +16,8 @@ from metaq.config import (
     TopicConfig,
 )
 from metaq.errors import LogDirLockedError, OffsetOutOfRangeError
-from metaq.model import Millis, Offset
+from metaq.fs import AppendFile
+from metaq.model import Millis, Offset, SizeBytes
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import RetentionReport
@@ -221,6 +224,39 @@ def test_closing_waits_for_a_run(fs: FaultyFileSystem, clock: ManualClock) -> No
     assert closed == [True]
     opened(fs, clock, hours(1)).close()
     assert bench.manager.begin_retention(["test"]) is None
+
+
+class WatchedDisk(FaultyFileSystem):
+    """Tells when a zip is begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_zip: Callable[[], None] = lambda: None
+
+    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+        if create and path.name.endswith(".zip.tmp"):
+            self.on_zip()
+        return super().open_append(path, create=create)
+
+
+def test_closing_does_not_wait_until_a_segment_is_compressed(
+    clock: ManualClock,
+) -> None:
+    """That may take minutes: it is given up, and the segment stays as it was."""
+    fs = WatchedDisk()
+    fs.make_directory(DATA.parent)
+    policy = replace(hours(1), kind=DeleteKind.ARCHIVE, is_compressed=True)
+    bench = opened(fs, clock, policy)
+    fill(bench, log_of(bench), 2)
+    clock.advance_s(2 * HOUR_S)
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    fs.on_zip = bench.close
+    names = fs.list_directory(DATA / "test-0")
+    assert job() == RetentionReport(0, SizeBytes(0), (), None)
+    bench.run()
+    assert fs.list_directory(DATA / "test-0") == names
+    assert fs.open_paths() == []
 
 
 def test_a_failed_retirement_is_reported_and_loses_nothing(
