@@ -211,6 +211,26 @@ class AdminServer(Service):
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
+            await self._serve(reader, writer)
+            # Behind what is on its way still, for as long as a client may be silent.
+            writer.close()
+            async with asyncio.timeout(self._request_timeout_s):
+                await writer.wait_closed()
+        except OSError as error:
+            _log.debug("admin connection lost: error=%r", error)
+        finally:
+            self._connection_count -= 1
+            writer.transport.abort()
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Answer requests until there are no more, or one is too long.
+
+        Raises:
+            OSError: the connection is lost, or the client is silent for too long.
+        """
+        try:
             while True:
                 async with asyncio.timeout(self._request_timeout_s):
                     line = await reader.readuntil(b"\n")
@@ -220,15 +240,8 @@ class AdminServer(Service):
         except asyncio.LimitOverrunError:
             text = f"the request is too long: at most {REQUEST_BYTES_MAX} bytes"
             writer.write(_encode_refusal(text))
-            writer.close()
         except asyncio.IncompleteReadError:
-            writer.close()  # The usual end: the client has what it wanted.
-        except OSError as error:
-            _log.debug("admin connection lost: error=%r", error)
-        finally:
-            self._connection_count -= 1
-            if not writer.is_closing():
-                writer.transport.abort()
+            pass  # The usual end: the client has what it wanted.
 
     def _answer(self, line: bytes) -> bytes:
         """Carry out one request; return the line that answers it."""

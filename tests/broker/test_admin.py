@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import select
 import socket
 import stat
 import threading
@@ -39,11 +40,12 @@ class Actions:
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
         self.reload_error: Exception | None = None
+        self.reload_added = "a"
 
     def reload(self) -> Reload:
         if self.reload_error is not None:
             raise self.reload_error
-        diff = TopicsDiff(added=("a",), removed=("r",), changed=("c",))
+        diff = TopicsDiff(added=(self.reload_added,), removed=("r",), changed=("c",))
         return Reload(
             config=BrokerConfig(),
             topics=diff,
@@ -473,3 +475,24 @@ def test_a_request_that_is_too_long_is_not_sent(data_dir: Path) -> None:
     request = {"command": "open_partitions", "topic": "t" * REQUEST_BYTES_MAX}
     with pytest.raises(AdminError, match="request is too long"):
         call_admin(data_dir, request, timeout_s=TIMEOUT_S)
+
+
+def test_a_client_that_reads_nothing_is_let_go(data_dir: Path) -> None:
+    """It asked, sent its end, and left the answer lying: its socket is given back."""
+    actions = Actions()
+
+    async def body(_: AdminServer) -> None:
+        with socket.socket(socket.AF_UNIX) as deaf:
+            deaf.connect(str(data_dir / SOCKET_NAME))
+            # More than the kernel takes, and less than makes the server wait.
+            room = deaf.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+            actions.reload_added = "a" * (room + 30_000)
+            deaf.sendall(b'{"command": "reload"}\n')
+            deaf.shutdown(socket.SHUT_WR)
+            poll = select.poll()
+            poll.register(deaf, 0)
+            async with asyncio.timeout(TIMEOUT_S):
+                while not any(events & select.POLLHUP for _, events in poll.poll(0)):
+                    await asyncio.sleep(0.001)
+
+    with_server(data_dir, body, actions, request_timeout_s=0.02)
