@@ -300,12 +300,15 @@ def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> Messag
     """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
     index = read_index(fs, segment.path, segment.base_offset)
     if index is None:
-        return walk_segment(fs, segment, segment.base_offset, span_bytes_min).last_id
+        index = SpanIndex(segment.base_offset)
+    # A disk without room, or a power cut in a roll, leaves an index that is short.
+    tail = walk_segment(fs, segment, index.end_offset, span_bytes_min)
     file = fs.open_read(segment.path)
     try:
-        return max(index.last_id_before, _newest_id(file, segment, index))
+        covered_id = _newest_id(file, segment, index)
     finally:
         file.close()
+    return max(index.last_id_before, covered_id, tail.last_id)
 
 
 def _count_records(fs: FileSystem, segments: list[Segment]) -> int:

@@ -2,6 +2,8 @@
 
 import errno
 import logging
+from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -15,7 +17,7 @@ from metaq.storage.recovery import (
     recover_log,
 )
 from metaq.storage.segment import segment_file_name
-from metaq.storage.span_index import read_index
+from metaq.storage.span_index import read_index, write_index
 from tests.storage.logs import (
     DIRECTORY,
     SPAN,
@@ -281,6 +283,20 @@ def test_ids_go_on_behind_the_sealed_segments(ids, indexed, expected) -> None:
         put_segment(disk, sum(map(len, records)), [], indexed=False)
     assert recover(disk).last_id == expected
     assert recover(disk).last_id == expected
+
+
+@pytest.mark.parametrize("covered", [0, 1])
+def test_ids_go_on_behind_records_that_a_short_index_leaves_out(covered: int) -> None:
+    """No room for an entry, or a power cut in a roll: the sealed index ends early."""
+    disk = disk_with_directory()
+    commits = [[record(7, size=100)], [record(8), record(9)]]
+    path = put_segment(disk, 0, commits)
+    index = read_index(disk, path, Offset(0))
+    assert index is not None
+    write_index(disk, path, replace(index, spans=index.spans[:covered]))
+    put_segment(disk, sum(map(len, chain(*commits))), [], indexed=False)
+    assert recover(disk).last_id == 9
+    assert recover(disk).last_id == 9
 
 
 def test_records_with_an_id_tell_when_they_were_appended() -> None:
