@@ -147,7 +147,10 @@ class LogManager:
         self._is_closing = True
 
     def last_message_id(self) -> MessageId:
-        """Return the largest id that recovery found, negative for none: a floor."""
+        """Return the largest id that recovery found, negative for none: a floor.
+
+        Its record may be missing: see `RecoveredPartition`.
+        """
         return self._last_id
 
     # -- logs
@@ -469,7 +472,7 @@ class LogManager:
             each.found,
             each.batches,
         )
-        self._last_id = max(self._last_id, each.found.last_id)
+        self._last_id = max(self._last_id, each.last_id)
         self._add(log, each.settings)
 
     def _logs_of(self, directory: LogDir) -> list[PartitionLog]:

@@ -18,6 +18,7 @@ from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import LogId, MessageId, Millis, Offset
+from metaq.record.ids import id_after
 from metaq.stats import Histogram
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
@@ -47,6 +48,9 @@ class RecoveredPartition:
     """Open at the end of the active segment, unless there is damage."""
     batches: tuple[Batch, ...]
     """What is remembered of its producers, in the order of the appends."""
+    last_id: MessageId
+    """Largest id that was stored, or noted for a batch that was not: ids go on behind
+    it, for a note is believed when a record at its offset has its id. -1 for none."""
     newest_append_ms: Millis | None
     """When the last record was appended; None where nobody knows."""
 
@@ -224,6 +228,11 @@ def _recover(
         if found.spans is not None:
             found.spans.abandon()
         raise
+    last_id = max([found.last_id, *map(_last_id_of, noted)])
     return RecoveredPartition(
-        log_id, data_path, settings, found, writer, batches, newest
+        log_id, data_path, settings, found, writer, batches, last_id, newest
     )
+
+
+def _last_id_of(batch: Batch) -> MessageId:
+    return id_after(batch.first_id, batch.count - 1)

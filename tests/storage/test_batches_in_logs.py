@@ -199,6 +199,30 @@ def check(fs: FaultyFileSystem) -> list[tuple[FindingKind, Path]]:
     return [(found.kind, found.path) for found in report.findings]
 
 
+def test_the_ids_of_a_batch_that_was_only_noted_are_not_used_again() -> None:
+    """Where the clock stands still a record would have its id at its offset, and stand
+    for it after one more start: its repetition would be answered, and not stored.
+    """
+    fs = FaultyFileSystem()
+    bench = opened(fs)
+    first, _ticket = send(bench, 0)
+    bench.run()
+    lost, ticket = send(bench, 3)
+    fail_write_behind_note(fs, errno.EIO, taken=0)
+    bench.run()
+    assert ticket.error is not None
+    killed = fs.snapshot()
+    again, other = opened(killed), Ticket()
+    assert log_of(again).next_offset == lost.offset
+    again.append(log_of(again), [b"9"] * 3, other)
+    again.run()
+    assert other.is_stored
+    last = opened(killed.snapshot())
+    assert list(log_of(last).producers) == [first]
+    for each in (last, again, bench):
+        each.close()
+
+
 def test_puts_without_a_producer_make_no_file() -> None:
     """Nothing is noted, nothing is written."""
     fs = FaultyFileSystem()
