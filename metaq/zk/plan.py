@@ -240,12 +240,18 @@ def plan_group(
     return (*deletes, *writes)
 
 
-def plan_removal(group: DesiredGroup) -> tuple[Step, ...]:
-    """Return the steps that take a topic's nodes away."""
+def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ...]:
+    """Return the steps that take a topic's nodes away.
+
+    Args:
+        group: of the topic.
+        is_sure: its nodes are as they should be; False: such as must not exist may be
+            there still.
+    """
     return tuple(
         Step(Verb.DELETE, node.path)
         for node in group.nodes
-        if node.upkeep is not Upkeep.ABSENT
+        if not is_sure or node.upkeep is not Upkeep.ABSENT
     )
 
 

@@ -135,7 +135,7 @@ class BrokerRegistry:
         self._wanted: tuple[DesiredGroup, ...] = ()
         self._refused: tuple[str, ...] = ()
         self._applied: dict[str | None, DesiredGroup] = {}
-        self._unsure: set[str | None] = set()
+        self._unsure: dict[str | None, DesiredGroup] = {}
         self._epoch = 0
         self._is_check_due = False
         self._wake = asyncio.Event()
@@ -311,9 +311,9 @@ class BrokerRegistry:
             is_sure = group.topic not in self._unsure
             if is_sure and not is_check and self._applied.get(group.topic) == group:
                 continue
-            self._unsure.add(group.topic)
+            self._unsure[group.topic] = group
             count = await self._apply(group, status)
-            self._unsure.remove(group.topic)
+            del self._unsure[group.topic]
             if count and is_check:
                 self._repair_count += count
                 log.warning(
@@ -322,11 +322,19 @@ class BrokerRegistry:
                     count,
                 )
             self._applied[group.topic] = group
-        topics = {group.topic for group in wanted}
-        for group in [g for g in self._applied.values() if g.topic not in topics]:
-            for step in plan_removal(group):
+        await self._remove_unwanted({group.topic for group in wanted})
+
+    async def _remove_unwanted(self, wanted: set[str | None]) -> None:
+        """Take away the groups of other topics, those too that are there in part."""
+        for topic, group in {**self._applied, **self._unsure}.items():
+            if topic in wanted:
+                continue
+            steps = plan_removal(group, is_sure=topic not in self._unsure)
+            self._unsure[topic] = group
+            for step in steps:
                 await self._take(step, self._operation_deadline_s())
-            del self._applied[group.topic]
+            del self._unsure[topic]
+            self._applied.pop(topic, None)
 
     async def _apply(self, group: DesiredGroup, status: SessionStatus) -> int:
         """Bring one group in step; return how many steps it took."""
