@@ -297,9 +297,12 @@ class LogWriter:
         active = self._create_segment(self.end)
         self._active = active
         with _no_space_is_final():
-            if sealed.spans is not None:
-                sealed.spans.seal()
-            sealed.file.close()
+            try:
+                if sealed.spans is not None:
+                    sealed.spans.seal()
+            finally:
+                # Nobody knows it any more.
+                sealed.file.close()
         _log.info(
             "segment rolled: directory=%s offset=%d size_bytes=%d",
             self.directory,
