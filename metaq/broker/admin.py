@@ -35,6 +35,7 @@ from metaq.config import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.lifecycle import Service, State
+from metaq.storage.helper_threads import HelperThreads
 
 CONNECTION_COUNT_MAX: Final = 16
 """Administrators at the same time."""
@@ -142,12 +143,21 @@ class AdminServer(Service):
         async def close() -> None:
             # First the name: a client that finds no file need not wait for an answer.
             try:
-                self._fs.unlink(self.path)
-            except StorageError as error:
-                _log.warning("admin socket not removed: error=%s", error)
-            server.close()
+                await self._remove_name()
+            finally:
+                server.close()
 
         self.on_way_down("socket", close)
+
+    async def _remove_name(self) -> None:
+        """Remove the socket's name on a thread: a disk may hang, the loop must not."""
+        loop, threads = asyncio.get_running_loop(), HelperThreads(1, "metaq-admin")
+        removing = loop.run_in_executor(threads, self._fs.unlink, self.path)
+        threads.shutdown(wait=False)
+        try:
+            await removing
+        except StorageError as error:
+            _log.warning("admin socket not removed: error=%s", error)
 
     def _bind(self) -> socket.socket:
         """Return a listening socket that has its name."""
