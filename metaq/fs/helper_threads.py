@@ -25,18 +25,28 @@ class HelperThreads(Executor):
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Prepare; a thread begins with each of the first `count` calls.
+        """Begin the threads, so that no call can fail for want of one.
 
         Args:
-            count: threads at most, 1 or more.
+            count: threads, 1 or more.
             name: of the threads, before their number.
+
+        Raises:
+            RuntimeError: the system lets none begin; those that have will end.
         """
-        self._count = count
         self._name = name
         self._threads: list[Thread] = []
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
         self._queue = SimpleQueue()
         self._is_shut_down = False
+        try:
+            for number in range(count):
+                thread = Thread(target=self._run, name=f"{name}_{number}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except RuntimeError:
+            self.shutdown(wait=False)
+            raise
 
     def submit(
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -44,15 +54,10 @@ class HelperThreads(Executor):
         """Have `fn` called; never blocks.
 
         Raises:
-            RuntimeError: it was shut down, or no thread can begin.
+            RuntimeError: it was shut down.
         """
         if self._is_shut_down:
             raise RuntimeError(f"{self._name}: a call after the shutdown")
-        if len(self._threads) < self._count:
-            name = f"{self._name}_{len(self._threads)}"
-            thread = Thread(target=self._run, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
         future: Future[T] = Future()
         self._queue.put((future, partial(fn, *args, **kwargs)))
         return future

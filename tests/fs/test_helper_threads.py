@@ -64,3 +64,26 @@ def test_a_shutdown_may_cancel_what_has_not_begun() -> None:
         queued.result(5)
     may_end.set()
     assert running.result(5)
+
+
+def test_a_system_without_room_for_threads_is_found_out_at_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No call fails for it later, and the threads that have begun end."""
+    threads = HelperThreads(2, "helper")
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def start_one(thread: threading.Thread) -> None:
+        if begun:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="can't start"):
+        HelperThreads(2, "more")
+    begun[0].join(5)
+    assert not begun[0].is_alive()
+    assert threads.submit(int, "7").result(5) == 7
+    threads.shutdown()
