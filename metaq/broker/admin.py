@@ -34,8 +34,8 @@ from metaq.broker.status import (
 from metaq.config import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service, State
-from metaq.storage.helper_threads import HelperThreads
 
 CONNECTION_COUNT_MAX: Final = 16
 """Administrators at the same time."""
