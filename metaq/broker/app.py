@@ -212,10 +212,10 @@ class Broker(Service):
             raise
 
     def _listen(self, started_s: float) -> None:
-        self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep")
+        self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep").begin()
         self.on_way_down("upkeep", self._stop_upkeep)
         config, limits = self._config, self._config.limits
-        self._reader = HelperThreads(READER_THREADS, "metaq-reader")
+        self._reader = HelperThreads(READER_THREADS, "metaq-reader").begin()
         self.on_way_down("reader", self._stop_reader)
         topics = Topics(config, self._logs, choose=self._choose)
         topics.on_new_log = self._on_new_log

@@ -11,7 +11,7 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,28 +25,32 @@ class HelperThreads(Executor):
     """
 
     def __init__(self, count: int, name: str) -> None:
-        """Begin the threads, so that no call can fail for want of one.
+        """Prepare; a thread begins with each of the first `count` calls.
 
         Args:
-            count: threads, 1 or more.
+            count: threads at most, 1 or more.
             name: of the threads, before their number.
-
-        Raises:
-            RuntimeError: the system lets none begin; those that have will end.
         """
+        self._count = count
         self._name = name
         self._threads: list[Thread] = []
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
         self._queue = SimpleQueue()
         self._is_shut_down = False
+
+    def begin(self) -> Self:
+        """Begin all threads now, so that no call can fail for want of one; return it.
+
+        Raises:
+            RuntimeError: the system lets no more begin; those that have will end.
+        """
         try:
-            for number in range(count):
-                thread = Thread(target=self._run, name=f"{name}_{number}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
+            while len(self._threads) < self._count:
+                self._begin_one()
         except RuntimeError:
             self.shutdown(wait=False)
             raise
+        return self
 
     def submit(
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
@@ -54,10 +58,12 @@ class HelperThreads(Executor):
         """Have `fn` called; never blocks.
 
         Raises:
-            RuntimeError: it was shut down.
+            RuntimeError: it was shut down, or no thread can begin.
         """
         if self._is_shut_down:
             raise RuntimeError(f"{self._name}: a call after the shutdown")
+        if len(self._threads) < self._count:
+            self._begin_one()
         future: Future[T] = Future()
         self._queue.put((future, partial(fn, *args, **kwargs)))
         return future
@@ -77,6 +83,12 @@ class HelperThreads(Executor):
         if wait:
             for thread in self._threads:
                 thread.join()
+
+    def _begin_one(self) -> None:
+        name = f"{self._name}_{len(self._threads)}"
+        thread = Thread(target=self._run, name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def _cancel_queued(self) -> None:
         while True:

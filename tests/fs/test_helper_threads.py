@@ -70,7 +70,7 @@ def test_a_system_without_room_for_threads_is_found_out_at_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No call fails for it later, and the threads that have begun end."""
-    threads = HelperThreads(2, "helper")
+    threads = HelperThreads(2, "helper").begin()
     begun: list[threading.Thread] = []
     start = threading.Thread.start
 
@@ -82,7 +82,7 @@ def test_a_system_without_room_for_threads_is_found_out_at_the_start(
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start"):
-        HelperThreads(2, "more")
+        HelperThreads(2, "more").begin()
     begun[0].join(5)
     assert not begun[0].is_alive()
     assert threads.submit(int, "7").result(5) == 7
