@@ -8,13 +8,12 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from metaq.cli import render
-from metaq.cli.cluster import Target, find_topic
+from metaq.cli.cluster import Found, Target, find_topic
 from metaq.client import Client, Consumer, SendFuture
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import Start
@@ -30,8 +29,8 @@ LIST_BYTES: Final = 4 * 1024 * 1024
 STAMP: Final = struct.Struct(">16sd")
 """Head of a message of `latency`: the run, and the monotonic clock when it was sent."""
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
-ROUND_FROM: Final = 1000
-"""Larger figures have no decimals."""
+DIGITS: Final = 4
+"""What figures are worth; larger ones have no decimals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +86,24 @@ def bench_consume(target: Target, options: BenchOptions) -> None:
     Raises:
         RequestTimeoutError: there are fewer messages than were asked for.
     """
-    size_bytes = 0
-    with _reading(target, options.topic, "earliest") as (_client, consumer):
-        first = _next(consumer, 1, target.timeout_s)
-        count = len(first)
+    count = size_bytes = 0
+    found = find_topic(target, options.topic, (), kind="gets")
+    with found.target.client() as client:
+        with _reading(client, found, "earliest") as consumer:
+            _next(consumer, 1, target.timeout_s)  # connections are not measured
         started_s = time.monotonic()
-        while count < options.count:
-            many = _next(consumer, options.count - count, target.timeout_s)
-            count += len(many)
-            size_bytes += sum(len(message.data) for message in many)
-        seconds = time.monotonic() - started_s
+        with _reading(client, found, "earliest") as consumer:
+            while count < options.count:
+                try:
+                    many = _next(consumer, options.count - count, target.timeout_s)
+                except RequestTimeoutError as error:
+                    raise RequestTimeoutError(
+                        f"{error}; {count:,} of {options.count:,} were there: ask for"
+                        " fewer with --count"
+                    ) from None
+                count += len(many)
+                size_bytes += sum(len(message.data) for message in many)
+            seconds = time.monotonic() - started_s
     show(rates(count, size_bytes, seconds), as_json=options.as_json)
 
 
@@ -119,22 +126,27 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
         if not failures and (error := future.exception(0)) is not None:
             failures.append(error)
 
-    with _reading(target, options.topic, "latest") as (client, consumer):
+    found = find_topic(target, options.topic, (), kind="gets")
+    with (
+        found.target.client() as client,
+        _reading(client, found, "latest") as consumer,
+    ):
 
         def send() -> None:
-            started_s = time.monotonic()
             with client.producer(timeout_s=target.timeout_s) as producer:
-                for number in range(options.count):
-                    due_s = started_s + number / options.rate
-                    if is_over.wait(max(0.0, due_s - time.monotonic())):
-                        return
-                    message = STAMP.pack(run, due_s) + body
-                    try:
+                try:
+                    # To learn where to send is not what is measured.
+                    producer.prepare(options.topic)
+                    started_s = time.monotonic()
+                    for number in range(options.count):
+                        due_s = started_s + number / options.rate
+                        if is_over.wait(max(0.0, due_s - time.monotonic())):
+                            return
+                        message = STAMP.pack(run, due_s) + body
                         future = producer.send_nowait(options.topic, message)
-                    except MetaqError as error:
-                        failures.append(error)
-                        return
-                    future.add_done_callback(on_done)
+                        future.add_done_callback(on_done)
+                except MetaqError as error:
+                    failures.append(error)
 
         sender = threading.Thread(target=send, name="metaq-bench")
         sender.start()
@@ -157,23 +169,15 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
     show(figures, as_json=options.as_json)
 
 
-@contextmanager
-def _reading(
-    target: Target, topic: str, start: Start
-) -> Iterator[tuple[Client, Consumer]]:
-    """Read all partitions of a topic, without a group, from a place that is settled."""
-    found = find_topic(target, topic, (), kind="gets")
-    with (
-        found.target.client() as client,
-        client.consumer(
-            GROUP,
-            [topic],
-            partitions=[partition_name(each) for each in found.partitions],
-            offsets=MemoryOffsets(),
-            start=start,
-        ) as consumer,
-    ):
-        yield client, consumer
+def _reading(client: Client, found: Found, start: Start) -> Consumer:
+    """Read partitions of one topic, without a group, from a place that is settled."""
+    return client.consumer(
+        GROUP,
+        [found.partitions[0].topic],
+        partitions=[partition_name(each) for each in found.partitions],
+        offsets=MemoryOffsets(),
+        start=start,
+    )
 
 
 def _next(consumer: Consumer, count: int, timeout_s: float) -> Sequence[Message]:
@@ -214,10 +218,14 @@ def percentile_of(ordered: Sequence[float], percentile: float) -> float:
     return ordered[int(rank) - 1]
 
 
+def rounded(value: float) -> float:
+    """Return a figure with DIGITS digits, or as a whole number."""
+    if isinstance(value, int) or value >= 10 ** (DIGITS - 1):
+        return round(value)
+    return float(f"{value:.{DIGITS}g}")
+
+
 def show(figures: Figures, *, as_json: bool) -> None:
     """Print figures, rounded to what they are worth."""
-    rows = [
-        (name, round(value) if value >= ROUND_FROM else round(value, 3), unit)
-        for name, value, unit in figures
-    ]
+    rows = [(name, rounded(value), unit) for name, value, unit in figures]
     render.print_rows(COLUMNS, rows, as_json=as_json)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from metaq.cli import bench
 from metaq.cli.bench import (
     BenchOptions,
     bench_consume,
@@ -17,7 +18,7 @@ from metaq.cli.bench import (
     rates,
 )
 from metaq.cli.cluster import Target
-from metaq.client import Client
+from metaq.client import Client, Consumer, Producer
 from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.testing.embedded import embedded_broker
 from metaq.testing.fake_broker import FaultKind
@@ -77,6 +78,65 @@ def test_messages_that_are_not_there_are_told(broker: AnyBroker) -> None:
     target = Target("memory", "/meta", (), 0.3, broker.coordinator_factory)
     with pytest.raises(RequestTimeoutError, match=r"no message came within 0\.3 s"):
         bench_consume(target, options(count=1_000_000))
+    broker.put(b"1", b"2")
+    text = r"0\.3 s; 2 of 1,000,000 were there: ask for fewer with --count"
+    with pytest.raises(RequestTimeoutError, match=text):
+        bench_consume(target, options(count=1_000_000))
+
+
+@pytest.mark.slow
+def test_all_that_is_counted_is_timed(
+    broker: AnyBroker, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came with the first message would count as read in no time."""
+    broker.put(*[b"x" * 1024] * 64)
+    moments, fetched = [], []
+    read = Consumer.receive_many
+
+    def receive_many(consumer: Consumer, *words: Any) -> Any:
+        fetched.append(consumer)
+        return read(consumer, *words)
+
+    def rates(*found: Any) -> list[tuple[str, float, str]]:
+        moments.append(found)
+        return []
+
+    monkeypatch.setattr(Consumer, "receive_many", receive_many)
+    monkeypatch.setattr(bench, "rates", rates)
+    bench_consume(target, options(count=64))
+    assert [(count, size) for count, size, _seconds in moments] == [(64, 64 * 1024)]
+    # The consumer that opened the connections hands out nothing that is counted.
+    assert fetched[0] is not fetched[1]
+
+
+@pytest.mark.slow
+def test_the_first_message_is_due_when_the_topic_is_known(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The highest percentiles would tell of ZooKeeper."""
+    calls = []
+
+    def recording(name: str) -> Any:
+        original = getattr(Producer, name)
+
+        def call(*words: Any, **options: Any) -> Any:
+            calls.append(name)
+            return original(*words, **options)
+
+        return call
+
+    for name in ("prepare", "send_nowait"):
+        monkeypatch.setattr(Producer, name, recording(name))
+    bench_latency(target, options(count=3))
+    assert calls == ["prepare", *["send_nowait"] * 3]
+
+
+def test_figures_have_the_digits_that_they_are_worth() -> None:
+    """What is small is not nothing."""
+    assert bench.rounded(0.000021507) == 0.00002151
+    assert bench.rounded(170.1864) == 170.2
+    assert bench.rounded(4739786.4) == 4739786
+    assert bench.rounded(124) == 124
 
 
 @pytest.mark.slow
