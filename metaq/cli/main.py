@@ -5,8 +5,10 @@ Ctrl-C; 141 the reader of our output went away; 143 ended by SIGTERM. A broker t
 stopped by a signal ends with 0.
 """
 
-import os
+import errno
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,35 +28,61 @@ from metaq.errors import MetaqError
 PORT: Final = 8123
 ZOOKEEPER_PORT: Final = 2181
 PORT_MAX: Final = 65535
+NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def _one_sentence() -> Iterator[None]:
+    """Turn what the body raises into one sentence and an exit code.
+
+    Raises:
+        Exit: the body failed.
+    """
+    code = 0
+    try:
+        yield
+    except MetaqError as error:
+        _say(" ".join(str(error).split("\n")) or type(error).__name__)
+        code = render.EXIT_PROBLEMS
+    except BrokenPipeError:
+        code = render.EXIT_PIPE_CLOSED
+    except OSError as error:
+        where = error.filename
+        if where is None and error.errno in NO_ROOM:
+            where = "standard output"  # we write nothing else without a name
+        text = error.strerror or str(error) or type(error).__name__
+        _say(f"{where}: {text}" if where else text)
+        code = render.EXIT_PROBLEMS
+    except KeyboardInterrupt:
+        code = render.EXIT_INTERRUPTED
+    if code:
+        for stream in (sys.stdout, sys.stderr):
+            render.let_go_of_refused(stream)
+        raise click.exceptions.Exit(code)
+
+
+def _say(text: str) -> None:
+    """Print the sentence that a command ends with, where somebody takes it."""
+    with suppress(OSError):
+        render.say(text)
 
 
 class MetaqGroup(click.Group):
     """Turns what commands raise into one sentence and an exit code."""
 
+    def make_context(self, *words: Any, **options: Any) -> click.Context:
+        """Read the command line; `--help` and `--version` print in here."""
+        with _one_sentence():
+            return super().make_context(*words, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command."""
-        try:
+        with _one_sentence():
             result = super().invoke(ctx)
             sys.stdout.flush()
-        except MetaqError as error:
-            render.say(" ".join(str(error).split("\n")) or type(error).__name__)
+        if result is False:
             ctx.exit(render.EXIT_PROBLEMS)
-        except BrokenPipeError:
-            # Nobody reads any more; nothing can be written at exit either.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            ctx.exit(render.EXIT_PIPE_CLOSED)
-        except OSError as error:
-            subject = f"{error.filename}: " if error.filename else ""
-            render.say(
-                f"{subject}{error.strerror or str(error) or type(error).__name__}"
-            )
-            ctx.exit(render.EXIT_PROBLEMS)
-        except KeyboardInterrupt:
-            ctx.exit(render.EXIT_INTERRUPTED)
-        else:
-            if result is False:
-                ctx.exit(render.EXIT_PROBLEMS)
-            return result
+        return result
 
 
 @click.group(

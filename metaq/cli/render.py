@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Final, Protocol
+from typing import Final, Protocol, TextIO
 
 import click
 from rich.console import Console
@@ -213,3 +213,22 @@ def fill_standard_descriptors() -> None:
         sys.stdout = os.fdopen(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", closefd=False)
+
+
+def let_go_of_refused(stream: TextIO | None) -> None:
+    """Write what a stream still holds; give up what it does not take.
+
+    It would be tried once more when the process ends, and fail with lines and an exit
+    code of Python's own.
+
+    Args:
+        stream: standard output or error; None was closed when we were started.
+    """
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -1,9 +1,12 @@
 """The argument tree: names, help, exit codes."""
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 import click
 import pytest
@@ -227,6 +230,46 @@ def test_closed_outputs_take_everything(start_broker: StartBroker, words: str) -
     )
     assert child.stderr == child.stdout == b""
     assert child.returncode == (1 if "nothing" in words else 0)
+
+
+def run_into(out: IO[bytes] | int, words: str, *, err: IO[bytes] | None = None) -> Any:
+    return subprocess.run(
+        [sys.executable, "-m", "metaq", *words.split()],
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        stdout=out,
+        stderr=err or subprocess.PIPE,
+        timeout=30,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "--version", "topics --help", "topics"])
+def test_an_output_that_takes_nothing_is_one_sentence(
+    start_broker: StartBroker, words: str
+) -> None:
+    """No traceback, and our exit codes, also for what was not written at once."""
+    if words == "topics":
+        words += f" --broker {start_broker().address}"
+    with Path("/dev/full").open("wb") as full:
+        child = run_into(full, words)
+        assert child.returncode == 1
+        assert child.stderr == b"metaq: standard output: No space left on device\n"
+        assert run_into(full, words, err=full).returncode == 1
+    read, written = os.pipe()
+    os.close(read)
+    with os.fdopen(written, "wb") as gone:
+        child = run_into(gone, words)
+    assert (child.returncode, child.stderr) == (141, b"")
+
+
+@pytest.mark.slow
+def test_a_full_standard_error_changes_no_exit_code(start_broker: StartBroker) -> None:
+    """Nobody can be told what went wrong; the code tells that something did."""
+    words = f"topics nothing --broker {start_broker().address}"
+    with Path("/dev/full").open("wb") as full:
+        child = run_into(subprocess.PIPE, words, err=full)
+    assert (child.returncode, child.stdout) == (1, b"")
 
 
 @pytest.mark.slow
