@@ -6,7 +6,7 @@ Spark is imported inside of functions: it is optional, and slow to load.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import click
 
@@ -55,10 +55,15 @@ class Wire:
         kept = {k: v for k, v in found.items() if k.lower() not in given}
         return {**kept, **self.options}
 
-    def require(self, *topics: str) -> None:
+    def require(self, *topics: str, kind: Literal["puts", "gets"] = "gets") -> None:
         """Refuse topics that nobody serves, before Spark starts.
 
-        A job would find no message in them, and call that well.
+        A job would find no message in them, and call that well; or try to put some
+        until `retryTimeoutMs` is over.
+
+        Args:
+            topics: their names.
+            kind: what the job does with them.
 
         Raises:
             NoBrokerError: nobody serves one of them.
@@ -66,7 +71,7 @@ class Wire:
         if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
             return
         for topic in topics:
-            find_topic(self.target, topic, (), kind="gets")
+            find_topic(self.target, topic, (), kind=kind)
 
 
 def archive(
@@ -113,6 +118,8 @@ def replay(
     keeps_partitions: bool,
 ) -> None:
     """Put an archive back into topics, and print the summary; see the job."""
+    if topic is not None:
+        wire.require(topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.replay import replay as run_job
 
@@ -155,6 +162,7 @@ class Ingest:
 
 def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
     """Put what Spark can read into a topic, and print the summary; see the job."""
+    wire.require(asked.topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.ingest import ingest as run_job
 

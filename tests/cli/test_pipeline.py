@@ -102,6 +102,8 @@ def test_what_the_user_gives_wins() -> None:
         ("stats", "nobody"),
         ("audit", "nobody", "--archive", "x"),
         ("audit", "t", "--copy", "nobody"),
+        ("ingest", "nobody", "x", "--format", "text"),
+        ("replay", "x", "--topic", "nobody"),
     ],
 )
 def test_a_topic_that_nobody_serves_is_refused_before_spark_starts(
