@@ -15,8 +15,8 @@ that the system gave to another file is not mistaken for the old one.
                       files; reading goes on there as above.
 
 A rotated file has the path's name with numbers, dots and dashes behind it, as in
-`app.log.1` and `app.log-20260131`. A compressed one is not read: what was not read of
-it before is lost, and that is told.
+`app.log.1` and `app.log-20260131`. A compressed one is not read, nor one that we may
+not open: what was not read of it before is lost, and that is told.
 
 Only whole lines are given out; the last line of a file waits for its end, which it has
 when the file was rotated and nothing more came.
@@ -28,7 +28,7 @@ import re
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -185,6 +185,24 @@ class FileFollower:
                     f" longer than {LINE_BYTES_MAX:,} bytes"
                 )
 
+    def _open_at(self, paths: Iterable[Path], bookmark: Bookmark) -> bool:
+        """Open the first file that has the bytes before a bookmark, if there is one."""
+        refused = []
+        for path in paths:
+            try:
+                if _is_at(path, bookmark) and self._open(path, bookmark.position):
+                    return True
+            except PermissionError:
+                if path == self._path:
+                    raise
+                refused.append(path.name)
+        if refused:
+            log.warning(
+                "rotated files may not be read: names=%s; what is missing may be there",
+                ",".join(dict.fromkeys(refused)),
+            )
+        return False
+
     def _end_line(self) -> list[bytes]:
         rest, self._rest = self._rest, b""
         return [rest] if rest else []
@@ -197,9 +215,8 @@ class FileFollower:
         if self._tail:
             check = zlib.crc32(self._tail)
             mark = Bookmark(0, self._position, len(self._tail), check)
-            for path in reversed(self._rotated()):
-                if _is_at(path, mark) and self._open(path, self._position):
-                    return self._read_on()
+            if self._open_at(reversed(self._rotated()), mark):
+                return self._read_on()
         self.lost_count += 1
         log.warning(
             "file was cut: path=%s position=%d; what it had gained since it was read"
@@ -225,12 +242,27 @@ class FileFollower:
         if now_s - self._rotated_s < ROTATED_S:
             return []
         lines = self._end_line()
-        if not self._open(successor):
-            # It was renamed between the look and the opening; look again.
+        if not self._open_next(successor):
+            # It was renamed between the look and the opening, or is passed over; look
+            # again.
             self._rest = b"".join(lines)
             return []
         self._done.append(ours.st_ino)
         return lines or self._read_on()
+
+    def _open_next(self, path: Path) -> bool:
+        inode = _inode(path)
+        try:
+            return self._open(path)
+        except PermissionError:
+            if path == self._path or inode is None:
+                raise
+        self._done.append(inode)
+        self.lost_count += 1
+        log.warning(
+            "rotated file may not be read: path=%s; its lines are missing", path
+        )
+        return False
 
     def _successor(self, ours: os.stat_result) -> Path | None:
         """Return the file that came after ours; None when ours is the path's."""
@@ -267,9 +299,8 @@ class FileFollower:
         same = [p for p in candidates if _inode(p) == bookmark.inode]
         # A copy has another inode; without bytes to compare any file would do.
         copies = candidates if bookmark.check_bytes else []
-        for path in (*same, *copies):
-            if _is_at(path, bookmark) and self._open(path, bookmark.position):
-                return
+        if self._open_at((*same, *copies), bookmark):
+            return
         self.lost_count += 1
         log.warning(
             "file was rotated away while nobody followed it: path=%s position=%d;"

@@ -244,6 +244,6 @@ def _print_summary(counts: _Counts, lost_count: int, *, as_json: bool) -> None:
         )
     if lost_count:
         render.say(
-            f"lines may be missing in {render.count_text(lost_count, 'place')}: the"
-            " file was cut or removed before they were read"
+            f"lines may be missing in {render.count_text(lost_count, 'place')}: a file"
+            " was cut, removed or made unreadable before they were read"
         )

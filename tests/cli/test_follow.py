@@ -1,9 +1,11 @@
 """Following a file: every line once, whole and in order, whatever rotation does."""
 
+import errno
 import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,6 +217,89 @@ def test_a_directory_with_the_name_of_a_rotated_file_is_none(world: World) -> No
     world.rename(".2")
     world.write(b"4\n")
     assert world.read() == [b"4"]
+
+
+@pytest.fixture
+def forbidden(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """Files that cannot be opened: permissions do not bind root."""
+    paths: set[Path] = set()
+    os_open, path_open = os.open, Path.open
+
+    def refuse(path: Path) -> None:
+        if path in paths:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def open_fd(path: Path, flags: int) -> int:
+        refuse(path)
+        return os_open(path, flags)
+
+    def open_file(path: Path, mode: str) -> Any:
+        refuse(path)
+        return path_open(path, mode)
+
+    monkeypatch.setattr(os, "open", open_fd)
+    monkeypatch.setattr(Path, "open", open_file)
+    return paths
+
+
+def test_a_rotated_file_that_may_not_be_read_is_told_and_passed_over(
+    world: World, forbidden: set[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lines are missing; those of the next file come."""
+    world.write(b"1\n")
+    follower = world.follow()
+    assert world.read() == [b"1"]
+    world.rename(".2")
+    world.write(b"2\n")
+    forbidden.add(world.rename(".1"))
+    world.write(b"3\n")
+    assert world.read() == [b"3"]
+    assert follower.lost_count == 1
+    assert [r.message for r in caplog.records] == [
+        f"rotated file may not be read: path={world.path}.1; its lines are missing"
+    ]
+
+
+def test_a_copy_that_may_not_be_read_is_told(
+    world: World, forbidden: set[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file was copied and cut: what comes after the cut is read."""
+    world.write(b"1\n")
+    follower = world.follow()
+    assert world.read() == [b"1"]
+    world.write(b"2\n")
+    world.copy_and_cut()
+    forbidden.add(world.path.with_name("app.log.1"))
+    world.write(b"three\n")
+    assert world.read() == [b"three"]
+    assert follower.lost_count == 1
+    told = [record.message for record in caplog.records]
+    assert told[0].startswith("rotated files may not be read: names=app.log.1;")
+    assert told[1].startswith("file was cut: ")
+
+
+def test_a_restart_passes_over_what_may_not_be_read(
+    world: World, forbidden: set[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was rotated away meanwhile is missing; the new file is read."""
+    world.write(b"1\n")
+    follower = world.follow()
+    assert world.read() == [b"1"]
+    bookmark = follower.bookmark
+    forbidden.add(world.rename(".1"))
+    world.write(b"2\n")
+    follower = world.follow(bookmark)
+    assert world.read() == [b"2"]
+    assert follower.lost_count == 1
+    assert "rotated files may not be read: names=app.log.1;" in caplog.text
+
+
+def test_the_file_itself_has_to_be_readable(world: World, forbidden: set[Path]) -> None:
+    """There is nothing else to follow."""
+    world.write(b"1\n")
+    forbidden.add(world.path)
+    with pytest.raises(PermissionError):
+        world.follow()
 
 
 def test_an_inode_that_was_given_away_is_not_the_file(world: World) -> None:
