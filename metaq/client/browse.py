@@ -10,6 +10,7 @@ Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
 """
 
 import contextlib
+import re
 from collections.abc import (
     AsyncGenerator,
     Collection,
@@ -44,6 +45,7 @@ FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower hands over at a time."""
 STATS_FRAME: Final = frozenset({"STATS", "END"})
 """Lines around the lines of a `stats` reply."""
+_ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,11 +184,19 @@ async def stats_of(
 
 
 def parse_stats(text: str) -> dict[str, str]:
-    """Return the lines of a `stats` reply as name → value; "" where there is none."""
-    lines = [line for line in text.splitlines() if line not in STATS_FRAME]
-    return {
-        name: value for name, _space, value in (line.partition(" ") for line in lines)
-    }
+    """Return the lines of a `stats` reply as name → value; "" where there is none.
+
+    A name ends at the first space, but for lines of which there are several: it is
+    `TOPIC part NUMBER` in those of `offsets`, and `set KEY` in what was set over the
+    file.
+    """
+    found = {}
+    for line in text.splitlines():
+        if line not in STATS_FRAME:
+            several = _ONE_OF_SEVERAL.match(line)
+            name = several[0] if several else line.partition(" ")[0]
+            found[name] = line[len(name) + 1 :]
+    return found
 
 
 async def browse_topic(

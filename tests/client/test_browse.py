@@ -326,6 +326,22 @@ def test_lines_of_stats_without_a_value_have_an_empty_one() -> None:
     }
 
 
+def test_lines_of_stats_of_one_kind_are_told_apart() -> None:
+    """One partition, or one setting, of several would be left."""
+    text = (
+        "STATS\r\nt part 0 min_offset 0 max_offset 7\r\n"
+        "t part 1 min_offset 0 max_offset 9\r\nset t:numPartitions=4\r\n"
+        "set stat=a=b c\r\nset partitions 2 message_count 3\r\nEND\r\n"
+    )
+    assert parse_stats(text) == {
+        "t part 0": "min_offset 0 max_offset 7",
+        "t part 1": "min_offset 0 max_offset 9",
+        "set t:numPartitions": "4",
+        "set stat": "a=b c",
+        "set": "partitions 2 message_count 3",
+    }
+
+
 @pytest.mark.slow
 def test_a_long_log_is_browsed_whole(broker: Any, client: Any) -> None:
     wanted = [b"%06d" % number + bytes(200) for number in range(8000)]
