@@ -24,7 +24,7 @@ from metaq.cli.offsets import (
     reset_offsets,
     show_offsets,
 )
-from metaq.cli.options import F, example, json_option, target_options
+from metaq.cli.options import F, SecondsRange, example, json_option, target_options
 from metaq.cli.produce import ProduceOptions, produce
 from metaq.cli.tail import TailOptions, tail
 
@@ -156,7 +156,7 @@ def cat_command(
 @click.option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(0),
+    type=SecondsRange(0),
     metavar="SECONDS",
     help="End when no message came for so long.  [default: never]",
 )
@@ -244,7 +244,8 @@ def tail_command(
 
     FILE may be renamed and created anew, or copied and cut; a line is sent when it has
     its end. With --state no line is lost over a restart, and after a crash the lines
-    of one batch at most come twice. Without a broker it waits for one.
+    of one batch at most come twice. A broker has to be there at the start; for one
+    that goes away it waits.
     """
     options = TailOptions(
         file=file,

@@ -235,7 +235,9 @@ def topics_command(names: tuple[str, ...], as_json: bool, target: Target) -> Non
         "metaq verify ~/.local/share/metaq", "metaq verify /var/lib/metaq --json"
     ),
 )
-@click.argument("directory", type=click.Path(exists=True, path_type=Path))
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
 @json_option
 def verify_command(directory: Path, as_json: bool) -> bool:
     """Check every stored byte of the data directory DIRECTORY.

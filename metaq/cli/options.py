@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -16,6 +17,19 @@ ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class SecondsRange(click.FloatRange):
+    """Seconds between bounds; `nan` lies between all of them, and is refused."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number that a word means; fails when it is none of the range."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a number of seconds.", param, ctx)
+        return seconds
 
 
 def _be_verbose(_context: click.Context, _option: click.Parameter, count: int) -> None:
@@ -34,7 +48,7 @@ TARGET_OPTIONS: Final = (
     ),
     click.option(
         "--timeout",
-        type=click.FloatRange(0.01, 3600),
+        type=SecondsRange(0.01, 3600),
         default=TIMEOUT_S,
         show_default=True,
         help="Seconds that one answer may take.",

@@ -10,7 +10,7 @@ import click
 from metaq.cli import pipeline_jobs as jobs
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.cli.options import example, json_option, target_options
+from metaq.cli.options import SecondsRange, example, json_option, target_options
 from metaq.cli.pipeline_jobs import Ingest, Run, Wire
 
 MASTER: Final = "local[*]"
@@ -113,7 +113,7 @@ def wire_options(command: F) -> F:
 every_option = click.option(
     "--every",
     "interval_s",
-    type=click.FloatRange(0.01, INTERVAL_S_MAX),
+    type=SecondsRange(0.01, INTERVAL_S_MAX),
     help="Go on until Ctrl-C, a batch every so many seconds.",
 )
 
