@@ -71,7 +71,11 @@ def parse_start(text: str, *, hint: str = "--from") -> Start:
     try:
         return datetime.fromtimestamp(parse_time(text) / 1000, UTC)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=hint) from error
+        raise click.BadParameter(
+            "expected earliest, latest, or a time such as 2026-01-31T12:00 or"
+            f" 1769857200, got '{text}'",
+            param_hint=hint,
+        ) from error
 
 
 def write_message(message: Message, *, as_json: bool) -> None:

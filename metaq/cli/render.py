@@ -84,7 +84,8 @@ def print_rows(
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, name in enumerate(columns):
-        is_number = bool(rows) and all(_is_number(row[index]) for row in rows)
+        cells = [row[index] for row in rows if row[index] is not None]
+        is_number = bool(cells) and all(isinstance(c, int | float) for c in cells)
         table.add_column(
             name, justify="right" if is_number else "left", overflow="fold"
         )
@@ -120,15 +121,14 @@ def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
 
 
 def data_fields(data: bytes) -> dict[str, object]:
-    """Return a payload for JSON: `data` where it is UTF-8, else `data_base64`."""
+    """Return a payload for JSON: `data` where it is UTF-8, else `data_base64`.
+
+    Both keys are there; one of them is None.
+    """
     try:
-        return {"data": data.decode()}
+        return {"data": data.decode(), "data_base64": None}
     except UnicodeDecodeError:
-        return {"data_base64": base64.b64encode(data).decode()}
-
-
-def _is_number(cell: Cell) -> bool:
-    return isinstance(cell, int | float) or cell is None
+        return {"data": None, "data_base64": base64.b64encode(data).decode()}
 
 
 def preview(data: bytes) -> str:

@@ -125,7 +125,7 @@ def test_an_attribute_goes_with_every_message(file: Path, broker: AnyBroker) -> 
     result = run("cat", "t", "--json", broker=broker)
     messages = [json.loads(line) for line in result.stdout.splitlines()]
     assert {m["attribute"] for m in messages} == {"blue"}
-    assert "first" in {m.get("data") for m in messages}
+    assert "first" in {m["data"] for m in messages}
 
 
 def test_lines_that_may_be_doubled_are_admitted(file: Path) -> None:

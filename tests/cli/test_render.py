@@ -51,6 +51,20 @@ def test_a_terminal_gets_aligned_columns(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
+def test_a_column_that_nobody_knows_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column without owners does not move to the side of the numbers."""
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(render, "Console", lambda: Console(width=60, color_system=None))
+    rows = [("a", 1, None), ("b", None, None)]
+    render.print_rows(COLUMNS, rows, as_json=False)
+    assert terminal.getvalue().splitlines() == [
+        "name  count  note",
+        "a         1  -   ",
+        "b         -  -   ",
+    ]
+
+
 def test_a_narrow_terminal_gets_whole_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are left to the terminal to break, so that cells can be copied."""
     terminal = Terminal()
@@ -142,8 +156,11 @@ def test_progress_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_payloads_are_text_or_base64() -> None:
     """JSON holds UTF-8 as it is and everything else in base64."""
-    assert render.data_fields("grüße".encode()) == {"data": "grüße"}
-    assert render.data_fields(b"\xff\x00") == {"data_base64": "/wA="}
+    assert render.data_fields("grüße".encode()) == {
+        "data": "grüße",
+        "data_base64": None,
+    }
+    assert render.data_fields(b"\xff\x00") == {"data": None, "data_base64": "/wA="}
 
 
 def test_closed_standard_descriptors_are_filled() -> None:
