@@ -105,7 +105,8 @@ def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
     try:
         server, thread = start_http_server(port, HOST, registry)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"metrics port {port}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"metrics port {port}: {reason}") from error
     try:
         yield server.server_port
     finally:

@@ -218,5 +218,5 @@ def test_a_port_tells_prometheus_what_was_read(
 def test_a_port_that_is_taken_ends_the_command(target: Target) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"metrics port {port}"):
+        with pytest.raises(ConfigError, match=f"metrics port {port}: Address"):
             consume(target, options(metrics_port=port))

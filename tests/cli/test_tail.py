@@ -203,5 +203,5 @@ def test_a_port_for_metrics_that_is_taken_ends_the_command(
     (tmp_path / "app.log").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"metrics port {port}"):
+        with pytest.raises(ConfigError, match=f"metrics port {port}: Address"):
             tail(target, replace(wanted, metrics_port=port))
