@@ -33,6 +33,7 @@ from metaq.cli.tail import TailOptions, tail
 
 @click.command(
     "produce",
+    short_help="Put each line of standard input or of a file to TOPIC.",
     epilog=example(
         "metaq produce test --file /var/log/syslog",
         "tail -F app.log | metaq produce test --attribute app",
@@ -135,6 +136,7 @@ def cat_command(
 
 @click.command(
     "consume",
+    short_help="Print the messages of TOPIC as a member of a group.",
     epilog=example(
         "metaq consume test --group billing",
         "metaq consume test --group billing --max 10 --no-commit --json",
@@ -200,6 +202,7 @@ def consume_command(
 
 @click.command(
     "tail",
+    short_help="Put each line that FILE gains to TOPIC, through rotation.",
     epilog=example(
         "metaq tail /var/log/syslog logs",
         "metaq tail app.log logs --state app.state --from-start",
@@ -277,7 +280,11 @@ force_option = click.option(
 )
 
 
-@click.command("groups", epilog=example("metaq groups", "metaq groups billing --json"))
+@click.command(
+    "groups",
+    short_help="List consumer groups, their members, owners and lag.",
+    epilog=example("metaq groups", "metaq groups billing --json"),
+)
 @click.argument("group", default="")
 @json_option
 @target_options
@@ -296,6 +303,7 @@ def offsets() -> None:
 
 @offsets.command(
     "show",
+    short_help="Print the offsets that GROUP has committed.",
     epilog=example("metaq offsets show billing", "metaq offsets show billing orders"),
 )
 @click.argument("group")
@@ -357,6 +365,7 @@ def reset_command(
 
 @offsets.command(
     "copy",
+    short_help="Have TO_GROUP go on where FROM_GROUP is.",
     epilog=example(
         "metaq offsets copy billing billing-test --dry-run",
         "metaq offsets copy billing billing-test orders",
@@ -414,6 +423,7 @@ def bench() -> None:
 
 @bench.command(
     "produce",
+    short_help="Put messages to a topic, which keeps them: rates and times.",
     epilog=example("metaq bench produce --topic test --size 128 --count 1000000"),
 )
 @topic_option
@@ -450,6 +460,7 @@ def bench_consume_command(
 
 @bench.command(
     "latency",
+    short_help="Send at a steady rate to a consumer that waits: percentiles.",
     epilog=example("metaq bench latency --topic test --rate 5000 --count 50000"),
 )
 @topic_option

@@ -220,7 +220,11 @@ def stats_command(item: str, as_json: bool, target: Target) -> bool:
     return stats(target, item, as_json=as_json)
 
 
-@main.command("topics", epilog=example("metaq topics", "metaq topics test --json"))
+@main.command(
+    "topics",
+    short_help="List topics, their partitions, brokers and offsets.",
+    epilog=example("metaq topics", "metaq topics test --json"),
+)
 @click.argument("names", nargs=-1, metavar="[TOPIC]...")
 @json_option
 @target_options
@@ -298,6 +302,7 @@ def partitions() -> None:
 
 @partitions.command(
     "close",
+    short_help="Refuse puts and gets of TOPIC, or of some partitions.",
     epilog=example("metaq partitions close test", "metaq partitions close test 0-3"),
 )
 @click.argument("topic")
@@ -315,6 +320,7 @@ def close_command(
 
 @partitions.command(
     "open",
+    short_help="Take puts and gets of TOPIC again.",
     epilog=example("metaq partitions open test", "metaq partitions open test 2"),
 )
 @click.argument("topic")

@@ -125,6 +125,7 @@ def pipeline() -> None:
 
 @pipeline.command(
     "archive",
+    short_help="Write what topics have beyond the last run to Parquet.",
     epilog=example(
         "metaq pipeline archive orders --to /archive",
         "metaq pipeline archive orders logs --to hdfs:///archive --every 60",
@@ -188,6 +189,7 @@ def replay_command(
 
 @pipeline.command(
     "ingest",
+    short_help="Put whatever Spark can read into TOPIC.",
     epilog=example(
         "metaq pipeline ingest logs /var/log/*.log --format text",
         "metaq pipeline ingest people people.csv --format csv --read header=true",
@@ -297,7 +299,9 @@ def audit_command(
 
 
 @pipeline.command(
-    "verify", epilog=example("metaq pipeline verify /var/lib/metaq --master local[8]")
+    "verify",
+    short_help="Check every stored byte of data directories or archives.",
+    epilog=example("metaq pipeline verify /var/lib/metaq --master local[8]"),
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @run_options

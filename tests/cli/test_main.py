@@ -95,6 +95,17 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert len(head.splitlines()) > 4
 
 
+@pytest.mark.parametrize("group", ["", "bench", "offsets", "partitions", "pipeline"])
+def test_lists_of_commands_say_whole_sentences(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal of 80 columns nothing of them is cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    listed = run(*group.split(), "--help").output.partition("Commands:")[2]
+    assert listed
+    assert "..." not in listed
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_example_can_be_parsed(name: str) -> None:
     """Examples use only words and options that exist."""
