@@ -20,11 +20,12 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
+    ProgressColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
-    TransferSpeedColumn,
 )
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 EXIT_PROBLEMS: Final = 1
@@ -40,6 +41,10 @@ SPEAKER: Final = "metaq: "
 PREVIEW_CHARS_MAX: Final = 60
 TABLE_WIDTH_MAX: Final = 1000
 """Characters; cells of a table that is wider are broken, whatever the terminal."""
+BAR_WIDTH_MIN: Final = 4
+BAR_WIDTH_MAX: Final = 40
+FIGURES_WIDTH: Final = 42
+"""Characters that sizes, speed and time beside a bar take at most."""
 UNIT: Final = 1024
 STANDARD_DESCRIPTOR_MAX: Final = 2
 MARKED_STYLE: Final = "bold red"
@@ -165,6 +170,15 @@ class Advance(Protocol):
         ...
 
 
+class _Speed(ProgressColumn):
+    """In the units of the sizes beside it."""
+
+    def render(self, task: Task) -> Text:
+        """Return how fast it goes; nothing before that is known."""
+        speed = task.finished_speed or task.speed
+        return Text("" if speed is None else f"{bytes_text(speed)}/s")
+
+
 @contextmanager
 def progress(
     what: str, total_bytes: int | None, *, is_typing: bool = False
@@ -181,10 +195,14 @@ def progress(
     if is_typing or not console.is_terminal:
         yield lambda _done_bytes: None
         return
+    free = console.width - len(what) - FIGURES_WIDTH
     columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(True),
-        TransferSpeedColumn(), TimeElapsedColumn(),
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(min(max(free, BAR_WIDTH_MIN), BAR_WIDTH_MAX)),
+        DownloadColumn(True, table_column=Column(no_wrap=True)),
+        _Speed(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)

@@ -154,6 +154,23 @@ def test_progress_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "publishing" not in terminal.getvalue()
 
 
+def test_progress_keeps_to_one_line_of_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bar gives way, not the figures; all of them are in one kind of unit."""
+    terminal = Terminal()
+    console = Console(file=terminal, force_terminal=True, width=56, color_system=None)
+    monkeypatch.setattr(render, "Console", lambda **_options: console)
+    with render.progress("publishing", 400 * 2**20) as advance:
+        advance(100 * 2**20)
+        advance(200 * 2**20)
+    lines = [line for line in terminal.getvalue().splitlines() if "B" in line]
+    assert lines
+    assert all("publishing" in line for line in lines)
+    assert "200.0/400.0 MiB" in lines[-1]
+    assert "MB/s" not in lines[-1]
+
+
 def test_payloads_are_text_or_base64() -> None:
     """JSON holds UTF-8 as it is and everything else in base64."""
     assert render.data_fields("grüße".encode()) == {
