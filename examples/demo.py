@@ -434,13 +434,13 @@ def print_rate(what: str, sent: Sent, seconds: float) -> None:
 def print_next_steps() -> None:
     """Say where to look next."""
     print("""All right. Where to look next:
-  .venv/bin/metaq local                  the same, to stay: prints where it listens
-  .venv/bin/metaq produce test           type lines; Ctrl-D ends
-  .venv/bin/metaq consume test --group g watch them arrive, in several windows
-  .venv/bin/metaq groups g               who reads what, and how far behind
-  .venv/bin/metaq pipeline --help        jobs on Spark, as the last step above
-  .venv/bin/metaq --help                 topics, stats, verify, dump and the rest
-  README.md, ARCHITECTURE.md, docs/      guarantees, how it works, every byte""")
+  .venv/bin/metaq local                    the same, to stay: it takes a terminal
+  .venv/bin/metaq produce test             in another: type lines; Ctrl-D ends
+  .venv/bin/metaq consume test --group g   watch them arrive, in several more
+  .venv/bin/metaq groups g                 who reads what, and how far behind
+  .venv/bin/metaq pipeline --help          jobs on Spark, as the last step above
+  .venv/bin/metaq --help                   topics, stats, verify, dump and the rest
+  README.md, ARCHITECTURE.md, docs/        guarantees, how it works, every byte""")
 
 
 def main() -> int:
