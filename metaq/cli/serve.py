@@ -20,6 +20,7 @@ takes a tenth of a second, and every other command can do without it.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -35,7 +36,7 @@ import click
 from metaq.cli import logs, render
 from metaq.cli.places import default_data_dir, installed_settings, read_bytes
 from metaq.config import BrokerConfig, load_config
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, MetaqError
 from metaq.fs import SystemFileSystem
 from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
 
@@ -111,9 +112,23 @@ def serve_local(options: LocalOptions) -> None:
         with _zookeeper(options, config, data_dir) as (connect, server):
             config = _local_config(options, data_dir, connect)
             overrides = _overrides(options, data_dir, connect)
-            _run(config, overrides, data_dir / LOCAL / PORT_FILE, server)
+            with _naming_another("--port", options.port):
+                _run(config, overrides, data_dir / LOCAL / PORT_FILE, server)
     finally:
         lock.release()
+
+
+@contextlib.contextmanager
+def _naming_another(option: str, port: int) -> Iterator[None]:
+    """Say which option helps where a port is taken."""
+    try:
+        yield
+    except MetaqError as error:
+        cause = error.__cause__
+        is_taken = isinstance(cause, OSError) and cause.errno == errno.EADDRINUSE
+        if not is_taken or f":{port}: " not in str(error):
+            raise
+        raise type(error)(f"{error}; {option} takes another") from cause
 
 
 def _run(
@@ -176,7 +191,8 @@ def _zookeeper(
     directory = data_dir / LOCAL / "zookeeper"
     server = EmbeddedZooKeeper(directory, port=options.zookeeper_port)
     try:
-        server.start()
+        with _naming_another("--zk-port", options.zookeeper_port):
+            server.start()
     except EmbeddedZooKeeperError as error:
         # The end of its log follows in the message; one line says enough here.
         reason, *log = str(error).split("\n")

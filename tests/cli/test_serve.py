@@ -1,6 +1,8 @@
 """What `metaq local` makes of its options."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,6 +81,39 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     result = run("local", "--data-dir", str(tmp_path / "file" / "data"))
     assert result.exit_code == 1
     assert f"cannot make the data directory {tmp_path}" in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option", ["--port", pytest.param("--zk-port", marks=pytest.mark.zookeeper)]
+)
+def test_a_port_that_is_taken_names_the_option_for_another(
+    tmp_path: Path, option: str
+) -> None:
+    """A port of the user's settings has no such option."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        words = ["--data-dir", str(tmp_path), "--port", "0", "--zk-port", "0"]
+        if option == "--port":
+            words += ["--set", "zk.zkEnable=false"]
+        child = metaq_local(*words, option, port)
+        sentence = f"127.0.0.1:{port}: Address already in use; {option} takes another"
+        assert child.returncode == 1
+        assert sentence in child.stderr.splitlines()[-1]
+        if option == "--port":
+            child = metaq_local(*words, "--set", f"httpPort={port}")
+            assert child.returncode == 1
+            assert "takes another" not in child.stderr
+
+
+def metaq_local(*words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "metaq", "local", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_the_last_port_is_used_again_if_it_is_free(tmp_path: Path) -> None:
