@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from metaq.cli import render
 from metaq.client import Client, OutgoingMessage, Producer
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
@@ -350,7 +351,8 @@ def run(paths: Sequence[Path], logs: Path = LOGS) -> int:
 def tell(zookeeper: str, files: list[Source], live: list[Source], place: Path) -> int:
     """Publish, consume, kill, compare, archive with Spark, and say so."""
     also = f" and {len(live)} logs that are being written" if live else ""
-    print(f"Publishing {len(files)} files{also} to {PARTITIONS} partitions ...")
+    count = render.count_text(len(files), "file")
+    print(f"Publishing {count}{also} to {PARTITIONS} partitions ...")
     sys.stdout.flush()
     started_s = time.monotonic()
     with Client(zookeeper) as client:
