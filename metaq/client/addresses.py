@@ -1,5 +1,7 @@
 """Addresses of brokers, as people write them."""
 
+from collections.abc import Sequence
+
 from metaq.errors import ConfigError
 from metaq.zk.errors import PayloadError
 from metaq.zk.znodes import BrokerAddress, decode_address
@@ -17,3 +19,17 @@ def parse_address(text: str) -> BrokerAddress:
         return decode_address(f"meta://{bare}".encode(errors="surrogatepass"))
     except PayloadError as error:
         raise ConfigError(f"broker: expected host:port, got {text!r}") from error
+
+
+def parse_addresses(texts: Sequence[str]) -> list[BrokerAddress]:
+    """Return the addresses that some texts say.
+
+    Raises:
+        ConfigError: one of them is none; there is none; or all is one text, whose
+            letters are no addresses.
+    """
+    if isinstance(texts, str) or not texts:
+        raise ConfigError(
+            f"brokers: expected a list of host:port, one at least, got {texts!r}"
+        )
+    return [parse_address(text) for text in texts]

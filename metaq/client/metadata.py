@@ -134,6 +134,9 @@ async def _wait_served(
         try:
             snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
         except NoBrokerError as error:
+            if not snapshot.epoch:
+                # Whether somebody serves it is what nobody has told.
+                raise NoBrokerError(f"topic '{name}': {error}") from error
             waited_s = clock.monotonic_s() - since_s
             known = ", ".join(map(str, snapshot.brokers)) or "none"
             raise NoBrokerError(
@@ -195,10 +198,13 @@ class ZooKeeperMetadata:
 
     async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its epoch is above `epoch`."""
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
             return await self._watch.wait_newer(epoch, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
-            raise NoBrokerError(f"no news from ZooKeeper: {error}") from error
+            raise NoBrokerError(
+                f"no news from ZooKeeper within {left_s:.3g} s"
+            ) from error
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
         """Call `on_snapshot` on the loop with each new snapshot, in order."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self, Unpack
 
-from metaq.client.addresses import parse_address
+from metaq.client.addresses import parse_addresses
 from metaq.client.bounds import Closable, close_all
 from metaq.client.browse import (
     GetResult,
@@ -105,7 +105,7 @@ class AsyncClient:
         self.options = ClientOptions(**options)
         """What the user chose."""
         self._clock = clock or SystemClock()
-        self._addresses = [parse_address(text) for text in brokers or ()]
+        self._addresses = [] if brokers is None else parse_addresses(brokers)
         self._make_coordinator = coordinator
         if zookeeper is not None:
             self._make_coordinator = lambda clock: KazooCoordinator(

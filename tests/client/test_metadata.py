@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import pytest
 
+from metaq.client import AsyncClient
 from metaq.client import metadata as metadata_module
 from metaq.client.addresses import parse_address
 from metaq.client.broker_facts import BrokerFacts
@@ -272,7 +273,8 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
     """Nothing is known, which is not the same as "there are no brokers"."""
 
     async def scenario(metadata: AddressMetadata) -> None:
-        with pytest.raises(NoBrokerError, match="brokers that are there: none"):
+        # Whether the topic is served, nobody has said.
+        with pytest.raises(NoBrokerError, match=r"topic '.*': no news from meta://"):
             await metadata.topic("t", deadline_s=soon(0.05))
         assert metadata.snapshot.epoch == 0
 
@@ -407,6 +409,21 @@ def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
             await metadata.wait_newer(metadata.snapshot.epoch, deadline_s=soon(0.01))
 
     with_zookeeper(scenario)
+
+
+def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
+    """Whether the topic is served, nobody has said."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.stop()
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            with pytest.raises(
+                NoBrokerError, match=r"^topic 't': no news from ZooKeeper within .* s$"
+            ):
+                await client.context.metadata.topic("t", deadline_s=soon(0.05))
+
+    asyncio.run(scenario())
 
 
 def test_zookeeper_that_stops_wakes_who_waits() -> None:

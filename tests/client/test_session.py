@@ -61,6 +61,13 @@ def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
         AsyncClient(brokers=[text])
 
 
+@pytest.mark.parametrize("brokers", ["127.0.0.1:8123", "", [], ()])
+def test_brokers_that_are_no_list_are_refused_as_that(brokers: Any) -> None:
+    """The letters of a text are no addresses."""
+    with pytest.raises(ConfigError, match="expected a list of host:port, one at least"):
+        AsyncClient(brokers=brokers)
+
+
 def test_addresses_are_taken_with_and_without_their_scheme() -> None:
     assert parse_address("h:1") == parse_address("meta://h:1") == BrokerAddress("h", 1)
     assert parse_address("[::1]:8123") == BrokerAddress("::1", 8123)
