@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.addresses import parse_address
 from metaq.client.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Offset, TopicPartition
@@ -15,7 +14,6 @@ from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.fake_faults import FaultKind
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK
 
@@ -38,39 +36,6 @@ def run(broker: AnyBroker, scenario: Callable[[AsyncClient], Awaitable[None]]) -
         assert not rest, rest
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    "ways",
-    [
-        {},
-        {"zookeeper": "127.0.0.1:2181", "brokers": ["127.0.0.1:8123"]},
-        {"brokers": ["127.0.0.1:8123"], "coordinator": lambda _clock: None},
-    ],
-)
-def test_brokers_are_found_in_one_way(ways: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=f"got {len(ways)} of them"):
-        AsyncClient(**ways)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "host", "host:", "host:0", "host:99999", "\udcff:80"]
-)
-def test_an_address_that_is_none_is_refused_at_once(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected host:port"):
-        AsyncClient(brokers=[text])
-
-
-@pytest.mark.parametrize("brokers", ["127.0.0.1:8123", "", [], ()])
-def test_brokers_that_are_no_list_are_refused_as_that(brokers: Any) -> None:
-    """The letters of a text are no addresses."""
-    with pytest.raises(ConfigError, match="expected a list of host:port, one at least"):
-        AsyncClient(brokers=brokers)
-
-
-def test_addresses_are_taken_with_and_without_their_scheme() -> None:
-    assert parse_address("h:1") == parse_address("meta://h:1") == BrokerAddress("h", 1)
-    assert parse_address("[::1]:8123") == BrokerAddress("::1", 8123)
 
 
 def test_before_and_after_its_block_a_client_makes_nothing(broker: AnyBroker) -> None:
