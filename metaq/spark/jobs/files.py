@@ -5,7 +5,7 @@ or in an object store, under the settings that the session has for it.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,6 +16,16 @@ from metaq.spark.jobs.failures import SPARK_ERRORS, sentence_of
 
 PATTERN_MARKS: Final = frozenset("*?[]{}\\")
 """Spark reads files by patterns, and has no way to write one that is none."""
+LOCAL: Final = "file"
+"""Scheme of URLs of local disks."""
+NO_LINK: Final = (
+    "java.nio.file.FileAlreadyExistsException",
+    "java.nio.file.FileSystemException",
+    "java.lang.UnsupportedOperationException",
+)
+"""Java's names for: the name is taken, the disk has no links, nor has the system."""
+DRAFT: Final = ".draft"
+"""How the names of files end that are being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,14 @@ class ArchiveFiles:
         self.root: str = self._root.toString()
         """The directory as a URL."""
 
+    def list_names(self, directory: str) -> list[str]:
+        """Return what lies in a directory; nothing where there is none."""
+        top = self._at(directory)
+        with _told(top):
+            if not self._fs.exists(top):
+                return []
+            return sorted(each.getPath().getName() for each in self._fs.listStatus(top))
+
     def list_files(self, directory: str = "") -> list[StoredFile]:
         """Return all files at any depth, by path; none where there is no directory."""
         top = self._at(directory)
@@ -83,34 +101,81 @@ class ArchiveFiles:
     def create(self, path: str, data: bytes) -> None:
         """Write a new file; it is there as a whole or not at all.
 
+        Who is killed here leaves a file of this name, something and `DRAFT`.
+
         Raises:
             ArchiveError: It exists, or the file system refused.
         """
-        draft = f"{path}.draft"
-        with _told(path):
-            stream = self._fs.create(self._at(draft), True)
-            try:
-                stream.write(bytearray(data))
-                stream.hsync()
-            finally:
-                stream.close()
-        self.move(draft, path)
+        # Of its own: of two jobs none writes to what the other one is about to name.
+        draft = f"{path}.{self._jvm.java.util.UUID.randomUUID().toString()}{DRAFT}"
+        try:
+            with _told(path):
+                stream = self._fs.create(self._at(draft), True)
+                try:
+                    stream.write(bytearray(data))
+                    stream.hsync()
+                finally:
+                    stream.close()
+            self.move(draft, path)
+        except ArchiveError:
+            with suppress(ArchiveError):
+                self.delete(draft)
+            raise
 
     def move(self, source: str, target: str) -> None:
         """Rename a file, and make the directory that it goes to.
+
+        Of several who move to one target at once one succeeds: HDFS refuses to rename
+        to a name that is taken, and on a local disk a link is made first, which fails
+        then. Elsewhere, and on disks without links, that is not certain.
 
         Raises:
             ArchiveError: The target exists, or the file system refused.
         """
         with _told(target):
-            place = self._at(target)
-            if self._fs.exists(place):
+            start, place = self._at(source), self._at(target)
+            self._fs.mkdirs(place.getParent())
+            if self._link(start, place):
+                self._fs.delete(start, True)
+                return
+            is_taken = self._fs.exists(place)
+            if not is_taken and self._fs.rename(start, place):
+                return
+            if is_taken or self._fs.exists(place):
                 raise ArchiveError(
                     f"{self.root}: {target} exists: another job writes this archive"
                 )
-            self._fs.mkdirs(place.getParent())
-            if not self._fs.rename(self._at(source), place):
-                raise ArchiveError(f"{self.root}: cannot rename {source} to {target}")
+            raise ArchiveError(f"{self.root}: cannot rename {source} to {target}")
+
+    def _link(self, source: Any, target: Any) -> bool:
+        """Give a file of a local disk a second name, unless that one is taken.
+
+        Hadoop's own rename would replace what has it.
+
+        Returns:
+            False: it is taken, or there are no links there. Any other error is raised:
+            a rename would replace what somebody else has put there meanwhile.
+        """
+        file_of = self._jvm.java.io.File
+        there = self._fs.resolvePath(source).toUri()
+        if there.getScheme() != LOCAL:
+            return False
+        directory = self._fs.resolvePath(target.getParent()).toUri()
+        old = file_of(there.getPath())
+        new = file_of(directory.getPath(), target.getName())
+        try:
+            self._jvm.java.nio.file.Files.createLink(new.toPath(), old.toPath())
+        except SPARK_ERRORS as error:
+            if any(name in str(error) for name in NO_LINK):
+                return False
+            raise
+        # Hadoop keeps checksums beside the file, and reads one that has none.
+        sums = [
+            file_of(file.getParent(), f".{file.getName()}.crc") for file in (old, new)
+        ]
+        if not sums[0].renameTo(sums[1]):
+            sums[1].delete()
+        return True
 
     def delete(self, path: str) -> None:
         """Delete a file, or a directory with all that is in it; or nothing."""

@@ -1,5 +1,7 @@
 """An archive wherever Spark can write: URLs, odd names, no local file system."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +85,34 @@ def test_two_jobs_cannot_commit_the_same_number(
         two.claim("query")
     names = [file.path for file in ArchiveFiles(spark, url).list_files("_metaq")]
     assert len([name for name in names if name.endswith(".json")]) == 1
+
+
+def test_of_those_who_create_a_file_at_once_one_succeeds(
+    spark: SparkSession, place: tuple[str, Path]
+) -> None:
+    """What it holds is theirs; the others say one sentence, and leave nothing."""
+    url, directory = place
+    jobs = [ArchiveFiles(spark, url) for _ in range(4)]
+    gate = threading.Barrier(len(jobs))
+
+    def create(number: int, path: str) -> str | None:
+        gate.wait(60)
+        try:
+            jobs[number].create(path, b"%d" % number * 1000)
+        except ArchiveError as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        for turn in range(25):
+            path = f"_metaq/manifest/{turn:05}.json"
+            said = list(pool.map(create, range(len(jobs)), [path] * len(jobs)))
+            assert said.count(None) == 1, (turn, said)
+            assert jobs[0].read(path) == b"%d" % said.index(None) * 1000
+            sentence = f"{jobs[0].root}: {path} exists: another job writes this archive"
+            assert {*said} == {None, sentence}
+    names = [f.name for f in (directory / "_metaq/manifest").glob("[!.]*")]
+    assert sorted(names) == [f"{turn:05}.json" for turn in range(25)]
 
 
 def test_a_path_that_is_a_pattern_is_refused(
