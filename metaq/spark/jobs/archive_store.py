@@ -9,6 +9,7 @@ Data files are written to the staging directory, moved, and then named by a new
 manifest: that is when their messages are in the archive.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -18,7 +19,12 @@ from pyspark.sql import functions as sf
 
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.files import ArchiveFiles
-from metaq.spark.jobs.manifest import ArchivedFile, Manifest, manifest_name
+from metaq.spark.jobs.manifest import (
+    MANIFEST_SUFFIX,
+    ArchivedFile,
+    Manifest,
+    manifest_name,
+)
 from metaq.spark.schema import ROW_DDL
 
 HIDDEN: Final = "_metaq/"
@@ -29,6 +35,8 @@ STAGING: Final = f"{HIDDEN}staging"
 MANIFESTS_KEPT: Final = 16
 """Older ones are deleted; a reader that has begun has its list of files already."""
 SUFFIX: Final = ".parquet"
+STEM: Final = re.compile(r"-\d+-(\d{10})(?:-\d{5}\.parquet)?$", re.ASCII)
+"""End of the names of files and directories: the manifest that will name them."""
 
 DATE_OF_TIMESTAMP: Final = (
     "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
@@ -71,8 +79,9 @@ class ArchiveStore:
     def claim(self, query_id: str) -> None:
         """Take over the archive for a query, and delete what killed jobs left behind.
 
-        A job that still writes here fails at its next batch, because the number of its
-        manifest is taken.
+        What a job writes that has taken it over in turn is left alone. A job that
+        still writes here fails at its next batch, because the number of its manifest
+        is taken.
 
         Raises:
             ArchiveError: Another query archived here; or a manifest came in between.
@@ -85,12 +94,21 @@ class ArchiveStore:
                 " archived twice"
             )
         self.commit(replace(self.manifest, query_id=query_id))
-        self._files.delete(STAGING)
+        for name in self._files.list_names(STAGING):
+            if not self._is_of_later_job(name):
+                self._files.delete(f"{STAGING}/{name}")
         named = {file.path for file in self.manifest.files}
         for file in self._files.list_files():
-            is_data = not file.path.startswith(HIDDEN)
-            if is_data and file.path.endswith(SUFFIX) and file.path not in named:
+            is_data = not file.path.startswith(HIDDEN) and file.path.endswith(SUFFIX)
+            if not is_data or file.path in named:
+                continue
+            if not self._is_of_later_job(file.path):
                 self._files.delete(file.path)
+
+    def _is_of_later_job(self, name: str) -> bool:
+        """Whether somebody who came after this job has written a file or directory."""
+        found = STEM.search(name)
+        return found is not None and int(found[1]) > self.manifest.number
 
     def commit(self, manifest: Manifest) -> None:
         """Make a manifest the next one.
@@ -99,11 +117,21 @@ class ArchiveStore:
             ArchiveError: Another job has made one of that number.
         """
         manifest = replace(manifest, number=self.manifest.number + 1)
-        name = f"{MANIFESTS}/{manifest_name(manifest.number)}"
-        self._files.create(name, manifest.to_json().encode())
+        name = manifest_name(manifest.number)
+        self._files.create(f"{MANIFESTS}/{name}", manifest.to_json().encode())
+        there = self._files.list_names(MANIFESTS)
+        if any(each.endswith(MANIFEST_SUFFIX) and each > name for each in there):
+            # It was there, and has been deleted as an old one.
+            self._files.delete(f"{MANIFESTS}/{name}")
+            raise ArchiveError(
+                f"{self.root}: has newer manifests than {name}: another job writes"
+                " this archive"
+            )
         self.manifest = manifest
-        if (old := manifest.number - MANIFESTS_KEPT) > 0:
-            self._files.delete(f"{MANIFESTS}/{manifest_name(old)}")
+        oldest = manifest_name(max(0, manifest.number - MANIFESTS_KEPT + 1))
+        for each in there:
+            if each < oldest:  # drafts of killed jobs as well
+                self._files.delete(f"{MANIFESTS}/{each}")
 
     def write(self, rows: DataFrame, name: str) -> tuple[ArchivedFile, ...]:
         """Write rows as new data files; they count from the next manifest on.
@@ -172,7 +200,7 @@ class ArchiveStore:
         names = [
             file.path
             for file in self._files.list_files(MANIFESTS)
-            if file.path.endswith(".json")
+            if file.path.endswith(MANIFEST_SUFFIX)
         ]
         if not names:
             return Manifest()

@@ -12,6 +12,7 @@ from metaq.spark.errors import ArchiveError
 
 VERSION: Final = 1
 NUMBER_DIGITS: Final = 20
+MANIFEST_SUFFIX: Final = ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +96,4 @@ class Manifest:
 
 def manifest_name(number: int) -> str:
     """Return the file name of a manifest; names sort as their numbers do."""
-    return f"{number:0{NUMBER_DIGITS}}.json"
+    return f"{number:0{NUMBER_DIGITS}}{MANIFEST_SUFFIX}"
