@@ -3,6 +3,7 @@
 Spark is imported inside of functions: it is optional, and slow to load.
 """
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -77,8 +78,12 @@ class Wire:
 def archive(
     run: Run, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
 ) -> None:
-    """Archive topics, and print the summary; see the job."""
+    """Archive topics, and print the summary; see the job.
+
+    After Ctrl-C as well, where it is the only end.
+    """
     wire.require(*topics)
+    stop = threading.Event()
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.archive import archive as run_job
 
@@ -92,7 +97,9 @@ def archive(
                     options,
                     interval_s=interval_s,
                     on_progress=lambda progress: advance(progress.written_bytes),
+                    stop=stop,
                 ),
+                on_interrupt=None if interval_s is None else stop.set,
             )
     print_facts(
         {
@@ -106,6 +113,8 @@ def archive(
         },
         as_json=run.as_json,
     )
+    if stop.is_set():
+        raise KeyboardInterrupt
 
 
 def replay(

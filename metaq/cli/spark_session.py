@@ -82,12 +82,19 @@ def spark_session(
             run_apart(lambda: stop_session(session))
 
 
-def run_in_session(session: Any, job: Callable[[], T]) -> T:
+def run_in_session(
+    session: Any,
+    job: Callable[[], T],
+    *,
+    on_interrupt: Callable[[], None] | None = None,
+) -> T:
     """Run a job, and wait for its end.
 
     Args:
         session: The `SparkSession` that the job uses.
         job: Run in a thread of its own; what it raises is raised here.
+        on_interrupt: Called at the first Ctrl-C, to tell the job to end; it is waited
+            for until the next one. None: the first one ends the wait.
 
     Raises:
         KeyboardInterrupt: Ctrl-C; the job ends when the session is stopped.
@@ -99,7 +106,7 @@ def run_in_session(session: Any, job: Callable[[], T]) -> T:
         activate(session)
         return job()
 
-    return run_apart(run)
+    return run_apart(run, on_interrupt=on_interrupt)
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from metaq.spark.options import SourceOptions
 
 SMALL_FILES_MAX: Final = 32
 """As many small files of a topic and day are put together while the query runs."""
+STOP_LOOK_S: Final = 1
+"""How often a run looks whether it is to stop."""
 QUERY_ID: Final = "sql.streaming.queryId"
 """Local property that Spark sets while a batch is written."""
 
@@ -72,6 +74,7 @@ def archive(
     interval_s: float | None = None,
     file_bytes: int = FILE_BYTES,
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+    stop: threading.Event | None = None,
 ) -> ArchiveSummary:
     """Archive what the topics have beyond the last run.
 
@@ -85,6 +88,8 @@ def archive(
             that was there at the start.
         file_bytes: Small files are put together up to about that size, 2 or more.
         on_progress: Called on the driver after each batch.
+        stop: Set by another thread, it ends the run where it is: a batch that is being
+            written is left to the next run, and so are small files.
 
     Raises:
         ArchiveError: The archive is damaged, or another job writes it.
@@ -105,6 +110,7 @@ def archive(
         interval_s=interval_s,
         file_bytes=file_bytes,
         on_progress=on_progress,
+        stop=stop,
     )
 
 
@@ -115,6 +121,7 @@ def archive_stream(
     interval_s: float | None = None,
     file_bytes: int = FILE_BYTES,
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
+    stop: threading.Event | None = None,
 ) -> ArchiveSummary:
     """Do what `archive` does, with a stream of rows that somebody has loaded.
 
@@ -125,6 +132,7 @@ def archive_stream(
         interval_s: As for `archive`.
         file_bytes: As for `archive`.
         on_progress: As for `archive`.
+        stop: As for `archive`.
     """
     spark = rows.sparkSession
     store = ArchiveStore(spark, path)
@@ -136,21 +144,31 @@ def archive_stream(
     else:
         interval = f"{round(interval_s * 1000)} milliseconds"
         stream = stream.trigger(processingTime=interval)
+    stop = stop or threading.Event()
+    compacted = 0
     with job_errors("archive"):
         query = stream.start()
-        _wait(query, writer, ends=interval_s is None)
+        _wait(query, writer, stop, ends=interval_s is None)
         writer.end(str(query.id))
-        compacted = compact_store(store, file_bytes=file_bytes).replaced_count
+        if not stop.is_set():
+            compacted = compact_store(store, file_bytes=file_bytes).replaced_count
     return writer.summary(compacted)
 
 
-def _wait(query: StreamingQuery, writer: "_BatchWriter", *, ends: bool) -> None:
-    """Wait until a query ends; an error of ours is raised as it is.
+def _wait(
+    query: StreamingQuery, writer: "_BatchWriter", stop: threading.Event, *, ends: bool
+) -> None:
+    """Wait until a query ends, or end it; an error of ours is raised as it is.
 
     Ctrl-C is the end of a query that does not end by itself.
     """
+
+    def wait() -> None:
+        while not (stop.is_set() or query.awaitTermination(STOP_LOOK_S)):
+            pass
+
     try:
-        run_apart(query.awaitTermination)
+        run_apart(wait)
     except KeyboardInterrupt:
         if ends:
             raise

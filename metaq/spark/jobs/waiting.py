@@ -13,7 +13,9 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def run_apart(work: Callable[[], T]) -> T:
+def run_apart(
+    work: Callable[[], T], *, on_interrupt: Callable[[], None] | None = None
+) -> T:
     """Run something that calls Spark, and wait for its end.
 
     After Ctrl-C the work goes on by itself until Spark has ended it; what becomes of
@@ -21,6 +23,8 @@ def run_apart(work: Callable[[], T]) -> T:
 
     Args:
         work: Run in a thread of its own; what it raises is raised here.
+        on_interrupt: Called at the first Ctrl-C, to tell the work to end; it is waited
+            for until the next one. None: the first one ends the wait.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, in the main thread.
@@ -33,5 +37,13 @@ def run_apart(work: Callable[[], T]) -> T:
         except BaseException as error:  # noqa: BLE001  # handed on, whatever it is
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="spark", daemon=True).start()
+    thread = threading.Thread(target=run, name="spark", daemon=True)
+    try:
+        thread.start()
+        return outcome.result()
+    except KeyboardInterrupt:
+        has_begun = thread.is_alive() or outcome.done()
+        if on_interrupt is None or not has_begun:
+            raise
+        on_interrupt()
     return outcome.result()

@@ -238,8 +238,10 @@ def test_ctrl_c_ends_the_start_of_a_query_with_one_line(
     }.items():
         process = start(*words, "--every", "0.1", "--broker", broker.address)
         made = tmp_path / ("_metaq/checkpoint" if name == "archive" else name)
-        ended = interrupt(process, made.exists)
-        assert (process.returncode, *ended) == INTERRUPTED, name
+        said, errors = interrupt(process, made.exists)
+        assert (process.returncode, errors) == (130, "metaq: interrupted\n"), name
+        # What an archive has done until then is told all the same.
+        assert ("archive messages\t0\n" in said) == (name == "archive")
 
 
 def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
@@ -259,10 +261,10 @@ def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
 def test_an_archive_goes_on_until_ctrl_c(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """What comes later is archived as well."""
+    """What comes later is archived as well; the end tells what was done."""
     publish(broker, numbered(10))
     words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
-    process = start(*words, "--every", "0.1")
+    process = start(*words, "--json", "--every", "0.1")
     late = iter([numbered(5, 10)])
 
     def has_all() -> bool:
@@ -271,8 +273,10 @@ def test_an_archive_goes_on_until_ctrl_c(
             publish(broker, messages, partition=tp(1))
         return count == 15
 
-    ended = interrupt(process, has_all)
-    assert (process.returncode, *ended) == INTERRUPTED
+    summary, errors = interrupt(process, has_all)
+    assert (process.returncode, errors) == (130, "metaq: interrupted\n")
+    found = json.loads(summary)
+    assert (found["messages"], found["archive_messages"]) == (15, 15)
 
 
 def test_windows_are_printed_until_ctrl_c(

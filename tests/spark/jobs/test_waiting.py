@@ -35,3 +35,29 @@ def test_ctrl_c_ends_the_wait_and_not_the_work() -> None:
     assert not has_ended.is_set()
     may_end.set()
     assert has_ended.wait(30)
+
+
+def test_work_that_is_told_of_ctrl_c_is_waited_for_until_the_next() -> None:
+    """What it returns then is its end; what does not heed it is left."""
+    waiting = threading.get_ident()
+    told, may_end = threading.Event(), threading.Event()
+
+    def work() -> str:
+        signal.pthread_kill(waiting, signal.SIGINT)
+        assert told.wait(30)
+        return "as far as it came"
+
+    assert run_apart(work, on_interrupt=told.set) == "as far as it came"
+    told.clear()
+
+    def deaf() -> None:
+        work()
+        signal.pthread_kill(waiting, signal.SIGINT)
+        may_end.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(deaf, on_interrupt=told.set)
+    may_end.set()
+    for thread in threading.enumerate():
+        if thread.name == "spark":
+            thread.join(30)
