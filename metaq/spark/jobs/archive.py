@@ -158,7 +158,7 @@ def archive_stream(
 def _wait(
     query: StreamingQuery, writer: "_BatchWriter", stop: threading.Event, *, ends: bool
 ) -> None:
-    """Wait until a query ends, or end it; an error of ours is raised as it is.
+    """Wait until a query ends, or end it; what failed a batch is raised as it is.
 
     Ctrl-C is the end of a query that does not end by itself.
     """
@@ -199,7 +199,7 @@ class _BatchWriter:
         self._written_bytes = 0
         self._batch_count = 0
         self._compacted_count = 0
-        self.failure: JobError | None = None
+        self.failure: Exception | None = None
         """What `write` raised; Spark hands on its text alone."""
 
     def write(self, batch: DataFrame, number: int) -> None:
@@ -210,7 +210,7 @@ class _BatchWriter:
                 raise JobError(f"batch {number} comes after the end of its query")
             try:
                 self._write(batch, number)
-            except JobError as error:
+            except Exception as error:
                 self.failure = error
                 raise
 

@@ -189,6 +189,24 @@ def test_an_empty_topic_gives_an_empty_archive(
     assert read_archive(spark, path).count() == 0
 
 
+def test_a_batch_that_fails_says_why(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """Spark alone would say that a function failed; whatever the reason is."""
+    feed.add(batches(1)[0])
+    full = sf.expr("CAST(raise_error('no space left') AS BINARY)")
+    with pytest.raises(JobError, match=r"^archive: .*no space left") as failed:
+        archive_stream(feed.stream().withColumn("value", full), path)
+    assert "\n" not in str(failed.value)
+
+    def fail(_progress: ArchiveProgress) -> None:
+        raise LookupError("of the caller")
+
+    with pytest.raises(LookupError, match=r"^of the caller$"):
+        archive_stream(feed.stream(), path, on_progress=fail)
+    check(spark, path, batches(1)[0])
+
+
 class Killed(Exception):
     """Stands in for a kill: nothing of ours handles it."""
 
