@@ -211,6 +211,8 @@ class Cluster:
         async def read(
             context: ClientContext, deadline_s: float
         ) -> dict[TopicPartition, LogSpan | None]:
+            # Before the cluster is known every broker would pass for one that is away.
+            await read_cluster(context, (), deadline_s=deadline_s)
             there = [p for p in partitions if context.address_of(p.broker_id)]
             found = await self._log_ends(context).read(there, deadline_s=deadline_s)
             return {
