@@ -159,6 +159,14 @@ class SourceOptions:
     is_filter_pushdown: bool
     """Filters are asked for and heeded."""
 
+    def chooses(self, partition: TopicPartition) -> bool:
+        """Whether a partition, which need not exist, is one that the user chose."""
+        if self.assigned:
+            return partition in self.assigned
+        if self.topic_pattern is not None:
+            return re.fullmatch(self.topic_pattern, partition.topic) is not None
+        return partition.topic in self.topics
+
     @classmethod
     def from_map(
         cls, options: Mapping[str, str], *, is_stream: bool

@@ -63,6 +63,7 @@ class Progress:
         self._has_kept_start = options.pin_name is not None
         self._waiting_since_s: float | None = None
         self._away: frozenset[TopicPartition] = frozenset()
+        self._left: frozenset[TopicPartition] = frozenset()
         self._gone: frozenset[TopicPartition] = frozenset()
         self._committed: dict[TopicPartition, Offset] = {}
         self.ends: dict[TopicPartition, Offset] = {}
@@ -188,11 +189,16 @@ class Progress:
     def _backlog(
         self, stand: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, LogSpan]:
-        """Return what is there behind `stand`; partitions that are away are missing."""
+        """Return what is there behind `stand`.
+
+        Partitions that are away are missing, and those that the user chose once, and
+        does not any more: the query keeps where it stands in them.
+        """
         cluster, options = self._cluster, self._options
-        chosen = {*cluster.partitions(options), *stand}
-        logs = cluster.watched_spans(chosen)
-        self._report_away(frozenset(stand.keys() - logs.keys()))
+        known = frozenset(filter(options.chooses, stand))
+        self._report_left(frozenset(stand.keys() - known))
+        logs = cluster.watched_spans(known.union(cluster.partitions(options)))
+        self._report_away(known - logs.keys())
         self._report_gone(stand, logs)
         backlog = {}
         for partition, log in logs.items():
@@ -218,6 +224,12 @@ class Progress:
             for lost in found.lost if partition not in self._gone else ():
                 _log.warning("data is lost: %s", lost)
         self._gone = frozenset(gone)
+
+    def _report_left(self, left: frozenset[TopicPartition]) -> None:
+        if left - self._left:
+            names = ", ".join(map(str, sorted(left)))
+            _log.warning("chosen no more, and not read: %s", names)
+        self._left = left
 
     def _report_away(self, away: frozenset[TopicPartition]) -> None:
         if away - self._away:

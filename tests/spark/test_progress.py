@@ -124,6 +124,31 @@ def test_a_partition_that_comes_later_is_read_from_its_start(
     assert query.spans(stand, end) == {P1: LogSpan(Offset(0), end[P1])}
 
 
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        {"assign": '{"logs": ["0-1"]}', "subscribe": None},
+        {"subscribe": "others"},
+        {"subscribePattern": "log", "subscribe": None},
+    ],
+)
+def test_what_is_chosen_no_more_is_not_read_any_more(
+    broker: EmbeddedBroker, chosen: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint keeps where it stands there; chosen again, it goes on from there."""
+    publish(broker, numbered(10), partition=P0)
+    publish(broker, numbered(10), partition=P1)
+    stand = offsets(2, 10)
+    query = progress(broker, **chosen)
+    assert query.advance(stand) == stand == query.advance(stand)
+    assert caplog.text.count("chosen no more, and not read: logs/0-0") == 1
+    assert "away" not in caplog.text
+    end = progress(broker).advance(stand)
+    assert end == offsets(10, 10)
+    # What was planned before is read all the same.
+    assert query.spans(stand, end) == {P0: LogSpan(stand[P0], end[P0])}
+
+
 def test_a_range_that_goes_back_is_an_error(broker: EmbeddedBroker) -> None:
     """Never an empty one; on request the query goes on at the log end, loudly."""
     publish(broker, numbered(10), partition=P0)
@@ -190,6 +215,19 @@ def test_what_retention_took_is_named_or_left_out(
         query.spans(start, end)
     query = progress(broker, failOnDataLoss="false")
     assert query.spans(start, end) == {P0: spans[P0]}
+
+
+def test_a_new_driver_waits_until_it_knows_the_cluster(
+    broker: EmbeddedBroker,
+) -> None:
+    """It plans a batch first that its predecessor logged; no broker is away then.
+
+    A partition that comes new in that batch would be read from 0, and be called lost
+    where retention has been.
+    """
+    publish(broker, numbered(10), partition=P0)
+    found = shared_cluster(source_options(broker).wire).watched_spans([P0])
+    assert found == {P0: LogSpan(Offset(0), Offset(10 * SIZE))}
 
 
 def test_the_start_is_kept_until_the_first_commit(broker: EmbeddedBroker) -> None:
