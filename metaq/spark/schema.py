@@ -10,8 +10,10 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import OptionError
 from metaq.spark.options import BadRows, ValueFormat, ValueOptions
-from metaq.spark.values import BAD_REASON, BAD_VALUE
+from metaq.spark.values import BAD_REASON, BAD_VALUE, ValueConverter
 
 _BEFORE_VALUE: Final = (
     "topic STRING, broker_id INT, partition INT, offset BIGINT, message_id BIGINT,"
@@ -42,6 +44,43 @@ def row_ddl(options: ValueOptions) -> str:
     if options.bad_rows is BadRows.COLUMN:
         ddl += f", {BAD_VALUE} BINARY, {BAD_REASON} STRING"
     return ddl
+
+
+def value_type(schema: StructType, options: ValueOptions) -> pa.DataType:
+    """Return the Arrow type of the column `value`.
+
+    Args:
+        schema: as Spark hands it to a reader: ours, or what the user said instead.
+        options: what the column is to hold.
+
+    Raises:
+        OptionError: The columns are others, or JSON is not read into the type.
+    """
+    found = arrow_schema(schema)
+    names = list(ROW_SCHEMA.names)
+    if options.bad_rows is BadRows.COLUMN:
+        names += [BAD_VALUE, BAD_REASON]
+    if found.names != names:
+        raise OptionError(
+            f"expected the columns {', '.join(names)}, got {', '.join(found.names)}:"
+            " leave schema(...) out, and select what you need"
+        )
+    kind = found.field("value").type
+    if not _FITS[options.format](kind):
+        raise OptionError(
+            f"column value: expected what valueFormat={options.format.value} gives,"
+            f" got {kind}"
+        )
+    # It refuses types that it cannot make, here and not in every task.
+    ValueConverter(options.format, options.bad_rows, kind)
+    return kind
+
+
+_FITS: Final = {
+    ValueFormat.BINARY: pa.types.is_binary,
+    ValueFormat.STRING: pa.types.is_string,
+    ValueFormat.JSON: pa.types.is_struct,
+}
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

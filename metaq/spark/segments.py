@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from metaq.fs import SystemFileSystem
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.schema import arrow_schema, row_ddl
+from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.segment_filters import PushedFilters, read_filters
 from metaq.spark.segment_options import SegmentOptions, parse_segment_options
 from metaq.spark.segment_plan import plan_query, refuse_unreadable
@@ -52,13 +52,13 @@ class SegmentsDataSource(DataSource):
         """Return what plans and reads.
 
         Raises:
-            OptionError: An option is wrong.
+            OptionError: An option is wrong, or the user asked for other columns.
         """
         options = parse_segment_options(self.options)
         report_missing_filters(options.can_push_filters)
         # Spark refuses a reader that takes filters while its own setting is off.
         kind = PushingReader if options.can_push_filters else SegmentsReader
-        return kind(options, arrow_schema(schema).field("value").type)
+        return kind(options, value_type(schema, options.values))
 
 
 class SegmentsReader(DataSourceReader):

@@ -20,7 +20,7 @@ from metaq.spark.batch import BatchReader, PushingBatchReader
 from metaq.spark.errors import OptionError
 from metaq.spark.option_table import OPTIONS, Use
 from metaq.spark.options import SinkOptions, SourceOptions, read_value_options
-from metaq.spark.schema import arrow_schema, row_ddl
+from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.sink import BatchWriter
 from metaq.spark.stream import stream_reader
 from metaq.spark.stream_sink import StreamWriter
@@ -56,23 +56,23 @@ class MetaqDataSource(DataSource):
         """Return what plans and reads a batch.
 
         Raises:
-            OptionError: an option is wrong.
+            OptionError: an option is wrong, or the user asked for other columns.
         """
         options = SourceOptions.from_map(self.options, is_stream=False)
         report_missing_filters(options.is_filter_pushdown)
         # Spark refuses a reader that takes filters while its own setting is off.
         kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
-        return kind(options, arrow_schema(schema).field("value").type)
+        return kind(options, value_type(schema, options.values))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return what plans and reads the micro-batches of a query.
 
         Raises:
-            OptionError: an option is wrong.
+            OptionError: an option is wrong, or the user asked for other columns.
         """
         options = SourceOptions.from_map(self.options, is_stream=True)
         report_missing_limits(options.limits.is_any)
-        return stream_reader(options, arrow_schema(schema).field("value").type)
+        return stream_reader(options, value_type(schema, options.values))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a batch.

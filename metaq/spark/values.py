@@ -199,6 +199,9 @@ def _type_to_read(wanted: pa.DataType, path: str) -> pa.DataType:
         OptionError: there is none; the message names the field.
     """
     if pa.types.is_struct(wanted) and wanted.num_fields:
+        names = [f.name for f in wanted]
+        if doubles := sorted({n for n in names if names.count(n) > 1}):
+            raise OptionError(f"valueSchema: {path}: two fields {doubles[0]!r}")
         return pa.struct(
             [
                 pa.field(f.name, _type_to_read(f.type, f"{path}.{f.name}"))

@@ -13,8 +13,9 @@ from pyspark.sql.types import (
 )
 
 from metaq.spark.columns import ROW_SCHEMA
+from metaq.spark.errors import OptionError
 from metaq.spark.options import BadRows, Use, ValueFormat, read_value_options
-from metaq.spark.schema import ROW_DDL, arrow_schema, row_ddl
+from metaq.spark.schema import ROW_DDL, arrow_schema, row_ddl, value_type
 from metaq.spark.values import ValueConverter
 
 pytestmark = pytest.mark.spark
@@ -47,6 +48,33 @@ def test_text_rows_are_declared_as_they_are_made(bad_rows: str) -> None:
     )
     made = ValueConverter(ValueFormat.STRING, BadRows(bad_rows), pa.string()).schema
     assert arrow_schema(declared(row_ddl(options))) == made
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "said"),
+    [
+        ("value STRING", {}, "expected the columns topic, .*, got value: leave schema"),
+        (f"{ROW_DDL}, more INT", {}, "got topic, .*, value, more"),
+        (ROW_DDL, {"valueFormat": "string"}, "valueFormat=string gives, got binary"),
+        (
+            ROW_DDL,
+            {"valueFormat": "json", "valueSchema": "a INT"},
+            "valueFormat=json gives, got binary",
+        ),
+    ],
+)
+def test_other_columns_are_refused_before_anything_is_read(
+    schema: str, options: dict[str, str], said: str
+) -> None:
+    """A user's own schema, or a `valueSchema` that closes what it is put into."""
+    with pytest.raises(OptionError, match=said):
+        value_type(declared(schema), read_value_options(options, Use.BATCH))
+
+
+def test_the_value_is_what_was_declared() -> None:
+    """Also where a user writes the columns down once more."""
+    options = read_value_options({"valueFormat": "string"}, Use.BATCH)
+    assert value_type(declared(row_ddl(options)), options) == pa.string()
 
 
 def test_json_rows_are_declared_with_the_users_fields() -> None:

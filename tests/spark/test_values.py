@@ -198,6 +198,10 @@ def test_a_number_with_too_many_digits_is_bad(depth: int) -> None:
             "value.l.element: JSON is not read into duration",
         ),
         (pa.struct([]), "value: JSON is not read into struct<>"),
+        (
+            pa.struct([("s", pa.struct([("a", pa.int32()), ("a", pa.int64())]))]),
+            "value.s: two fields 'a'",
+        ),
     ],
 )
 def test_types_that_json_is_not_read_into_are_refused(
