@@ -9,6 +9,7 @@ Tasks have no part in this: they are told the address of their broker.
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from metaq.client.catalog import find_partitions, find_topics, read_cluster
@@ -135,14 +136,20 @@ class Cluster:
     ) -> dict[TopicPartition, str]:
         """Return where partitions are read, as `meta://host:port`.
 
-        Those of a broker that is away are missing.
+        Those of a broker that stays away for `retry_timeout_s` are missing.
         """
+        wanted = tuple(partitions)
 
         async def find(
             context: ClientContext, deadline_s: float
         ) -> dict[TopicPartition, str]:
-            await read_cluster(context, (), deadline_s=deadline_s)
-            found = {p: context.address_of(p.broker_id) for p in partitions}
+            snapshot = await read_cluster(context, (), deadline_s=deadline_s)
+            with suppress(NoBrokerError):
+                while any(context.address_of(p.broker_id) is None for p in wanted):
+                    snapshot = await context.metadata.wait_newer(
+                        snapshot.epoch, deadline_s=deadline_s
+                    )
+            found = {p: context.address_of(p.broker_id) for p in wanted}
             return {p: str(at) for p, at in found.items() if at is not None}
 
         return self.run(find)

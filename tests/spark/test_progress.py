@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -17,11 +18,13 @@ from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters
 from metaq.spark import stream
+from metaq.spark.batch import plan_tasks
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
+from metaq.spark.read_task import ReadTask
 from metaq.spark.stream import OldStreamReader, Progress, StreamReader
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.offsets import GroupOffsets
@@ -414,6 +417,26 @@ def test_a_partition_that_is_gone_is_told_once(
     monkeypatch.setattr(Cluster, "watched_spans", lambda _self, _partitions: there)
     assert query.advance(stand) == stand
     assert caplog.text.count("the partition is gone") == 2
+
+
+def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks are told where it is, and cannot find it out by themselves."""
+    publish(broker, numbered(10), partition=P0)
+    reader = StreamReader(source_options(broker, zookeeper="memory"), VALUE)
+    broker.stop()
+    starting = threading.Thread(target=broker.start)
+
+    def plan(*words: Any) -> list[ReadTask]:
+        starting.start()
+        return plan_tasks(*words)
+
+    monkeypatch.setattr(stream, "plan_tasks", plan)
+    start, end = (offsets_to_json(offsets(count, 0)) for count in (0, 10))
+    (found,) = reader.partitions(start, end)
+    starting.join()
+    assert found.value.address is not None
 
 
 def test_an_old_spark_goes_on_with_a_broker_that_was_away(
