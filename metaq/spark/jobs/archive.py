@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 
-from metaq.spark.errors import JobError
+from metaq.spark.errors import JobError, OptionError
 from metaq.spark.jobs.archive_store import DATE_OF_TIMESTAMP, ArchiveStore
 from metaq.spark.jobs.compact import FILE_BYTES, compact_store
 from metaq.spark.jobs.failures import job_errors
 from metaq.spark.jobs.waiting import run_apart
-from metaq.spark.options import SourceOptions
+from metaq.spark.options import SourceOptions, ValueFormat
 
 SMALL_FILES_MAX: Final = 32
 """As many small files of a topic and day are put together while the query runs."""
@@ -101,7 +101,13 @@ def archive(
     # Of two spellings of one name Spark would take either.
     asked = {k: v for k, v in asked.items() if k.lower() not in map(str.lower, options)}
     asked |= options
-    SourceOptions.from_map(asked, is_stream=True)  # refused before Spark does anything
+    # Refused before Spark does anything.
+    values = SourceOptions.from_map(asked, is_stream=True).values
+    if values.format is not ValueFormat.BINARY:
+        raise OptionError(
+            f"an archive has values as they are: expected valueFormat=binary, got"
+            f" {values.format.value}"
+        )
     with job_errors("archive"):
         rows = spark.readStream.format("metaq").options(**asked).load()
     return archive_stream(

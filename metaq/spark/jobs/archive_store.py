@@ -35,8 +35,12 @@ STAGING: Final = f"{HIDDEN}staging"
 MANIFESTS_KEPT: Final = 16
 """Older ones are deleted; a reader that has begun has its list of files already."""
 SUFFIX: Final = ".parquet"
-STEM: Final = re.compile(r"-\d+-(\d{10})(?:-\d{5}\.parquet)?$", re.ASCII)
-"""End of the names of files and directories: the manifest that will name them."""
+STAGED_NAME: Final = re.compile(r"[a-z]+-\d+-(\d{10})", re.ASCII)
+"""A staged directory: what for, and the manifest that will name its files."""
+OWN_NAME: Final = re.compile(
+    rf"topic=[^/]+/date=[^/]+/{STAGED_NAME.pattern}-\d{{5}}\.parquet", re.ASCII
+)
+"""A data file; others below the archive's directory are somebody else's."""
 
 DATE_OF_TIMESTAMP: Final = (
     "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
@@ -84,7 +88,8 @@ class ArchiveStore:
         is taken.
 
         Raises:
-            ArchiveError: Another query archived here; or a manifest came in between.
+            ArchiveError: Another query archived here; or a manifest came in between,
+                or all of them are gone.
         """
         known = self.manifest.query_id
         if known is not None and known != query_id:
@@ -93,22 +98,30 @@ class ArchiveStore:
                 f" checkpoint {CHECKPOINT} is gone, and without it messages would be"
                 " archived twice"
             )
+        if known is None:
+            self._refuse_lost_manifests()
         self.commit(replace(self.manifest, query_id=query_id))
         for name in self._files.list_names(STAGING):
-            if not self._is_of_later_job(name):
+            if self._is_left(STAGED_NAME.fullmatch(name)):
                 self._files.delete(f"{STAGING}/{name}")
         named = {file.path for file in self.manifest.files}
         for file in self._files.list_files():
-            is_data = not file.path.startswith(HIDDEN) and file.path.endswith(SUFFIX)
-            if not is_data or file.path in named:
-                continue
-            if not self._is_of_later_job(file.path):
+            if file.path not in named and self._is_left(OWN_NAME.fullmatch(file.path)):
                 self._files.delete(file.path)
 
-    def _is_of_later_job(self, name: str) -> bool:
-        """Whether somebody who came after this job has written a file or directory."""
-        found = STEM.search(name)
-        return found is not None and int(found[1]) > self.manifest.number
+    def _refuse_lost_manifests(self) -> None:
+        """Refuse an archive without a manifest: nobody knows which files count."""
+        own = [f.path for f in self._files.list_files() if OWN_NAME.fullmatch(f.path)]
+        names = self._files.list_names(MANIFESTS) if own else []
+        if own and not any(name.endswith(MANIFEST_SUFFIX) for name in names):
+            raise ArchiveError(
+                f"{self.root}: has files of an archive, {own[0]} for one, but"
+                f" {MANIFESTS} has no manifest that says which of them count"
+            )
+
+    def _is_left(self, name: "re.Match[str] | None") -> bool:
+        """Whether a job before this one has written what has a name."""
+        return name is not None and int(name[1]) <= self.manifest.number
 
     def commit(self, manifest: Manifest) -> None:
         """Make a manifest the next one.

@@ -289,13 +289,13 @@ def test_a_job_that_slept_takes_nothing_from_the_one_that_went_on(
         monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
         quick.manifest = ArchiveStore(spark, path).manifest
         quick.claim("query")
-        written = sorted(quick.write(dated, "batch"), key=lambda file: file.path)
+        written = sorted(quick.write(dated, "batch-0"), key=lambda file: file.path)
         quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
         return found
 
     monkeypatch.setattr(ArchiveFiles, "list_files", sleep)
     with pytest.raises(ArchiveError):
-        slow.write(dated.coalesce(1), "batch")
+        slow.write(dated.coalesce(1), "batch-0")
     check(spark, path, one)
 
 
@@ -316,13 +316,13 @@ def test_a_job_that_wakes_up_does_not_disturb_the_one_that_went_on(
 
     def wake_up(files: ArchiveFiles, directory: str = "") -> Any:
         monkeypatch.setattr(ArchiveFiles, "list_files", list_files)
-        late = slow.write(second, "batch")
+        late = slow.write(second, "batch-0")
         with pytest.raises(ArchiveError, match="another job writes this archive"):
             slow.commit(replace(slow.manifest, files=late))
         return list_files(files, directory)
 
     monkeypatch.setattr(ArchiveFiles, "list_files", wake_up)
-    written = sorted(quick.write(first, "batch"), key=lambda file: file.path)
+    written = sorted(quick.write(first, "batch-0"), key=lambda file: file.path)
     quick.commit(replace(quick.manifest, batch=0, files=tuple(written)))
     found = [tuple(p) for p in places(read_archive(spark, path).collect())]
     assert found == places_of(one)
@@ -354,6 +354,34 @@ def test_a_lost_checkpoint_is_refused(
         archive_stream(feed.stream(), path)
 
 
+def test_files_of_others_stay_where_they_are(
+    spark: SparkSession, feed: Feed, path: str
+) -> None:
+    """An archive may come to lie where something else is already."""
+    other = Path(path, "topic=orders", "others.parquet")
+    other.parent.mkdir(parents=True)
+    other.write_bytes(b"of somebody else")
+    for batch in batches(2):
+        feed.add(batch)
+        archive_stream(feed.stream(), path)
+        assert other.read_bytes() == b"of somebody else"
+    assert places(read_archive(spark, path).collect()) == places_of(joined(batches(2)))
+
+
+def test_lost_manifests_are_refused(
+    spark: SparkSession, feed: Feed, path: str, tmp_path: Path
+) -> None:
+    """Without them every file would pass for what a killed job left."""
+    for batch in batches(2):
+        feed.add(batch)
+        archive_stream(feed.stream(), path)
+    before = data_files(path)
+    Path(path, "_metaq/manifest").rename(tmp_path / "elsewhere")
+    with pytest.raises(ArchiveError, match="has no manifest"):
+        archive_stream(feed.stream(), path)
+    assert data_files(path) == before
+
+
 def test_what_a_killed_job_left_is_not_read(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
@@ -362,7 +390,7 @@ def test_what_a_killed_job_left_is_not_read(
     feed.add(one)
     archive_stream(feed.stream(), path)
     real = Path(path, data_files(path)[0])
-    left = real.with_name("batch-0000000009-00000.parquet")
+    left = real.with_name("batch-0000000009-0000000003-00000.parquet")
     left.write_bytes(real.read_bytes())
     assert places(read_archive(spark, path).collect()) == places_of(one)
     feed.add(two)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from metaq.spark.errors import ArchiveError
-from metaq.spark.jobs.archive import archive_stream
+from metaq.spark.errors import ArchiveError, OptionError
+from metaq.spark.jobs.archive import archive, archive_stream
 from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
 from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.files import ArchiveFiles
@@ -59,7 +59,12 @@ def test_an_archive_is_the_same_wherever_it_lies(
     feed.add(rows[0])
     feed.add(rows[1])
     archive_stream(feed.stream(), url, file_bytes=2)
-    left = directory / "topic=orders" / "date=2026-01-31" / "batch-7-00000.parquet"
+    left = (
+        directory
+        / "topic=orders"
+        / "date=2026-01-31"
+        / f"batch-{7:010}-{1:010}-00000.parquet"
+    )
     left.write_bytes(b"of a job that was killed")
     feed.add(rows[2])
     found = archive_stream(feed.stream(), url, file_bytes=2)
@@ -113,6 +118,9 @@ def test_of_those_who_create_a_file_at_once_one_succeeds(
             assert {*said} == {None, sentence}
     names = [f.name for f in (directory / "_metaq/manifest").glob("[!.]*")]
     assert sorted(names) == [f"{turn:05}.json" for turn in range(25)]
+    # A link decides it; the look for the name that comes without one may be too early.
+    old, new = jobs[0]._at(path), jobs[0]._at(f"{path}.new")
+    assert [jobs[0]._link(old, new) for _ in range(2)] == [True, False]
 
 
 def test_a_path_that_is_a_pattern_is_refused(
@@ -122,6 +130,22 @@ def test_a_path_that_is_a_pattern_is_refused(
     for mark in "*?[]{}":
         with pytest.raises(ArchiveError, match="takes for patterns"):
             ArchiveFiles(spark, str(tmp_path / f"archive-{mark}"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"valueFormat": "string", "badRows": "column"},
+        {"valueFormat": "json", "valueSchema": "a INT"},
+    ],
+)
+def test_an_archive_takes_values_as_they_are(
+    spark: SparkSession, tmp_path: Path, options: dict[str, str]
+) -> None:
+    """Others would not come back from it."""
+    wire = {"brokers": "127.0.0.1:1", "subscribe": "orders"}
+    with pytest.raises(OptionError, match="expected valueFormat=binary, got"):
+        archive(spark, str(tmp_path), {**wire, **options})
 
 
 @pytest.mark.parametrize("root", ["", ":x", "file://elsewhere/archive", "nobody://x"])

@@ -42,6 +42,7 @@ def test_a_slow_start_takes_nothing_from_a_job_that_came_later(
 ) -> None:
     """It looks for what killed jobs left when the other has archived a batch."""
     rows = log_rows("orders", 0, 4)
+    ArchiveStore(spark, path).claim("query")
     slow = ArchiveStore(spark, path)
     list_files = ArchiveFiles.list_files
 
@@ -63,10 +64,11 @@ def test_what_is_deleted_at_a_start_is_older_than_the_start(
     spark: SparkSession, path: str
 ) -> None:
     """What is staged and moved by jobs that came later has higher numbers."""
+    ArchiveStore(spark, path).claim("query")
     files = ArchiveFiles(spark, path)
     names = [
         name
-        for number in (1, 2)
+        for number in (2, 3)
         for name in (
             f"_metaq/staging/batch-0000000000-{number:010}/part.parquet",
             f"_metaq/staging/merged-00000-{number:010}/part.parquet",
@@ -74,11 +76,11 @@ def test_what_is_deleted_at_a_start_is_older_than_the_start(
             f"{DAY}/merged-00000-{number:010}-00000.parquet",
         )
     ]
-    for name in (*names, f"{DAY}/strange.parquet"):
+    for name in names:
         files.create(name, b"")
     ArchiveStore(spark, path).claim("query")
-    manifest = f"_metaq/manifest/{manifest_name(1)}"
-    assert {file.path for file in files.list_files()} == {manifest, *names[4:]}
+    manifests = {f"_metaq/manifest/{manifest_name(number)}" for number in (1, 2)}
+    assert {file.path for file in files.list_files()} == {*manifests, *names[4:]}
 
 
 def test_a_job_that_slept_for_many_batches_is_noticed(
