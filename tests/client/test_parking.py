@@ -245,22 +245,35 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(
     asyncio.run(scenario())
 
 
+def is_free(directory: Path) -> bool:
+    """Whether nobody has the parked messages of the group "g" open."""
+    try:
+        parked(directory, "g")
+    except LogDirLockedError:
+        return False
+    return True
+
+
+@pytest.mark.slow
 def test_a_disk_that_hangs_keeps_no_run_from_its_end(
     broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither before a run begins nor behind it."""
-    answers, open_now, close_now = threading.Event(), Spool.open, Spool.close
+    answers, has_opened = threading.Event(), threading.Event()
+    open_now, close_now = Spool.open, Spool.close
 
     def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
         answers.wait(20)
-        return open_now(fs, directory)
+        spool = open_now(fs, directory)
+        has_opened.set()
+        return spool
 
     def close_slowly(spool: Spool) -> None:
         answers.wait(20)
         close_now(spool)
 
-    def run(consumer: Consumer) -> None:
-        consumer.run(lambda _: None, retry=policy(tmp_path), timeout=0.05)
+    def run(consumer: Consumer, timeout: float) -> None:
+        consumer.run(lambda _: None, retry=policy(tmp_path), timeout=timeout)
 
     monkeypatch.setattr("metaq.client.parking.CLOSE_TIMEOUT_S", 0.05)
     with (
@@ -269,12 +282,12 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
     ):
         monkeypatch.setattr(Spool, "open", open_slowly)
         with pytest.raises(RequestTimeoutError, match="opening what is parked"):
-            run(consumer)
-        answers.set()
-        asyncio.run(until(consumer._twin._handling._parking._closing.done))
+            run(consumer, timeout=0.05)
         monkeypatch.setattr(Spool, "open", open_now)
+        answers.set()
+        asyncio.run(until(lambda: has_opened.is_set() and is_free(tmp_path)))
         answers.clear()
         monkeypatch.setattr(Spool, "close", close_slowly)
-        run(consumer)
+        run(consumer, timeout=2.0)
         assert not answers.is_set()
         answers.set()
