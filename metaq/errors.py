@@ -7,9 +7,13 @@ and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`
 `protocol`.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from metaq.model import Offset
+
+OUTCOME_UNKNOWN: Final = "outcome unknown"
+"""How texts end that say: nobody knows what became of a command. Clients read it in
+the answer of a broker, too (docs/protocol.md "put")."""
 
 
 class MetaqError(Exception):
@@ -139,6 +143,13 @@ class CorruptRecordError(StorageError):
 
 class SegmentSealedError(StorageError):
     """An append reached a segment that may no longer change: a bug on our side."""
+
+
+class MayBeStoredError(StorageError):
+    """An append was under way when its log ended: a restart may find it on the disk."""
+
+    def __init__(self, cause: object) -> None:
+        super().__init__(f"{cause}: {OUTCOME_UNKNOWN}")
 
 
 class LogDirLockedError(StorageError):

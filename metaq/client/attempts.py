@@ -6,8 +6,9 @@ announced less than a batch holds, or a put for each message where the broker kn
 
 A failure leaves one of two doubts. *Certainly not stored*: it never left, or the broker
 refused it; then it may go elsewhere. *Unknown*: it was sent, and the connection broke
-before the answer. Such a part is doubtful for ever: it goes to the same partition
-again, under the same sequence, where a broker that announced `dedup` recognises it.
+before the answer, or the answer says that the disk failed under it. Such a part is
+doubtful for ever: it goes to the same partition again, under the same sequence, where
+a broker that announced `dedup` recognises it.
 
 Source: docs/protocol.md "mput"; client spec 7.3, 7.6, 16.5.
 """
@@ -20,11 +21,13 @@ from typing import Final
 
 from metaq.client.errors import ConnectionLostError, NotSentError, OutcomeUnknownError
 from metaq.errors import (
+    OUTCOME_UNKNOWN,
     ClosedError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
     RequestTimeoutError,
+    ServerError,
     UnavailableError,
 )
 from metaq.model import TopicPartition
@@ -33,8 +36,8 @@ from metaq.protocol.version import Capabilities
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
-UNKNOWN: Final = "outcome unknown"
-"""How errors say that nobody knows what became of a command."""
+DISK_FAILED: Final = "] failed."
+"""How the answer of a MetaQ 1.4 broker ends when its disk failed: without a detail."""
 
 REFUSALS: Final = (ForbiddenError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
@@ -83,15 +86,25 @@ def on_failure(
     Returns:
         What to do, and whether it is doubtful from now on.
     """
-    if isinstance(error, ConnectionLostError):
+    if isinstance(error, ConnectionLostError) or _says_unknown(error):
         again = has_dedup or retry_unknown
         return (Verdict.AGAIN if again else Verdict.FAIL), True
     if isinstance(error, NEVER_LEFT + REFUSALS):
         moves = may_move and not is_doubtful
         return (Verdict.MOVE if moves else Verdict.AGAIN), is_doubtful
     # Its deadline was that of the messages: there is no time for another attempt.
-    is_unknown = isinstance(error, RequestTimeoutError)
+    is_unknown = isinstance(error, RequestTimeoutError) or _says_disk_error(error)
     return Verdict.FAIL, is_doubtful or is_unknown
+
+
+def _says_unknown(error: MetaqError) -> bool:
+    """Tell whether a broker of this package does not know if it has stored a put."""
+    return isinstance(error, ServerError) and str(error).endswith(OUTCOME_UNKNOWN)
+
+
+def _says_disk_error(error: MetaqError) -> bool:
+    """Tell whether the disk of a MetaQ 1.4 broker failed in the middle of a put."""
+    return isinstance(error, ServerError) and str(error).endswith(DISK_FAILED)
 
 
 def final_error(
@@ -107,7 +120,7 @@ def final_error(
     if not is_doubtful or isinstance(error, OutcomeUnknownError):
         return error
     # A connection that was lost says so itself.
-    said = "" if str(error).endswith(UNKNOWN) else f"{UNKNOWN}: "
+    said = "" if str(error).endswith(OUTCOME_UNKNOWN) else f"{OUTCOME_UNKNOWN}: "
     final = OutcomeUnknownError(f"{partition}: {said}{error}")
     final.__cause__ = error
     return final

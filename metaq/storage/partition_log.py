@@ -27,6 +27,7 @@ from metaq.errors import (
     ClosedError,
     DiskError,
     LogOfflineError,
+    MayBeStoredError,
     NoSpaceError,
     OffsetOutOfRangeError,
     StorageError,
@@ -405,7 +406,7 @@ class PartitionLog:
     def on_offline(self, error: StorageError) -> None:
         """Fail everything: the data directory had a disk error."""
         self._apply(LogEvent.DISK_ERROR)
-        self._fail_in_flight(error)
+        self._fail_in_flight(MayBeStoredError(error))
         self._wake_waiters()
 
     def begin_close(self) -> None:
@@ -416,12 +417,8 @@ class PartitionLog:
     def finish_close(self) -> None:
         """Refuse everything, and fail what the storage thread never answered."""
         self._apply(LogEvent.CLOSED)
-        cause = self.log_dir.offline_cause
-        self._fail_in_flight(
-            StorageError(f"partition {self.log_id} was closed: outcome unknown")
-            if cause is None
-            else cause
-        )
+        cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
+        self._fail_in_flight(MayBeStoredError(cause))
 
     # -- helpers
 

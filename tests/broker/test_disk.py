@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from metaq.client import AsyncClient
+from metaq.client.errors import OutcomeUnknownError
+from metaq.errors import ServerError
+from metaq.fs.calls import LinuxCalls
 from metaq.testing.broker import Peer, running_broker
 from metaq.testing.fs import FaultyFileSystem, Operation
 
@@ -55,6 +59,7 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
             fail_syncs(fs)
             answer = await peer.ask(HELLO * 20)
             assert answer.count(b"result 500 ") == 20
+            assert answer.count(b": outcome unknown") == 20
             fs.on_call(None)
             answer = await peer.ask(HELLO)
             assert b"failed.Detail:data directory is offline until a restart" in answer
@@ -67,6 +72,39 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
             assert (await peer.ask(b"version 1\r\n")).startswith(b"result 200 ")
 
     run(scenario, fs)
+
+
+def test_a_put_whose_sync_failed_may_be_found_by_the_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sender hears that nobody knows; what came later is certainly not stored."""
+
+    def fail(_calls: LinuxCalls, _fd: int) -> None:
+        raise OSError(errno.EIO, "the bytes stay in the page cache")
+
+    async def send() -> None:
+        async with (
+            running_broker(tmp_path / "data") as broker,
+            AsyncClient(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+            client.producer() as producer,
+        ):
+            await producer.send("test", b"synced", partition="0-0")
+            monkeypatch.setattr(LinuxCalls, "fdatasync", fail)
+            with pytest.raises(OutcomeUnknownError, match="outcome unknown"):
+                await producer.send("test", b"written", partition="0-0")
+            with pytest.raises(ServerError, match="offline until a restart"):
+                await producer.send("test", b"refused", partition="0-0")
+        monkeypatch.undo()
+
+    async def look() -> list[bytes]:
+        async with (
+            running_broker(tmp_path / "data") as broker,
+            AsyncClient(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+        ):
+            return [message.data async for message in client.browse("test")]
+
+    asyncio.run(send())
+    assert asyncio.run(look()) == [b"synced", b"written"]
 
 
 def test_no_space_refuses_puts_and_serves_gets_and_passes(fs: FaultyFileSystem) -> None:

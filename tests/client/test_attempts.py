@@ -89,6 +89,26 @@ def test_a_lost_connection_leaves_a_doubt(
     ) == (verdict, True)
 
 
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("[partition 't-0'] failed.Detail:sync failed: outcome unknown", AGAIN),
+        ("[partition 't-0'] failed.", FAIL),  # all that MetaQ 1.4 says
+    ],
+)
+def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
+    text: str, verdict: Verdict
+) -> None:
+    """The record may be there after a restart; again only where that is told apart."""
+    assert on_failure(
+        ServerError(text),
+        may_move=True,
+        is_doubtful=False,
+        has_dedup=True,
+        retry_unknown=True,
+    ) == (verdict, True)
+
+
 @pytest.mark.parametrize("is_doubtful", [True, False])
 @pytest.mark.parametrize("kind", [*FINAL, RequestTimeoutError])
 def test_what_ends_it(kind: type[MetaqError], is_doubtful: bool) -> None:

@@ -9,9 +9,9 @@ import pytest
 from metaq.errors import (
     ClosedError,
     CorruptRecordError,
-    DiskError,
     LogDirOfflineError,
     LogOfflineError,
+    MayBeStoredError,
     StorageError,
 )
 from metaq.model import Offset, SizeBytes
@@ -62,7 +62,7 @@ def test_an_offline_log_refuses_everything(fs: FaultyFileSystem) -> None:
     ticket = put(bench, log)
     fs.fail_at(fs.calls + 1, errno.EIO)
     bench.run()
-    assert isinstance(ticket.error, DiskError)
+    assert isinstance(ticket.error, MayBeStoredError)
     assert log.state is LogState.OFFLINE
     with pytest.raises(LogDirOfflineError):
         put(bench, log)
