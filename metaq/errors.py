@@ -51,9 +51,9 @@ class WireError(MetaqError):
     by_status: ClassVar[dict[int, type["WireError"]]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Register the class under its number; two classes never share one."""
+        """Register the class under its number, which only its subclasses share."""
         taken = WireError.by_status.setdefault(cls.status, cls)
-        if taken is not cls:
+        if not issubclass(cls, taken):
             raise TypeError(f"status {cls.status} belongs to {taken.__name__}")
 
 
@@ -92,6 +92,15 @@ class ServerError(WireError):
     """500: the broker could not do it; the body says why."""
 
     status = 500
+
+
+class NoRoomError(ServerError):
+    """500 to a put that finds no room; the text says that (docs/protocol.md "put").
+
+    It is certainly not stored, and there may be room later, or elsewhere.
+    """
+
+    retriable = True
 
 
 class UnavailableError(WireError):

@@ -15,6 +15,7 @@ from metaq.errors import (
     LogDirOfflineError,
     LogOfflineError,
     MetaqError,
+    NoRoomError,
     NoSpaceError,
     SequenceError,
     ServerError,
@@ -106,7 +107,7 @@ class PutTicket:
         )
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Answer 500 to every put of the run."""
+        """Refuse every put of the run."""
         log_id = self._log.log_id
         refusal = refuse_put(
             self._context,
@@ -209,17 +210,20 @@ def refuse_put(
 
     Args:
         context: counters and texts.
-        error: ForbiddenError becomes 403, which is no failure; others 500.
+        error: ForbiddenError becomes 403, which is no failure; others 500, which
+            NoSpaceError has say so: there may be room later, or elsewhere.
         topic: as sent.
         partition: as resolved; as sent when it failed before that.
         count: how many puts.
     """
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
-    text = texts.put_failed(context.address, topic, partition, str(error))
+    has_no_room = isinstance(error, NoSpaceError)
+    detail = f"{texts.NO_ROOM}{error}" if has_no_room else str(error)
+    text = texts.put_failed(context.address, topic, partition, detail)
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)
     context.counters.put_failed += count
     if context.topics.has_stat(topic):
         context.realtime.record("put_failed", topic, count=count)
-    return ServerError(text)
+    return NoRoomError(text) if has_no_room else ServerError(text)

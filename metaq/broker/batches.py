@@ -34,7 +34,7 @@ class BatchTicket:
             ticket.on_stored()
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
-        """Answer all with 500; the log has forgotten the batch."""
+        """Refuse all; the log has forgotten the batch."""
         for ticket in self._tickets:
             ticket.on_failed(error)
 

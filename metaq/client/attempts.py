@@ -26,6 +26,7 @@ from metaq.errors import (
     ForbiddenError,
     MetaqError,
     NoBrokerError,
+    NoRoomError,
     RequestTimeoutError,
     ServerError,
     UnavailableError,
@@ -39,7 +40,7 @@ NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 DISK_FAILED: Final = "] failed."
 """How the answer of a MetaQ 1.4 broker ends when its disk failed: without a detail."""
 
-REFUSALS: Final = (ForbiddenError, UnavailableError)
+REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
 
 

@@ -39,6 +39,7 @@ from metaq.errors import (
     LocalProtocolError,
     MetaqError,
     NoBrokerError,
+    NoRoomError,
     UnavailableError,
 )
 from metaq.fs import FileSystem, SystemFileSystem
@@ -50,7 +51,9 @@ from metaq.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-NOT_TAKEN: Final = (NotSentError, NoBrokerError, ForbiddenError, UnavailableError)
+NOT_TAKEN: Final = (
+    NotSentError, NoBrokerError, ForbiddenError, NoRoomError, UnavailableError
+)  # fmt: skip
 """After these a message is certainly not stored, so it may be spooled."""
 
 REPLAY_GROUP: Final = 32

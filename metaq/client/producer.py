@@ -236,7 +236,8 @@ class AsyncProducer:
         Raises:
             OutcomeUnknownError: it was sent, and nobody knows whether it is stored.
             NoBrokerError, NotSentError: certainly not stored; nobody took it in time.
-            ForbiddenError, UnavailableError: certainly not stored; refused to the end.
+            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
+                to the end.
             ServerError: the broker could not store it; its text says why.
             MessageTooLargeError: larger than broker or buffer take.
             BufferFullError: no room within the time, or with `when_full="raise"`.

@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from metaq.client.errors import UnexpectedReplyError
-from metaq.errors import WireError
+from metaq.errors import NoRoomError, ServerError, WireError
 from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.status import Status
+from metaq.protocol.texts import says_no_room
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
@@ -124,6 +125,8 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     text = reply.text or f"refused with status {reply.status} and no text"
     if kind is None:
         return UnexpectedReplyError(f"status {reply.status}: {text}")
+    if kind is ServerError and says_no_room(text):
+        return NoRoomError(text)
     return kind(text)
 
 

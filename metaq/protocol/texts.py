@@ -27,6 +27,9 @@ INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
 """Our answer to a question about segments that retention removed meanwhile (500)."""
 
+NO_ROOM: Final = "no room: "
+"""How our detail of a put begins that finds no room (500); clients read it."""
+
 
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
     """Return the text of a refused put (403 or 500), and of a get that broke (500).
@@ -42,6 +45,11 @@ def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") ->
         f"[partition '{topic}-{partition}'] failed."
     )
     return f"{text}Detail:{detail}" if detail else text
+
+
+def says_no_room(text: str) -> bool:
+    """Tell whether a text of `put_failed` says that there was no room for the put."""
+    return f"] failed.Detail:{NO_ROOM}" in text
 
 
 def closed_detail(broker_id: int, partition: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
+from metaq.client.ordered import Spooled
 from metaq.errors import ServerError
 from metaq.fs.calls import LinuxCalls
 from metaq.testing.broker import Peer, running_broker
@@ -116,12 +117,38 @@ def test_no_space_refuses_puts_and_serves_gets_and_passes(fs: FaultyFileSystem) 
             fs.set_capacity(0)
             answer = await peer.ask(HELLO * 3)
             assert answer.count(b"result 500 ") == 3
-            assert b"failed.Detail:" in answer
+            assert b"failed.Detail:no room: " in answer
             assert (await peer.ask(GET)).startswith(b"value 25 2\r\n")
             fs.set_capacity(1 << 40)
             assert (await peer.ask(HELLO)).endswith(b" 0 25")
             assert first.startswith(b"result 200 ")
             assert broker.control.status().commands.rejections == {"no_space": 3}
+
+    run(scenario, fs, {"freeBytesMin": "0"})
+
+
+@pytest.mark.slow
+def test_clients_wait_for_room_or_spool(fs: FaultyFileSystem, tmp_path: Path) -> None:
+    """A full disk is an outage that passes: a send waits, order goes to the spool."""
+
+    async def scenario(broker) -> None:
+        rejections = broker.context.counters.rejections
+        async with (
+            AsyncClient(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+            client.producer(timeout_s=30) as producer,
+            client.ordered_producer("meta-test", ["0-0"], tmp_path) as ordered,
+        ):
+            fs.set_capacity(0)
+            waiting = await producer.send_nowait("test", b"x", partition="0-0")
+            assert isinstance(await ordered.send(b"y", timeout=2), Spooled)
+            async with asyncio.timeout(30):
+                while rejections["no_space"] < 2:
+                    await asyncio.sleep(0.001)
+            fs.set_capacity(1 << 40)
+            assert (await waiting).offset == 0
+            async with asyncio.timeout(30):
+                while any(ordered.statistics().waiting.values()):
+                    await asyncio.sleep(0.001)
 
     run(scenario, fs, {"freeBytesMin": "0"})
 
