@@ -13,6 +13,7 @@ from metaq.client.duplicate_filter import DuplicateFilter
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.options import ConsumerOptions
+from metaq.client.starts import NOTHING_HANDLED
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, Message, Offset, TopicPartition
 from metaq.zk.znodes import BrokerAddress, GroupOffset
@@ -75,6 +76,12 @@ class Intake:
         if self._options.skip_repeats:
             key = (self._group, partition)
             self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
+
+    def marked(self, partition: TopicPartition) -> Offset:
+        """Return how far a partition was handled; NOTHING_HANDLED when nobody knows."""
+        if not self._options.skip_repeats:
+            return NOTHING_HANDLED
+        return self._marks.get((self._group, partition), NOTHING_HANDLED)
 
     def unmark(self, partition: TopicPartition) -> None:
         """Forget it: somebody asked for these messages, or the log is another."""

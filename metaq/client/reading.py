@@ -241,6 +241,7 @@ class Reading:
             partition,
             known,
             self._options.start,
+            handled=self._intake.marked(partition),
             deadline_s=deadline_s,
         )
         self._reset_count += is_reset

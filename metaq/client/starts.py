@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 NO_MESSAGE: Final = MessageId(-1)
 """What MetaQ's clients write in place of an id when no message was read yet."""
 
+NOTHING_HANDLED: Final = Offset(-1)
+"""Below every offset."""
+
 
 async def load_offset(
     context: ClientContext,
@@ -58,6 +61,7 @@ async def first_offset(
     committed: GroupOffset | None,
     start: Start,
     *,
+    handled: Offset = NOTHING_HANDLED,
     deadline_s: float,
 ) -> tuple[GroupOffset, bool]:
     """Return where to begin, and whether a committed offset had to be given up.
@@ -67,6 +71,7 @@ async def first_offset(
         partition: what is read.
         committed: what the group has committed; None for nothing, or to ignore it.
         start: where a group begins without one.
+        handled: how far the caller knows it handled, and passes over what comes again.
         deadline_s: when to give up.
 
     Raises:
@@ -77,6 +82,9 @@ async def first_offset(
     if committed is not None:
         if ends is None or ends[0] <= committed.offset <= ends[1]:
             return committed, False
+        if committed.offset < ends[0] <= handled <= ends[1]:
+            # What was deleted had been handled; its commit was lost.
+            return GroupOffset(ends[0], NO_MESSAGE), False
         follower = ends[1] if start == "latest" else ends[0]
         _report(partition, committed.offset, ends, follower)
         return GroupOffset(follower, NO_MESSAGE), True

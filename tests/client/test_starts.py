@@ -27,6 +27,7 @@ from tests.client.worlds import (
 ONE_BROKER = {
     "test_a_time_between_two_messages_begins_at_the_second_or_before": "needs times",
     "test_a_committed_offset_below_the_log_is_given_up_aloud": "its start moves",
+    "test_what_was_handled_before_it_was_deleted_is_no_loss": "its start moves",
 }
 
 ZERO, ONE = partition(0, "two"), partition(1, "two")
@@ -199,6 +200,37 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
     missing = log_start - offsets[1]
     assert f"{missing} bytes were deleted before they were read" in caplog.text
     assert f"committed={offsets[1]} log_start={log_start}" in caplog.text
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_what_was_handled_before_it_was_deleted_is_no_loss(
+    start_metaq_1_4: StartBroker, caplog: pytest.LogCaptureFixture, start: Any
+) -> None:
+    """The commit failed, the segment went: nothing is missing, nothing comes again."""
+    broker: Any = start_metaq_1_4()
+    offsets = broker.put(b"0", b"1")
+    broker.inner.roll()
+    broker.put(b"2", b"3")
+
+    class Broken(MemoryOffsets):
+        async def commit(self, *_args: Any, **_named: Any) -> Any:
+            raise MetaqError("the session is lost")
+
+    store = Broken()
+    store._offsets["g", partition()] = GroupOffset(offsets[0], MessageId(-1))
+    options: dict[str, Any] = {"offsets": store, "start": start, **IDLE}
+    with Client(brokers=[broker.address], **QUICK) as client:
+        with client.consumer("g", ["test"], **options) as consumer:
+            assert payloads(take(consumer, 3)) == [b"0", b"1", b"2"]
+        broker.inner.trim()
+        with (
+            caplog.at_level(logging.ERROR),
+            client.consumer("g", ["test"], **options) as consumer,
+        ):
+            assert payloads(take(consumer, 1)) == [b"3"]
+            assert consumer.statistics().repeat_count == 1
+            assert consumer.statistics().reset_count == 0
+    assert "outside the log" not in caplog.text
 
 
 def test_a_committed_offset_behind_the_log_is_given_up_aloud(
