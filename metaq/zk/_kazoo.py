@@ -174,9 +174,21 @@ class KazooCoordinator:
         self._begin()
 
     def _begin(self) -> None:
+        """Start the client, or have it replaced when no descriptor is left for it."""
         client = self._client
         client.add_listener(partial(self._post_report, client, self._generation))
-        client.start_async()
+        try:
+            client.start_async()
+        except (OSError, RuntimeError) as error:
+            log.warning(
+                "zookeeper client not started, tried again: hosts=%s error=%s",
+                self._hosts,
+                error,
+            )
+            client.handler.stop()
+            client.close()
+            # One that was never started counts as dead: the next check replaces it.
+            self._client = make_client(self._hosts, self._session_timeout_s)
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         """Run `callback` on the loop; called on kazoo's threads."""

@@ -1,18 +1,24 @@
 """What is taken from inside kazoo is there, or refused with what to install."""
 
+import asyncio
+import errno
+import itertools
 import re
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.handlers import utils
 from kazoo.protocol.connection import ConnectionHandler
 
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError
-from metaq.zk import _kazoo_client
+from metaq.zk import _kazoo, _kazoo_client
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import KAZOO_KNOWN
+from tests.brokers import until
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +57,35 @@ def test_a_kazoo_that_greets_otherwise_is_refused(
         rf"pip install '{re.escape(KAZOO_KNOWN)}'",
     ):
         make()
+
+
+def test_a_client_that_finds_no_descriptor_is_started_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody would hear of a session again; nothing is left of what failed."""
+    monkeypatch.setattr(_kazoo, "REVIVE_DELAY_S", 0.01)
+    make_pair, calls = utils.create_socket_pair, itertools.count(1)
+    made = asyncio.Event()
+
+    def fail_at_first(module: Any) -> Any:
+        if next(calls) < 4:
+            raise OSError(errno.EMFILE, "Too many open files")
+        loop.call_soon_threadsafe(made.set)
+        return make_pair(module)
+
+    async def scenario() -> None:
+        coordinator = make()
+        coordinator.start()
+        async with asyncio.timeout(30):
+            await made.wait()
+        await coordinator.stop(deadline_s=SystemClock().monotonic_s() + 30)
+
+    monkeypatch.setattr(utils, "create_socket_pair", fail_at_first)
+    before = threading.active_count()
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        runner.run(scenario())
+    until(lambda: threading.active_count() == before)
 
 
 def test_what_is_told_to_install_is_what_is_required() -> None:
