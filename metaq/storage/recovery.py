@@ -70,7 +70,7 @@ from metaq.storage.span_index import (
     spans_path,
     write_index,
 )
-from metaq.storage.walk import walk_records
+from metaq.storage.walk import MTIME_LAG_MS, walk_records
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ def _check_active(
             index.end_offset,
             unsynced_bytes_max=unsynced_bytes_max,
             span_bytes_min=span_bytes_min,
-            time_ms=min(file.mtime_ms(), now_ms),
+            time_ms=min(Millis(file.mtime_ms() + MTIME_LAG_MS), now_ms),
         )
     finally:
         file.close()

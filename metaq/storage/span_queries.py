@@ -15,7 +15,7 @@ from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span
 from metaq.storage.span_lookup import SpanLookup, open_spans
-from metaq.storage.walk import estimated_time_ms, walk_headers
+from metaq.storage.walk import MTIME_LAG_MS, estimated_time_ms, walk_headers
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20
 """A range up to this size is split at any record; a longer one at spans, unless it lies
@@ -253,11 +253,12 @@ def _first_span_since(
 ) -> Span | None:
     """Return the first span that ends behind `start` and is new enough.
 
-    A gap of the index is one that has the file's time.
+    A gap of the index is one that has the file's time, as late as that may be.
     """
     for piece in spans.pieces(start, segment.end_offset):
         if not piece.record_count:
-            piece = piece._replace(append_time_ms=fs.mtime_ms(segment.path))
+            latest_ms = Millis(fs.mtime_ms(segment.path) + MTIME_LAG_MS)
+            piece = piece._replace(append_time_ms=latest_ms)
         if piece.append_time_ms < time_ms:
             continue
         each = spans.pieces(piece.base_offset, piece.end_offset, is_merged=False)

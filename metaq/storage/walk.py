@@ -28,6 +28,10 @@ SEARCH_BYTES: Final = 4 << 20
 SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
 """Longer payloads are not found by the search, which is what keeps it fast."""
 
+MTIME_LAG_MS: Final = 10
+"""How far the kernel's time of a change, which moves by ticks of up to 10 ms, may lie
+before the clock that stamped what was written."""
+
 _UNLIMITED: Final = 1 << 63
 
 

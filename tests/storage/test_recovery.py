@@ -18,6 +18,7 @@ from metaq.storage.recovery import (
 )
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
+from metaq.storage.walk import MTIME_LAG_MS
 from tests.storage.logs import (
     DIRECTORY,
     SPAN,
@@ -230,7 +231,7 @@ def test_a_directory_of_a_java_broker_gets_an_index() -> None:
     index = read_index(disk, DIRECTORY / META, Offset(0))
     assert index is not None
     assert index.end_offset == len(BYTES + record(6))
-    assert index.newest_append_ms == 5_000
+    assert index.newest_append_ms == 5_000 + MTIME_LAG_MS
     calls = disk.calls
     assert recover(disk).record_count == 6
     assert writes(disk, calls) == []

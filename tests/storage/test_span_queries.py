@@ -18,6 +18,7 @@ from metaq.storage.span_queries import (
     offset_for_time,
     split_range,
 )
+from metaq.storage.walk import MTIME_LAG_MS
 from metaq.testing.fs import FaultyFileSystem
 from tests.storage.logs import (
     DIRECTORY,
@@ -123,7 +124,7 @@ def test_a_long_range_within_one_span_is_split_at_its_records(monkeypatch) -> No
 
 @pytest.mark.parametrize(
     ("time", "number"),
-    [(0, 0), (102, 0), (103, 3), (104, 4), (200, 4), (301, 9), (302, 10), (401, 12)],
+    [(0, 0), (102, 0), (103, 3), (104, 4), (200, 4), (301, 9), (302, 10), (411, 12)],
 )
 def test_a_time_gives_the_first_span_that_is_not_older(time: int, number: int) -> None:
     """A span has the time of its newest commit; behind the index the file's counts."""
@@ -135,9 +136,20 @@ def test_a_time_gives_the_first_span_that_is_not_older(time: int, number: int) -
 def test_without_an_index_a_segment_is_as_new_as_its_file() -> None:
     """Nothing that is new enough is left out."""
     disk, segments = LOGS[-1]
-    assert offset_for_time(disk, segments, Millis(200)) == STARTS[0]
-    assert offset_for_time(disk, segments, Millis(201)) == STARTS[4]
-    assert offset_for_time(disk, segments, Millis(401)) == END
+    assert offset_for_time(disk, segments, Millis(200 + MTIME_LAG_MS)) == STARTS[0]
+    assert offset_for_time(disk, segments, Millis(201 + MTIME_LAG_MS)) == STARTS[4]
+    assert offset_for_time(disk, segments, Millis(401 + MTIME_LAG_MS)) == END
+
+
+def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
+    """The time of a file moves by ticks; a message behind the index is found anyway."""
+    disk, stamped = disk_with_directory(), EPOCH_MS + 1000
+    data = [encode_record(b"x", id=MessageId(n << MS_SHIFT)) for n in (0, 1000)]
+    disk.set_wall_ms(stamped - 4)
+    name = segment_file_name(Offset(0))
+    put_file(disk, name, b"".join(data))
+    segment = Segment(DIRECTORY / name, Offset(0), SizeBytes(2 * len(data[0])))
+    assert offset_for_time(disk, [segment], Millis(stamped)) == len(data[0])
 
 
 @settings(max_examples=100, deadline=None)
