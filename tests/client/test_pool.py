@@ -199,7 +199,8 @@ def test_a_peer_that_breaks_the_rules_at_once_is_called_with_pauses() -> None:
                 await pool.get(broker.address, deadline_s=soon(0.15))
             seen = pool.statistics()
             assert 2 <= seen.attempt_count <= most_attempts(start_s)
-            assert seen.lost_count == seen.attempt_count
+            # One may be under way when the time is over.
+            assert seen.attempt_count - seen.lost_count in {0, 1}
             assert not seen.connections
 
     run(scenario, STEADY)
