@@ -148,12 +148,14 @@ def parse_partition(topic: str, text: str) -> TopicPartition:
     """Return the partition `<broker>-<partition>` of a topic.
 
     Raises:
-        LocalProtocolError: the text is something else.
+        LocalProtocolError: the text is something else, or no text.
     """
-    found = paths.parse_partition(text)
+    # People give numbers, and the `partition` of a message: they are told, too.
+    found = paths.parse_partition(str(text))
     if found is None:
         raise LocalProtocolError(
-            f"partition: expected '<broker>-<partition>', got {text[:80]!r}"
+            "partition: expected '<broker>-<partition>', such as '0-1', got"
+            f" {str(text)[:80]!r}"
         )
     return TopicPartition(topic, *found)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -146,10 +147,13 @@ def test_pinned_by_number_takes_the_first_broker_that_has_it() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", "1-2\n", 21 * "1" + "-1"],
+    [
+        *["", "-", "1-", "-1", "a-1", "1-2-3", "1", "٣-1", "1 -2", "1-2\n"],
+        *[21 * "1" + "-1", 1, TopicPartition("t", BrokerId(0), 1), b"0-1"],
+    ],
 )
-def test_what_is_no_partition_is_refused(text: str) -> None:
-    """The error shows what was given."""
+def test_what_is_no_partition_is_refused(text: Any) -> None:
+    """The error shows what was given, text or not."""
     with pytest.raises(LocalProtocolError, match="expected '<broker>-<partition>'"):
         parse_partition("t", text)
 
