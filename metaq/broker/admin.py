@@ -18,6 +18,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,7 +35,7 @@ from metaq.broker.status import (
 from metaq.config import Reload
 from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.helper_threads import HelperThreads
+from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import Service, State
 
 CONNECTION_COUNT_MAX: Final = 16
@@ -151,11 +152,9 @@ class AdminServer(Service):
 
     async def _remove_name(self) -> None:
         """Remove the socket's name on a thread: a disk may hang, the loop must not."""
-        loop, threads = asyncio.get_running_loop(), HelperThreads(1, "metaq-admin")
-        removing = loop.run_in_executor(threads, self._fs.unlink, self.path)
-        threads.shutdown(wait=False)
+        unlink = partial(self._fs.unlink, self.path)
         try:
-            await removing
+            await asyncio.wrap_future(start_call("metaq-admin", unlink))
         except StorageError as error:
             _log.warning("admin socket not removed: error=%s", error)
 

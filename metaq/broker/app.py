@@ -55,7 +55,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
 from metaq.errors import ConfigError, MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
-from metaq.fs.helper_threads import HelperThreads
+from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.lifecycle import Service
 from metaq.model import LogId
 from metaq.net.channel import Channel
@@ -199,9 +199,7 @@ class Broker(Service):
             self._config,
         )
         self.on_way_down("logs", self._close_logs)
-        opener = HelperThreads(1, "metaq-opener")
-        opening = self._loop.run_in_executor(opener, self._logs.open)
-        opener.shutdown(wait=False)
+        opening = asyncio.wrap_future(start_call("metaq-opener", self._logs.open))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -106,6 +106,22 @@ class HelperThreads(Executor):
             del work
 
 
+def start_call(name: str, call: Callable[[], T]) -> Future[T]:
+    """Have one call carried out on a thread of its own, which ends with it.
+
+    Args:
+        name: of the thread.
+        call: what may hang.
+
+    Raises:
+        RuntimeError: no thread can begin.
+    """
+    threads = HelperThreads(1, name)
+    future = threads.submit(call)
+    threads.shutdown(wait=False)
+    return future
+
+
 def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
