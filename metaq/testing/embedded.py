@@ -23,6 +23,7 @@ from metaq.config import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
 from metaq.testing.loop_thread import LoopThread
+from metaq.testing.ports import reserve_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
 from metaq.zk.session import Coordinator
@@ -128,6 +129,7 @@ class EmbeddedBroker:
         Raises:
             MetaqError: it cannot start; the text is one sentence.
         """
+        self.port = self.port or reserve_port(self)
         thread = LoopThread("embedded-broker")
         try:
             broker = thread.run(self._start(), timeout_s=TIMEOUT_S)

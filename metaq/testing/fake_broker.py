@@ -41,6 +41,7 @@ from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.testing.ports import reserve_port
 from metaq.zk.paths import BrokerRole
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.session import Coordinator
@@ -198,9 +199,11 @@ class FakeBroker:
         return self._thread
 
     async def _come_back(self, port: int) -> None:
+        self.port = port or reserve_port(self)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: FakeSession(self), HOST, port)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._server = await loop.create_server(
+            lambda: FakeSession(self), HOST, self.port
+        )
         with self._lock:
             self._metaq.port, self._metaq.uri = self.port, str(self.address)
         await self._registration.register(self._snapshot())

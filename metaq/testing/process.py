@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
+from metaq.testing.ports import reserve_port
+
 ROOT: Final = Path(__file__).parents[2]
 """Where `python -m metaq` finds this package."""
 START_TIMEOUT_S: Final = 60.0
@@ -30,12 +32,6 @@ maxTransferSize=1024*1024
 zk.zkEnable=false
 [topic={topic}]
 """
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 class BrokerProcess:
@@ -62,7 +58,7 @@ class BrokerProcess:
             segment_bytes: size at which a segment is sealed.
             arguments: more of `metaq broker`: its `--set` wins over the rest.
         """
-        self.port: Final = free_port()
+        self.port: Final = reserve_port(self)
         """Where it listens, on every start."""
         self.data: Final = data
         """The data directory."""

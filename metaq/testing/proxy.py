@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.testing.ports import reserve_port
 from metaq.zk.znodes import BrokerAddress
 
 HOST: Final = "127.0.0.1"
@@ -230,9 +231,9 @@ class Proxy:
 
     async def _listen(self) -> None:
         if self._server is None:
+            self.port = self.port or reserve_port(self)
             loop = asyncio.get_running_loop()
             self._server = await loop.create_server(self._make_end, HOST, self.port)
-            self.port = self._server.sockets[0].getsockname()[1]
 
     async def _refuse(self) -> None:
         if self._server is not None:

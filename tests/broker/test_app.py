@@ -7,6 +7,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
 
@@ -20,6 +21,7 @@ from metaq.config import load_config
 from metaq.errors import AdminError, ConfigError, LogDirLockedError, MetaqError
 from metaq.net.listener import ListenError
 from metaq.testing.broker import CONFIG, Peer, make_config, running_broker
+from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.znodes import BrokerAddress
@@ -307,7 +309,9 @@ def test_a_start_without_zookeeper_says_what_it_waits_for(
     assert "registration pending" in caplog.text
 
 
-def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
+def test_another_broker_with_our_id_stops_the_start(
+    data_dir: Path, unused_port: int
+) -> None:
     """Fault 27: one sentence, and the port is closed again."""
 
     async def scenario() -> None:
@@ -317,15 +321,15 @@ def test_another_broker_with_our_id_stops_the_start(data_dir: Path) -> None:
             b"meta://elsewhere:8123",
             session_id=server.begin_session(),
         )
-        with socket.create_server(("", 0)) as probe:
-            port = probe.getsockname()[1]
-        overrides = {**WITH_ZOOKEEPER, "serverPort": str(port)}
+        overrides = {**WITH_ZOOKEEPER, "serverPort": str(unused_port)}
         broker = Broker(
             make_config(data_dir, overrides),
             coordinator=server.coordinator(SystemClock()),
         )
         with pytest.raises(BrokerIdTakenError):
             await broker.start()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", unused_port))
 
     run(scenario())
 
@@ -388,7 +392,7 @@ def test_health_and_metrics_are_served_when_a_port_is_set(
 
     def fetch(url: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
+            with urllib.request.urlopen(url, timeout=30) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -411,12 +415,9 @@ def test_health_and_metrics_are_served_when_a_port_is_set(
 
 
 @pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+def unused_port() -> Iterator[int]:
+    with reserved_port() as port:
+        yield port
 
 
 def test_errors_of_the_start_are_metaq_errors() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -22,6 +23,7 @@ from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import Message
+from metaq.testing.ports import reserved_port
 from tests.brokers import AnyBroker, StartBroker
 
 PATIENCE_S = 60.0
@@ -187,17 +189,16 @@ def test_a_signal_ends_the_process_with_its_exit_code(
     assert (child.returncode, out, err) == (128 + number, b"m1\nm2\nm3\nm4\nm5\n", b"")
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+@pytest.fixture
+def port() -> Iterator[int]:
+    with reserved_port() as number:
+        yield number
 
 
 def test_a_port_tells_prometheus_what_was_read(
-    target: Target, broker: AnyBroker
+    target: Target, broker: AnyBroker, port: int
 ) -> None:
     """As long as the command runs; it ends with the seventh message."""
-    port = free_port()
     wanted = options(count_max=7, idle_s=None, metrics_port=port)
     running = threading.Thread(target=consume, args=(target, wanted), daemon=True)
     running.start()

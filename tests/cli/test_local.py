@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from metaq.testing.ports import reserved_port
+
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 READY = re.compile(
@@ -110,7 +112,7 @@ def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
     assert java_of(broker.process.pid) == []
     done = broker.metaq("verify", str(data_dir))
     assert (done.returncode, done.stdout[:12]) == (0, b"1 partition,")
-    with local(data_dir) as again:
+    with reserved_port(broker.port), local(data_dir) as again:
         assert again.metaq("cat", "test").stdout == LINES
         assert again.port == broker.port
         assert again.end(signal.SIGINT) == (0, b"")

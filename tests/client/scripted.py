@@ -1,8 +1,8 @@
 """A broker on the test's own event loop that answers what the test says."""
 
 import asyncio
-import socket
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Self
 
 import pytest
@@ -20,6 +20,7 @@ from metaq.protocol.connection import (
 )
 from metaq.protocol.encode import encode
 from metaq.protocol.version import encode_version_body
+from metaq.testing.ports import reserved_port
 from metaq.zk.znodes import BrokerAddress
 from tests.client.memory_broker import OURS
 
@@ -117,7 +118,8 @@ class ScriptedBroker:
             talk.transport.abort()
 
 
-def free_address() -> BrokerAddress:
-    """Return an address where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return BrokerAddress("127.0.0.1", probe.getsockname()[1])
+@contextlib.contextmanager
+def free_address() -> Iterator[BrokerAddress]:
+    """Keep an address where nobody listens, unless the test does."""
+    with reserved_port() as port:
+        yield BrokerAddress("127.0.0.1", port)

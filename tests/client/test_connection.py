@@ -280,8 +280,10 @@ def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:
     """Opening names address and reason, and keeps its deadline."""
 
     async def main() -> None:
-        address = free_address()
-        with pytest.raises(NoBrokerError, match=f"{address}: Connection refused"):
+        with (
+            free_address() as address,
+            pytest.raises(NoBrokerError, match=f"{address}: Connection refused"),
+        ):
             await open_connection(
                 address, clock=CLOCK, deadline_s=soon(), options=OPTIONS
             )

@@ -278,7 +278,8 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
             await metadata.topic("t", deadline_s=soon(0.05))
         assert metadata.snapshot.epoch == 0
 
-    asyncio.run(with_addresses([free_address()], scenario))
+    with free_address() as address:
+        asyncio.run(with_addresses([address], scenario))
 
 
 def test_stopping_wakes_who_waits() -> None:

@@ -82,7 +82,6 @@ def test_a_broker_that_is_away_costs_few_attempts_whoever_asks() -> None:
     """No busy loop: the pauses belong to the address, not to the caller."""
 
     async def scenario(pool: ConnectionPool) -> None:
-        address = free_address()
         start_s = CLOCK.monotonic_s()
 
         async def insist() -> None:
@@ -95,34 +94,35 @@ def test_a_broker_that_is_away_costs_few_attempts_whoever_asks() -> None:
         count = pool.statistics().attempt_count
         assert 2 <= count <= most_attempts(start_s)
 
-    run(scenario, STEADY)
+    with free_address() as address:
+        run(scenario, STEADY)
 
 
 def test_no_broker_says_where_why_and_how_long() -> None:
     """The error alone is enough to know what was tried."""
 
     async def scenario(pool: ConnectionPool) -> None:
-        address = free_address()
         text = await refusal(pool, address)
         assert str(address) in text
         assert "Connection refused" in text
         assert re.search(r"tried for \d+(\.\d+)? s", text)
 
-    run(scenario)
+    with free_address() as address:
+        run(scenario)
 
 
 def test_a_broker_that_comes_back_is_found_without_a_last_attempt() -> None:
     """A caller that waits gets the connection as soon as somebody listens again."""
 
     async def scenario(pool: ConnectionPool) -> None:
-        address = free_address()
         waiting = asyncio.ensure_future(pool.get(address, deadline_s=soon()))
         await until(lambda: pool.statistics().failure_count >= 3)
         async with ScriptedBroker(address.port):
             connection = await waiting
             assert connection.is_open
 
-    run(scenario)
+    with free_address() as address:
+        run(scenario)
 
 
 def test_a_lost_connection_is_made_again_when_it_is_asked_for() -> None:
@@ -230,10 +230,11 @@ def test_attempts_end_when_nobody_waits() -> None:
 
     async def scenario(pool: ConnectionPool) -> None:
         with pytest.raises(NoBrokerError):
-            await pool.get(free_address(), deadline_s=soon(0.01))
+            await pool.get(address, deadline_s=soon(0.01))
         await until(lambda: len(asyncio.all_tasks()) == 1)
 
-    run(scenario)
+    with free_address() as address:
+        run(scenario)
 
 
 def test_closing_ends_attempts_waiters_and_connections() -> None:
@@ -267,9 +268,8 @@ def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
             for _ in range(30):
                 connection = await pool.get(broker.address, deadline_s=soon())
                 connection.close("again")
-            port = free_address().port
             for number in range(1, 2 * IDLE_ROUTE_COUNT_MAX):
-                address = BrokerAddress(f"127.0.0.{number}", port)
+                address = BrokerAddress(f"127.0.0.{number}", nobody.port)
                 with pytest.raises(NoBrokerError):
                     await pool.get(address, deadline_s=soon(0.001))
             await until(lambda: not broker.talks)
@@ -277,7 +277,8 @@ def test_descriptors_do_not_leak_and_addresses_are_forgotten() -> None:
             assert len(os.listdir("/proc/self/fd")) == before
             assert len(pool._routes) <= IDLE_ROUTE_COUNT_MAX + 1
 
-    run(scenario, ClientOptions(reconnect_first_s=0.0001, reconnect_max_s=0.0001))
+    with free_address() as nobody:
+        run(scenario, ClientOptions(reconnect_first_s=0.0001, reconnect_max_s=0.0001))
 
 
 def test_a_real_broker_is_asked_thousands_of_times_and_restarted(

@@ -16,6 +16,7 @@ from typing import Protocol
 import pytest
 from kazoo.client import KazooClient
 
+from metaq.testing.ports import reserve_port, reserved_port
 from metaq.zk.embedded import (
     EmbeddedZooKeeper,
     EmbeddedZooKeeperError,
@@ -47,9 +48,7 @@ class ContainerZooKeeper:
     def __init__(self) -> None:
         from testcontainers.core.container import DockerContainer
 
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        self._port = reserve_port(self)
         self._container = (
             DockerContainer(IMAGE)
             .with_bind_ports(2181, self._port)
@@ -159,8 +158,7 @@ def _servers(data_dir: Path) -> Iterator[ZooKeeperServer]:
         find_classpath()
     except EmbeddedZooKeeperError as error:
         pytest.skip(str(error))
-    server = EmbeddedZooKeeper(data_dir)
-    with server:
+    with reserved_port() as port, EmbeddedZooKeeper(data_dir, port=port) as server:
         yield server
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, CoordinationError
+from metaq.testing.ports import reserved_port
 from metaq.testing.proxy import Proxy
 from metaq.zk import _kazoo, _kazoo_client
 from metaq.zk._kazoo import KazooCoordinator
@@ -48,9 +49,6 @@ def test_an_absent_server_is_no_error_and_logs_no_flood(
     """Starting and stopping without any server is quiet and quick."""
 
     async def scenario() -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         coordinator = coordinator_on(f"127.0.0.1:{port}")
         coordinator.start()
         await asyncio.sleep(0.05)
@@ -59,7 +57,7 @@ def test_an_absent_server_is_no_error_and_logs_no_flood(
         await coordinator.stop(deadline_s=in_s(1))
         assert CLOCK.monotonic_s() - begin < 10
 
-    with caplog.at_level(logging.INFO):
+    with reserved_port() as port, caplog.at_level(logging.INFO):
         asyncio.run(scenario())
     # kazoo notices a stop between two attempts only; waiting for it is not needed.
     assert {r.message for r in caplog.records} <= {

@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from metaq.net.dial import STAGGER_S, dial
+from metaq.net.dial import dial
+from metaq.testing.ports import reserved_port
+
+PATIENCE_S = 30.0
 
 Infos = list[tuple[Any, ...]]
 
@@ -90,14 +93,14 @@ def test_an_address_that_leads_nowhere_delays_the_next_a_little(
         async def connect_or_hang(sock: socket.socket, target: Any) -> None:
             if target[0] == "127.0.0.2":
                 waits.append(sock)
-                await asyncio.sleep(3600)
+                await asyncio.sleep(100 * PATIENCE_S)
             await connect(sock, target)
 
         monkeypatch.setattr(loop, "sock_connect", connect_or_hang)
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             infos = [info("127.0.0.2", port), info("127.0.0.1", port)]
-            async with asyncio.timeout(20 * STAGGER_S):
+            async with asyncio.timeout(PATIENCE_S):
                 sock = await dial_as(infos, monkeypatch)
             sock.close()
             await asyncio.sleep(0)
@@ -112,9 +115,7 @@ def test_the_reason_is_the_systems_own_words() -> None:
     """Nobody there is "Connection refused", not the event loop's phrase."""
 
     async def main() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        with pytest.raises(ConnectionRefusedError) as caught:
+        with reserved_port() as port, pytest.raises(ConnectionRefusedError) as caught:
             await dial("127.0.0.1", port, loop=asyncio.get_running_loop())
         assert caught.value.strerror == "Connection refused"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.testing.ports import reserved_port
 from metaq.zk import embedded
 from metaq.zk.embedded import (
     EmbeddedZooKeeper,
@@ -201,9 +202,18 @@ def test_the_server_dies_with_its_parent(tmp_path: Path, number: int) -> None:
 
 @pytest.mark.zookeeper
 @pytest.mark.slow
-def test_a_server_lives_through_all_that_can_be_done_to_it(tmp_path: Path) -> None:
+def test_a_server_lives_through_all_that_can_be_done_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """start, pause, resume, restart, kill, stop: same port, same data, no zombie."""
-    server = EmbeddedZooKeeper(tmp_path / "a $directory with ünusual\\name")
+    directory = tmp_path / "a $directory with ünusual\\name"
+    with reserved_port() as number:
+        # It is picked once, and nobody else is given it between two starts.
+        monkeypatch.setattr(embedded, "_free_port", iter([number]).__next__)
+        live_through_everything(EmbeddedZooKeeper(directory))
+
+
+def live_through_everything(server: EmbeddedZooKeeper) -> None:
     assert server.pid is None
     with server:
         first, port = server.pid, server.port
