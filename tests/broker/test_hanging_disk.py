@@ -8,7 +8,7 @@ import pytest
 
 from metaq.testing.broker import CONFIG
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 QUESTION = """
 import asyncio, sys, threading
@@ -34,7 +34,7 @@ async def main():
             await peer.ask(b"put test 0 5 0 907060870 1\\r\\nhello")
             disk.hangs = True
             await peer.send(b"offset test g 0 0 2 count=25\\r\\n")
-            assert disk.is_hanging.wait(5)
+            assert disk.is_hanging.wait(30)
             disk.hangs = False
 
 asyncio.run(main())

@@ -24,7 +24,7 @@ def run(coroutine) -> None:
 
 
 async def until(condition) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -39,7 +39,7 @@ class SlowDisk(SystemFileSystem):
 
     def list_directory(self, path: Path) -> tuple[str, ...]:
         self.is_asked.set()
-        assert self.may_go_on.wait(10)
+        assert self.may_go_on.wait(30)
         return super().list_directory(path)
 
 

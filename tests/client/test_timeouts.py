@@ -310,20 +310,30 @@ def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
 ) -> None:
     """What they finish is handled; nothing is begun any more."""
     broker.put(b"0", b"1")
-    found: list[bytes] = []
+    work_s = 2 * SHORT_S
 
-    def work(message: Message) -> None:
-        time.sleep(4 * SHORT_S)
-        found.append(message.data)
+    def is_the_first_the_last() -> bool:
+        nonlocal work_s
+        work_s *= 2
+        group, found = f"g-{round(work_s * 1000)}", list[bytes]()
 
-    store = MemoryOffsets()
-    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        handle = handler_of(client, work)
-        while not found:
-            consumer.run(handle, timeout=SHORT_S)
-    assert found == [b"0"]
-    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        assert payloads(take(consumer, 1)) == [b"1"]
+        def work(message: Message) -> None:
+            time.sleep(work_s)
+            found.append(message.data)
+
+        store = MemoryOffsets()
+        with client.consumer(group, ["test"], offsets=store, **IDLE) as consumer:
+            handle = handler_of(client, work)
+            while not found:
+                consumer.run(handle, timeout=SHORT_S)
+        if found != [b"0"]:
+            return False
+        with client.consumer(group, ["test"], offsets=store, **IDLE) as consumer:
+            assert payloads(take(consumer, 1)) == [b"1"]
+        return True
+
+    # A caller that the machine wakes late finds the next message begun.
+    until(is_the_first_the_last)
 
 
 def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(

@@ -11,7 +11,8 @@ import pytest
 from metaq.client import AsyncClient
 from metaq.client.admin import know_topics
 from metaq.clock import SystemClock
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import ConfigError, LogDirLockedError
+from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId
 from metaq.protocol.commands import Get, Put, Result, Value, Version
 from metaq.protocol.version import decode_version_body
@@ -19,6 +20,7 @@ from metaq.testing import pytest_plugin
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.znodes import BrokerAddress
+from tests.brokers import until
 from tests.testing.sockets import Wire
 
 metaq_broker = pytest_plugin.metaq_broker
@@ -152,16 +154,16 @@ def test_two_brokers_share_a_zookeeper(tmp_path: Path) -> None:
         assert find_cluster(one).puts == {"test": {0: 1, 1: 1}}
 
 
-def test_a_start_that_fails_leaves_nothing_behind(
-    broker: EmbeddedBroker, tmp_path: Path
-) -> None:
-    """A second broker on the same data is refused, and its thread ends."""
-    before = threading.active_count()
-    second = EmbeddedBroker(tmp_path / "data")
-    with pytest.raises(MetaqError):
+def test_a_start_that_fails_leaves_nothing_behind(data_dir: Path) -> None:
+    """A second broker on the same data is refused, and its threads end."""
+    first = SystemFileSystem().lock_directory(data_dir)
+    before = set(threading.enumerate())
+    second = EmbeddedBroker(data_dir)
+    with pytest.raises(LogDirLockedError):
         second.start()
     second.stop()
-    assert threading.active_count() == before
+    until(lambda: set(threading.enumerate()) <= before)
+    first.release()
 
 
 def test_the_fixture_gives_a_broker_to_each_test(
