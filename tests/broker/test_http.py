@@ -35,7 +35,7 @@ class Probe:
             lambda: self.broker,
             clock=self.clock,
             executor=self.executor,
-            stop_timeout_s=5,
+            stop_timeout_s=30,
         )
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -194,7 +194,8 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
             caplog.at_level(logging.ERROR),
             client.consumer("g", ["test"], **options) as consumer,
         ):
-            message = consumer.receive(5 if wanted else 0.05)
+            until(lambda: consumer.statistics().reset_count)
+            message = consumer.receive(30 if wanted else 0.05)
             assert (message and message.data) == wanted
             assert consumer.statistics().reset_count == 1
     missing = log_start - offsets[1]

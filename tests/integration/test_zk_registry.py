@@ -235,7 +235,7 @@ def test_nodes_of_a_killed_process_are_replaced_within_seconds(zookeeper: str) -
     async def scenario() -> None:
         assert await tree_of(zookeeper) == recorded("after_broker_start")
         async with broker_on(zookeeper) as (registry, coordinator):
-            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s(3))
+            assert await registry.register(snapshot_of(*TWO), deadline_s=in_s(15))
             tree, owners = await asyncio.to_thread(read_tree, zookeeper)
             assert tree == recorded("after_broker_start")
             assert owners == {coordinator.status.session_id}
@@ -318,27 +318,43 @@ def test_a_frozen_server_blocks_nobody_and_heals(
     async def scenario() -> None:
         async with broker_on(zookeeper_alone.address) as (registry, coordinator):
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
-            zookeeper_alone.pause()
-            try:
-                registry.update(snapshot_of(*TWO, AdvertisedTopic("new", 1)))
-                slowest = 0.0
-                async with asyncio.timeout(PATIENCE_S):
-                    while coordinator.status.state is SessionState.CONNECTED:
-                        begin = CLOCK.monotonic_s()
-                        await asyncio.sleep(0.01)
-                        slowest = max(slowest, CLOCK.monotonic_s() - begin)
-                assert slowest < 1.0
-            finally:
-                zookeeper_alone.resume()
-            await until(
-                lambda: registry.statistics().state is RegistrationState.REGISTERED
-            )
+            state = RegistrationState.REGISTERED
+            count = 0
+
+            async def does_the_loop_run_on() -> bool:
+                nonlocal count
+                count += 1
+                await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+                zookeeper_alone.pause()
+                try:
+                    registry.update(snapshot_of(*TWO, AdvertisedTopic("new", count)))
+                    slowest_s = await slowest_turn(coordinator)
+                finally:
+                    zookeeper_alone.resume()
+                await until(lambda: registry.statistics().state is state)
+                return slowest_s < 1.0
+
+            # A busy machine may hold up a turn; the server would hold up each time.
+            async with asyncio.timeout(3 * PATIENCE_S):
+                while not await does_the_loop_run_on():
+                    pass
             tree = await tree_of(zookeeper_alone.address)
             assert tree | recorded("after_broker_start") == tree
-            assert tree["/meta/brokers/topics/new/0-m"] == ("1", True)
+            assert tree["/meta/brokers/topics/new/0-m"] == (str(count), True)
             await registry.withdraw(deadline_s=in_s())
 
     run(scenario)
+
+
+async def slowest_turn(coordinator: KazooCoordinator) -> float:
+    """Return the seconds of the loop's slowest turn until the server is missed."""
+    slowest_s = 0.0
+    async with asyncio.timeout(PATIENCE_S):
+        while coordinator.status.state is SessionState.CONNECTED:
+            begin_s = CLOCK.monotonic_s()
+            await asyncio.sleep(0.01)
+            slowest_s = max(slowest_s, CLOCK.monotonic_s() - begin_s)
+    return slowest_s
 
 
 def test_a_stop_on_a_frozen_server_is_bounded(

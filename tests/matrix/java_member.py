@@ -28,7 +28,7 @@ class _Broker:
     """One connection that asks one thing at a time."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), 10)
+        self._socket = socket.create_connection(("127.0.0.1", port), 40)
         self._file = self._socket.makefile("rb")
         self._opaque = 0
 
