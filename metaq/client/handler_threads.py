@@ -88,16 +88,24 @@ class _Workers:
                 thread = threading.Thread(
                     target=self._work, name=f"metaq-handler-{number}", daemon=True
                 )
-                # The lock keeps its end behind its count.
-                with self._ended:
-                    thread.start()
-                    self._at_work += 1
+                self._begin(thread)
             self._wait(timeout_s)
         finally:
             self._is_over.set()
             self._wait(self._stop_timeout_s)
         if self._error is not None:
             raise self._error
+
+    def _begin(self, thread: threading.Thread) -> None:
+        # Counted before it begins: it may be at work when an interrupt ends `start`.
+        with self._ended:
+            self._at_work += 1
+        try:
+            thread.start()
+        except Exception:
+            with self._ended:
+                self._at_work -= 1
+            raise
 
     def _wait(self, timeout_s: float | None) -> None:
         with self._ended:

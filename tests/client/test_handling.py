@@ -644,6 +644,39 @@ def test_an_interrupt_waits_for_the_handler_at_work(
     assert log.seen == {0: [b"a"]}
 
 
+def test_an_interrupt_while_a_thread_begins_waits_for_its_handler(
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread may be at work before the call that began it has returned."""
+    at_work, go_on = threading.Event(), threading.Event()
+    start, seen = threading.Thread.start, list[bytes]()
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("metaq-handler"):
+            assert at_work.wait(TIMEOUT_S)
+            threading.Timer(0.05, go_on.set).start()
+            raise KeyboardInterrupt
+
+    def handler(message: Message) -> None:
+        at_work.set()
+        assert go_on.wait(TIMEOUT_S)
+        seen.append(message.data)
+
+    with Client(**broker.client_options) as client:
+        with client.producer() as producer:
+            for text in (b"a", b"b"):
+                producer.send("test", text, partition="0-0")
+        with client.consumer("g", ["test"]) as consumer:
+            monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.run(handler)
+            assert seen == [b"a"]
+            message = consumer.receive(TIMEOUT_S)
+            assert message is not None
+            assert message.data == b"b"
+
+
 def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
     """In both worlds."""
 
