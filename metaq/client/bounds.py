@@ -3,13 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Sequence
-from typing import Protocol, TypeVar
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
 
 log = logging.getLogger(__name__)
+
+SIGNAL_S: Final = 1.0
+"""How often a thread that waits for ever looks for signals."""
 
 T = TypeVar("T")
 
@@ -33,6 +37,31 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+def wait_for(
+    condition: threading.Condition,
+    is_met: Callable[[], object],
+    timeout_s: float | None,
+) -> bool:
+    """Wait as `condition.wait_for` does, also for ever, and hear every Ctrl-C.
+
+    A signal that comes in the very moment in which a thread falls asleep is noted and
+    wakes nobody: who waits for ever looks now and then.
+
+    Args:
+        condition: held by the caller.
+        is_met: what is waited for.
+        timeout_s: longest wait; None waits for ever.
+
+    Returns:
+        Whether it is met; False when the time was over before.
+    """
+    if timeout_s is not None:
+        return bool(condition.wait_for(is_met, timeout_s))
+    while not condition.wait_for(is_met, SIGNAL_S):
+        pass
+    return True
 
 
 async def wait_set(event: asyncio.Event, timeout: float | None) -> None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from metaq.client.bounds import wait_for
 from metaq.client.fetched_batch import Batch
 from metaq.clock import Clock
 from metaq.errors import MetaqError
@@ -205,7 +206,7 @@ class Feed:
             if batch is None:
                 self._waiting_count += 1
                 try:
-                    self._arrival.wait_for(self._has_something, timeout_s)
+                    wait_for(self._arrival, self._has_something, timeout_s)
                 finally:
                     self._waiting_count -= 1
                 batch = self._take()

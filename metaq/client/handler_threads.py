@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+from metaq.client.bounds import wait_for
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.fetched_batch import Batch
 from metaq.client.handling import Handling
@@ -109,7 +110,7 @@ class _Workers:
 
     def _wait(self, timeout_s: float | None) -> None:
         with self._ended:
-            self._ended.wait_for(lambda: not self._at_work, timeout_s)
+            wait_for(self._ended, lambda: not self._at_work, timeout_s)
 
     def _work(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """Handlers: order, failures, pauses, dead letters, and what cancelling leaves."""
 
+import _thread
 import asyncio
 import contextlib
 import random
@@ -642,6 +643,30 @@ def test_an_interrupt_waits_for_the_handler_at_work(
             assert message is not None
             assert message.data == b"b"
     assert log.seen == {0: [b"a"]}
+
+
+@pytest.mark.slow
+def test_an_interrupt_that_wakes_nobody_is_heard_too(broker: AnyBroker) -> None:
+    """As one that comes when a wait without end is just about to begin."""
+    go_on = threading.Event()
+
+    def handler(_message: Message) -> None:
+        # Notes the signal, and sends none.
+        _thread.interrupt_main()
+        go_on.wait(TIMEOUT_S)
+
+    with (
+        Client(**broker.client_options) as client,
+        client.consumer("g", ["test"], revoke_timeout_s=0.01) as consumer,
+    ):
+        threading.Timer(0.1, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.receive()
+        with client.producer() as producer:
+            producer.send("test", b"a", partition="0-0")
+        with pytest.raises(KeyboardInterrupt):
+            consumer.run(handler)
+        go_on.set()
 
 
 def test_an_interrupt_while_a_thread_begins_waits_for_its_handler(

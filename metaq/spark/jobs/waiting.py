@@ -7,8 +7,12 @@ made by another thread, and the thread that signals come to waits for that one.
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Final, TypeVar
+
+SIGNAL_S: Final = 1.0
+"""How often the wait looks for signals: one that comes in the very moment in which a
+thread falls asleep wakes nobody."""
 
 T = TypeVar("T")
 
@@ -40,10 +44,16 @@ def run_apart(
     thread = threading.Thread(target=run, name="spark", daemon=True)
     try:
         thread.start()
-        return outcome.result()
+        return _result(outcome)
     except KeyboardInterrupt:
         has_begun = thread.is_alive() or outcome.done()
         if on_interrupt is None or not has_begun:
             raise
         on_interrupt()
+    return _result(outcome)
+
+
+def _result(outcome: Future[T]) -> T:
+    while not outcome.done():
+        wait([outcome], SIGNAL_S)
     return outcome.result()

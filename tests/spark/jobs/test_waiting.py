@@ -1,5 +1,6 @@
 """Waiting for work in another thread."""
 
+import _thread
 import signal
 import threading
 
@@ -35,6 +36,23 @@ def test_ctrl_c_ends_the_wait_and_not_the_work() -> None:
     assert not has_ended.is_set()
     may_end.set()
     assert has_ended.wait(30)
+
+
+@pytest.mark.slow
+def test_ctrl_c_that_wakes_nobody_is_heard_too() -> None:
+    """As one that comes when the wait is just about to begin."""
+    may_end = threading.Event()
+
+    def work() -> None:
+        # Behind the beginning of the wait, on most machines.
+        may_end.wait(0.2)
+        # Notes the signal, and sends none.
+        _thread.interrupt_main()
+        may_end.wait(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_apart(work)
+    may_end.set()
 
 
 def test_work_that_is_told_of_ctrl_c_is_waited_for_until_the_next() -> None:
