@@ -60,7 +60,7 @@ class Machine:
             env={"PATH": str(self.bin), **environment},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=120,
             check=False,
         )
 

@@ -203,7 +203,7 @@ def test_an_interrupt_while_the_commands_are_loaded_leaves_no_traceback() -> Non
     child = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_WHILE_LOADING],
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert child.returncode == -signal.SIGINT
@@ -224,7 +224,7 @@ cli.topics = topics
 cli.main(["topics"])
 """
     child = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, timeout=30, check=True
+        [sys.executable, "-c", program], capture_output=True, timeout=120, check=True
     )
     assert child.stderr.decode().splitlines() == [
         "metaq: damaged: partition=0-1",
@@ -240,7 +240,7 @@ def test_closed_outputs_take_everything(start_broker: StartBroker, words: str) -
     child = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} {line}"],
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert child.stderr == child.stdout == b""
@@ -253,7 +253,7 @@ def run_into(out: IO[bytes] | int, words: str, *, err: IO[bytes] | None = None) 
         env={**os.environ, "PYTHONUNBUFFERED": ""},
         stdout=out,
         stderr=err or subprocess.PIPE,
-        timeout=30,
+        timeout=120,
         check=False,
     )
 
@@ -294,7 +294,7 @@ def test_a_closed_standard_input_is_an_empty_one(start_broker: StartBroker) -> N
     child = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} {words}"],
         capture_output=True,
-        timeout=30,
+        timeout=120,
         check=False,
     )
     assert child.stderr == b""

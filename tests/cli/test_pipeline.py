@@ -139,7 +139,7 @@ def test_windows_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_without_java_one_sentence_says_so() -> None:
     """With what was said by the program that should have started it."""
     done = metaq("verify", "/nowhere", JAVA_HOME="/nonexistent")
@@ -157,14 +157,14 @@ def metaq(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]"
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
     )
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_topic_is_ingested_archived_and_audited(tmp_path: Path) -> None:
     """Exit codes, objects on standard output, and not a word from Spark."""
     lines = tmp_path / "lines"

@@ -594,7 +594,7 @@ def test_an_interrupt_ends_a_program_that_waits_for_messages(
         assert process.stdout.readline() == "ready\n"
         assert process.stdout.readline() == "first\n"
         process.send_signal(signal.SIGINT)
-        _out, errors = process.communicate(timeout=20)
+        _out, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
@@ -638,7 +638,7 @@ def run_to_its_end(program: str, broker: AnyBroker, path: Path) -> tuple[str, st
         [sys.executable, "-W", "error", "-c", program, broker.address, str(path)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
         cwd=Path(__file__).parents[2],
     )

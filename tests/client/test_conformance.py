@@ -26,7 +26,7 @@ from tests.brokers import AnyBroker, StartBroker
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
 ITEMS = range(1, 21)
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 ROWS = {
     int(row[1]): row[0] for row in re.finditer(r"^\| (\d+) \|.*$", PAGE, re.MULTILINE)

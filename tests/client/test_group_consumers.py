@@ -26,7 +26,7 @@ from metaq.zk.znodes import (
 )
 from tests.brokers import AnyBroker, StartBroker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 PARTITIONS = 4
 PATHS = NodePaths()
 

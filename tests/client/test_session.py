@@ -29,7 +29,7 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 
 def run(broker: AnyBroker, scenario: Callable[[AsyncClient], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             async with AsyncClient(brokers=[broker.address], **QUICK) as client:
                 await scenario(client)
         rest = asyncio.all_tasks() - {asyncio.current_task()}

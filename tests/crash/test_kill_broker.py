@@ -17,7 +17,7 @@ from tests.crash.accounts import (
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def make_broker(directory: Path) -> BrokerProcess:

@@ -15,7 +15,7 @@ from tests.crash.accounts import read_log, seed_from_environment
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_every_message_is_stored_once_however_often_the_broker_is_killed(

@@ -17,7 +17,7 @@ from tests.crash.accounts import REPLY, read_log, seed_from_environment
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
 IN_FLIGHT = 5
 
-pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Sender:

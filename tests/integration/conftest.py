@@ -115,7 +115,7 @@ def _end_session(address: str, session_id: int, password: bytes) -> bool:
     close_session = struct.pack(">ii", 1, -11)
     host, _, port = address.partition("/")[0].rpartition(":")
     answer = b""
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(
             b"".join(
                 struct.pack(">i", len(part)) + part for part in (connect, close_session)

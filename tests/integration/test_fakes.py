@@ -16,7 +16,7 @@ from metaq.zk.session import SessionState, SessionStatus
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SESSION_TIMEOUT_MS = 4000
 
 

@@ -19,7 +19,7 @@ from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
 
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def in_s(seconds: float = PATIENCE_S) -> float:

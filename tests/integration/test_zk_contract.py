@@ -28,7 +28,7 @@ from metaq.zk.session import Coordinator, SessionState, SessionStatus
 from tests.integration.conftest import expire_session
 
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SESSION_TIMEOUT_MS = 4000
 
 

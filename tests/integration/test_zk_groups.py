@@ -29,7 +29,7 @@ GOLDEN = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text())[
     "zookeeper"
 ]
 CLOCK = SystemClock()
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 SESSION_TIMEOUT_MS = 2000
 PATHS = NodePaths()
 B0 = BrokerId(0)

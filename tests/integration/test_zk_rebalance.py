@@ -27,7 +27,7 @@ from tests.integration.conftest import ZooKeeperServer, expire_session
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 CLOCK = SystemClock()
-PATIENCE_S = 40.0
+PATIENCE_S = 90.0
 SESSION_TIMEOUT_MS = 2000
 OPTIONS = ClientOptions(request_timeout_s=5.0, session_timeout_s=2.0)
 PATHS = NodePaths()

@@ -23,7 +23,7 @@ SESSION_TIMEOUT_S = 6.0
 COMMIT_S = 0.3
 WAIT_S = 0.5
 """Of a long poll: an idle member knows that a broker is back when one has ended."""
-PROGRESS_S = 40.0
+PROGRESS_S = 90.0
 """Deadline of everything that must happen; reached only when it never will."""
 POLL_S = 0.02
 BATCH = 20

@@ -14,7 +14,7 @@ TOPIC = "mixed"
 PARTITION_COUNT = 6
 """On each of two brokers: from 0-0 to 1-5, sorted as text."""
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def join_java(scene: Scene, name: str) -> JavaMember:

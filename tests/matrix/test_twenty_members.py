@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("METAQ_CHURN_ROUNDS", "4"))
 MEMBER_COUNT = 20
 PARTITION_COUNT = 40
 
-pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class _Group:

@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(900),
 ]
 
 ROOT = Path(__file__).parents[2]

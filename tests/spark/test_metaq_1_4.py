@@ -17,7 +17,7 @@ from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.spark.brokers import TOPIC, numbered
 from tests.spark.test_stream import DEADLINE_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SIZE = 35
 

@@ -47,7 +47,7 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_snippets_run_one_after_the_other(
     spark: SparkSession, tmp_path: Path, places: dict[str, str]
 ) -> None:

@@ -13,7 +13,7 @@ from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 DEADLINE_S = 120.0
 

@@ -391,7 +391,7 @@ class Gate:
     def run(self, batch: Sequence[Request]) -> None:
         self.batches.append(len(batch))
         self.entered.release()
-        assert self.go_on.acquire(timeout=10)
+        assert self.go_on.acquire(timeout=30)
 
 
 def request(size: int) -> Request:
@@ -414,7 +414,7 @@ def test_the_thread_takes_everything_that_is_queued() -> None:
     thread = StorageThread("test", gate.run, lambda: None)
     thread.start()
     thread.submit(request(1))
-    assert gate.entered.acquire(timeout=10)
+    assert gate.entered.acquire(timeout=30)
     for _ in range(5):
         thread.submit(request(10))
     thread.submit(request(GROUP_BYTES_MAX))

@@ -25,7 +25,7 @@ from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.files import ArchiveFiles
 from tests.spark.jobs.archives import Feed, Row, frame, log_rows, places, places_of, row
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[3]
 
 
@@ -231,7 +231,7 @@ def kill_points(monkeypatch: pytest.MonkeyPatch, at: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_job_that_ends_at_any_step_loses_and_doubles_nothing(
     spark: SparkSession, feed: Feed, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from metaq.spark.jobs.compact import compact
 from metaq.spark.jobs.files import ArchiveFiles
 from tests.spark.jobs.archives import Feed, log_rows, places, places_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 ODD = "with spaces, 100% #1 + é"
 

@@ -19,7 +19,7 @@ from metaq.spark.jobs.files import ArchiveFiles
 from metaq.spark.jobs.manifest import manifest_name
 from tests.spark.jobs.archives import Row, frame, log_rows, places, places_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 DAY = "topic=orders/date=2026-01-31"
 
 

@@ -15,7 +15,7 @@ from metaq.spark.jobs.audit import (
 )
 from tests.spark.jobs.archives import Row, frame, log_rows, row
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def counts(found: AuditSummary) -> dict[str, int]:

@@ -20,10 +20,10 @@ from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.segment_dirs import flip
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[3]
-TIMEOUT_S = 240.0
+TIMEOUT_S = 800.0
 RECORD_BYTES = 35
 QUICK = (
     "--conf",
