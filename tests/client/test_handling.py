@@ -1,10 +1,8 @@
 """Handlers: order, failures, pauses, dead letters, and what cancelling leaves."""
 
-import _thread
 import asyncio
 import contextlib
 import random
-import signal
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -12,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from metaq.client import handler_threads
 from metaq.client.blocking import Client
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import read_origin
@@ -611,95 +608,6 @@ def test_a_thread_that_cannot_be_started_is_not_waited_for(
         caller.start()
         caller.join(TIMEOUT_S)
         assert "can't start" in str(ends)
-
-
-def test_an_interrupt_waits_for_the_handler_at_work(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it finishes is handled; the next message is not begun."""
-    log, workers = Log(), []
-    run = handler_threads._Workers.run
-
-    def noted(self, *args: Any) -> None:
-        workers.append(self)
-        run(self, *args)
-
-    def handler(message: Message) -> None:
-        log.add(message)
-        main = threading.main_thread().ident
-        assert main is not None
-        signal.pthread_kill(main, signal.SIGINT)
-        assert workers[0]._is_over.wait(TIMEOUT_S)
-
-    monkeypatch.setattr(handler_threads._Workers, "run", noted)
-    with Client(**broker.client_options) as client:
-        with client.producer() as producer:
-            for text in (b"a", b"b"):
-                producer.send("test", text, partition="0-0")
-        with client.consumer("g", ["test"]) as consumer:
-            with pytest.raises(KeyboardInterrupt):
-                consumer.run(handler)
-            message = consumer.receive(TIMEOUT_S)
-            assert message is not None
-            assert message.data == b"b"
-    assert log.seen == {0: [b"a"]}
-
-
-@pytest.mark.slow
-def test_an_interrupt_that_wakes_nobody_is_heard_too(broker: AnyBroker) -> None:
-    """As one that comes when a wait without end is just about to begin."""
-    go_on = threading.Event()
-
-    def handler(_message: Message) -> None:
-        # Notes the signal, and sends none.
-        _thread.interrupt_main()
-        go_on.wait(TIMEOUT_S)
-
-    with (
-        Client(**broker.client_options) as client,
-        client.consumer("g", ["test"], revoke_timeout_s=0.01) as consumer,
-    ):
-        threading.Timer(0.1, _thread.interrupt_main).start()
-        with pytest.raises(KeyboardInterrupt):
-            consumer.receive()
-        with client.producer() as producer:
-            producer.send("test", b"a", partition="0-0")
-        with pytest.raises(KeyboardInterrupt):
-            consumer.run(handler)
-        go_on.set()
-
-
-def test_an_interrupt_while_a_thread_begins_waits_for_its_handler(
-    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread may be at work before the call that began it has returned."""
-    at_work, go_on = threading.Event(), threading.Event()
-    start, seen = threading.Thread.start, list[bytes]()
-
-    def start_and_interrupt(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name.startswith("metaq-handler"):
-            assert at_work.wait(TIMEOUT_S)
-            threading.Timer(0.05, go_on.set).start()
-            raise KeyboardInterrupt
-
-    def handler(message: Message) -> None:
-        at_work.set()
-        assert go_on.wait(TIMEOUT_S)
-        seen.append(message.data)
-
-    with Client(**broker.client_options) as client:
-        with client.producer() as producer:
-            for text in (b"a", b"b"):
-                producer.send("test", text, partition="0-0")
-        with client.consumer("g", ["test"]) as consumer:
-            monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                consumer.run(handler)
-            assert seen == [b"a"]
-            message = consumer.receive(TIMEOUT_S)
-            assert message is not None
-            assert message.data == b"b"
 
 
 def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,92 +285,6 @@ def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
         assert consumer.receive_many(5) == []
         assert waits == [None] * 4
         monkeypatch.undo()
-
-
-# -- handlers -------------------------------------------------------------------------
-
-
-def handler_of(client: Any, handle: Any) -> Any:
-    if isinstance(client, Client):
-        return handle
-
-    async def handle_async(message: Message) -> None:
-        await asyncio.to_thread(handle, message)
-
-    return handle_async
-
-
-@pytest.mark.slow
-def test_a_run_ends_at_the_end_of_its_time_and_may_be_begun_again(
-    broker: AnyBroker, client: Any
-) -> None:
-    found: list[bytes] = []
-    handle = handler_of(client, lambda message: found.append(message.data))
-    store = MemoryOffsets()
-    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        broker.put(b"0", b"1")
-        while len(found) < 2:
-            consumer.run(handle, concurrency=2, timeout=SHORT_S)
-        assert not consumer.is_closed
-        broker.put(b"2")
-        while len(found) < 3:
-            consumer.run(handle, timeout=SHORT_S)
-        assert consumer.statistics().handling.failure_count == 0
-    assert found == [b"0", b"1", b"2"]
-
-
-@pytest.mark.slow
-def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
-    broker: AnyBroker, client: Any
-) -> None:
-    """What they finish is handled; nothing is begun any more."""
-    broker.put(b"0", b"1")
-    work_s = 2 * SHORT_S
-
-    def is_the_first_the_last() -> bool:
-        nonlocal work_s
-        work_s *= 2
-        group, found = f"g-{round(work_s * 1000)}", list[bytes]()
-
-        def work(message: Message) -> None:
-            time.sleep(work_s)
-            found.append(message.data)
-
-        store = MemoryOffsets()
-        with client.consumer(group, ["test"], offsets=store, **IDLE) as consumer:
-            handle = handler_of(client, work)
-            while not found:
-                consumer.run(handle, timeout=SHORT_S)
-        if found != [b"0"]:
-            return False
-        with client.consumer(group, ["test"], offsets=store, **IDLE) as consumer:
-            assert payloads(take(consumer, 1)) == [b"1"]
-        return True
-
-    # A caller that the machine wakes late finds the next message begun.
-    until(is_the_first_the_last)
-
-
-def test_a_run_waits_for_handlers_no_longer_than_it_was_told_to(
-    broker: AnyBroker, client: Any
-) -> None:
-    broker.put(b"0")
-    at_work, go_on = threading.Event(), threading.Event()
-
-    def work(_message: Message) -> None:
-        at_work.set()
-        go_on.wait(TIMEOUT_S)
-
-    options: dict[str, Any] = {"revoke_timeout_s": SHORT_S, **IDLE}
-    store = MemoryOffsets()
-    with client.consumer("g", ["test"], offsets=store, **options) as consumer:
-        handle = handler_of(client, work)
-        while not at_work.is_set():
-            consumer.run(handle, timeout=SHORT_S)
-        consumer.close()
-    go_on.set()
-    with client.consumer("g", ["test"], offsets=store, **IDLE) as consumer:
-        assert payloads(take(consumer, 1)) == [b"0"]
 
 
 # -- looking --------------------------------------------------------------------------
