@@ -13,6 +13,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from _pytest.runner import runtestprotocol
 
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
 
@@ -21,6 +22,11 @@ SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
 
 EXAMPLES_MAX = 50
 LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
+
+LATE_WORKER = "Python worker failed to connect back"
+"""Spark's word when a Python of its own takes 10 s to begin, as on a busy machine: it
+waits no longer, and no setting of it says otherwise."""
+LATE_WORKER_TRIES = 3
 
 hypothesis.settings.register_profile(
     "metaq",
@@ -64,6 +70,28 @@ def pytest_terminal_summary(
 ) -> None:
     """Print the seed at the end as well: quiet runs have no header."""
     terminalreporter.write_line(f"seed: METAQ_SEED={SEED}")
+
+
+def pytest_runtest_protocol(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> bool | None:
+    """Run a test of Spark anew, fixtures and all, when Spark gave up on its Python."""
+    if item.get_closest_marker("spark") is None:
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for number in range(1, LATE_WORKER_TRIES + 1):
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        if number == LATE_WORKER_TRIES or not any(map(_has_late_worker, reports)):
+            break
+        item._initrequest()  # type: ignore[attr-defined]
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def _has_late_worker(report: pytest.TestReport) -> bool:
+    return report.failed and LATE_WORKER in report.longreprtext
 
 
 @pytest.fixture

@@ -202,20 +202,54 @@ def test_an_unclosed_resource_fails_the_test_that_left_it(
     tmp_path: Path, leak: str, outcome: int
 ) -> None:
     """Our pytest settings turn a leaked socket into a failure."""
-    test = tmp_path / "test_leak.py"
-    test.write_text(f"import socket\ndef test_leak():\n    {leak}\n")
-    done = subprocess.run(
+    done = run_pytest(tmp_path, f"import socket\ndef test_leak():\n    {leak}\n")
+    assert done.returncode == outcome, done.stdout
+    assert "METAQ_SEED=7" in done.stdout
+
+
+LATE = """
+import pytest
+
+@pytest.mark.spark
+@pytest.mark.parametrize("late_count", [2, 3])
+def test_spark(tmp_path, late_count):
+    with tmp_path.with_name(f"tries-{late_count}").open("a+") as tries:
+        tries.write("x")
+        tries.seek(0)
+        number = len(tries.read())
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "left").touch()
+    if number <= late_count:
+        raise RuntimeError("[STREAM_FAILED] Python worker failed to connect back.")
+
+def test_else():
+    raise RuntimeError("Python worker failed to connect back.")
+"""
+
+
+@pytest.mark.slow
+def test_spark_is_tried_again_when_it_gave_up_on_its_python(tmp_path: Path) -> None:
+    """Twice, each time with new fixtures, and nothing else is."""
+    done = run_pytest(tmp_path, LATE)
+    assert "2 failed, 1 passed" in done.stdout
+    assert "test_spark[3]" in done.stdout
+    assert "test_else" in done.stdout
+
+
+def run_pytest(directory: Path, text: str) -> "subprocess.CompletedProcess[str]":
+    """Run tests with the settings of ours."""
+    test = directory / "test_it.py"
+    test.write_text(text)
+    return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"),
-            *("-p", "no:cacheprovider"),
-            *("-c", ROOT / "pyproject.toml", "--rootdir", tmp_path, test),
+            *("-p", "no:cacheprovider", "--basetemp", directory / "base"),
+            *("-c", ROOT / "pyproject.toml", "--rootdir", directory, test),
         ],
         cwd=ROOT,
         env={**os.environ, "METAQ_SEED": "7"},
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
-    assert done.returncode == outcome, done.stdout
-    assert "METAQ_SEED=7" in done.stdout
