@@ -3,7 +3,8 @@
 Theory of operation. The socket is bound under a temporary name, with its mode set
 before it has a name at all, and renamed when it listens. So nobody else can open it
 for a moment, and whoever finds the name can connect. A name that is left over from a
-broker that was killed is replaced by the rename; one that still answers is not.
+broker that was killed is replaced by the rename; one that still answers is not. What
+touches the directory does so on a thread: its disk may hang.
 
 Each connection is one task that reads a line, acts and writes a line, in turn. Lines,
 connections and waits are bounded; a client that breaks a bound is told so where
@@ -18,6 +19,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -61,10 +63,11 @@ _log = logging.getLogger(__name__)
 class AdminActions(Protocol):
     """What an administrator can do to a broker; implemented by the app.
 
-    Everything is called on the event loop and answered before anything else happens.
+    Everything is called on the event loop, and all but a reload answered before
+    anything else happens.
     """
 
-    def reload(self) -> Reload:
+    async def reload(self) -> Reload:
         """Read the configuration file again and take over what can be.
 
         Raises:
@@ -136,7 +139,7 @@ class AdminServer(Service):
         Raises:
             AdminError: another broker answers there, or the socket cannot be made.
         """
-        sock = self._bind()
+        sock = await self._make_socket()
         server = await asyncio.start_unix_server(
             self._on_connection, sock=sock, limit=REQUEST_BYTES_MAX
         )
@@ -150,8 +153,19 @@ class AdminServer(Service):
 
         self.on_way_down("socket", close)
 
+    async def _make_socket(self) -> socket.socket:
+        binding = asyncio.wrap_future(start_call("metaq-admin", self._bind))
+        try:
+            return await asyncio.shield(binding)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled, and what it makes must not outlive us.
+            with suppress(AdminError):
+                (await binding).close()
+                await self._remove_name()
+            raise
+
     async def _remove_name(self) -> None:
-        """Remove the socket's name on a thread: a disk may hang, the loop must not."""
+        """Remove the socket's name."""
         unlink = partial(self._fs.unlink, self.path)
         try:
             await asyncio.wrap_future(start_call("metaq-admin", unlink))
@@ -159,7 +173,7 @@ class AdminServer(Service):
             _log.warning("admin socket not removed: error=%s", error)
 
     def _bind(self) -> socket.socket:
-        """Return a listening socket that has its name."""
+        """Return a listening socket that has its name; blocks."""
         temporary = self.path.with_name(TEMPORARY_NAME)
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -243,7 +257,7 @@ class AdminServer(Service):
             while True:
                 async with asyncio.timeout(self._request_timeout_s):
                     line = await reader.readuntil(b"\n")
-                writer.write(self._answer(line))
+                writer.write(await self._answer(line))
                 async with asyncio.timeout(self._request_timeout_s):
                     await writer.drain()
         except asyncio.LimitOverrunError:
@@ -252,12 +266,12 @@ class AdminServer(Service):
         except asyncio.IncompleteReadError:
             pass  # The usual end: the client has what it wanted.
 
-    def _answer(self, line: bytes) -> bytes:
+    async def _answer(self, line: bytes) -> bytes:
         """Carry out one request; return the line that answers it."""
         request: Mapping[str, object] = {}
         try:
             request = _parse_request(line)
-            result = self._perform(request)
+            result = await self._perform(request)
         except MetaqError as error:
             _log.info(
                 "admin request refused: command=%s error=%s",
@@ -270,7 +284,7 @@ class AdminServer(Service):
             return _encode_refusal("internal error, see the broker's log")
         return json.dumps({"ok": True, **result}).encode() + b"\n"
 
-    def _perform(self, request: Mapping[str, object]) -> Mapping[str, object]:
+    async def _perform(self, request: Mapping[str, object]) -> Mapping[str, object]:
         actions = self._actions
         match command := request.get("command"):
             case "status":
@@ -282,7 +296,8 @@ class AdminServer(Service):
             case "scrub":
                 return describe_scrub(actions.status())
             case "reload":
-                reload, status = actions.reload(), actions.status()
+                reload = await actions.reload()
+                status = actions.status()
                 return {
                     "broker_id": status.broker_id,
                     "address": status.address,

@@ -71,9 +71,6 @@ from metaq.zk.znodes import BrokerAddress
 
 log = logging.getLogger(__name__)
 
-READER_THREADS: Final = 2
-"""Threads that warm cold ranges: one slow read does not hold up all others."""
-
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub and metrics: an archive takes minutes, the rest not."""
 
@@ -213,8 +210,8 @@ class Broker(Service):
         self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep").begin()
         self.on_way_down("upkeep", self._stop_upkeep)
         config, limits = self._config, self._config.limits
-        self._reader = HelperThreads(READER_THREADS, "metaq-reader").begin()
-        self.on_way_down("reader", self._stop_reader)
+        for directory in self._logs.directories():
+            directory.reader.begin()
         topics = Topics(config, self._logs, choose=self._choose)
         topics.on_new_log = self._on_new_log
         self._context = BrokerContext(
@@ -313,7 +310,6 @@ class Broker(Service):
             sock,
             loop=self._loop,
             clock=self._clock,
-            reader=self._reader,
             room_bytes=self._config.limits.connection_buffer_bytes_max,
         )
         session = Session(
@@ -449,9 +445,6 @@ class Broker(Service):
     async def _stop_upkeep(self) -> None:
         # Nothing is called off: the logs count on a retention that was handed out.
         self._upkeep.shutdown(wait=False)
-
-    async def _stop_reader(self) -> None:
-        self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def _close_logs(self) -> None:
         closed = asyncio.Event()

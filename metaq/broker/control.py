@@ -2,13 +2,17 @@
 
 The admin socket, SIGHUP and `/health` are three ways here. A reload takes over topics
 and schedules as a whole or not at all; a bad file keeps the old settings and says so,
-to whoever asked and in `status` until a reload succeeds.
+to whoever asked and in `status` until a reload succeeds. Only the reading of the file
+leaves the loop: its disk may hang. Reloads that come meanwhile wait for their turn.
 
 Source: broker spec 2.10, 4.5.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +29,7 @@ from metaq.broker.status import (
 from metaq.config import BrokerConfig, Reload, reload_config
 from metaq.errors import AdminError, ConfigError, StorageError
 from metaq.fs import FileSystem
+from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import State
 from metaq.model import SizeBytes
 from metaq.net.listener import ListenerStatistics
@@ -36,6 +41,9 @@ log = logging.getLogger(__name__)
 
 CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
 """Largest configuration file that is read."""
+
+CONFIG_READ_S_MAX: Final = 5.0
+"""How long a reload waits for the disk to give the file; whoever asked waits longer."""
 
 
 class Control:
@@ -78,6 +86,8 @@ class Control:
         self._state = state
         self._reload_count = 0
         self._reload_error = ""
+        self._reload_turn = asyncio.Lock()
+        self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
         """What retention did so far."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
@@ -142,16 +152,22 @@ class Control:
 
     # -- reload -----------------------------------------------------------------------
 
-    def reload(self) -> Reload:
+    async def reload(self) -> Reload:
         """Read the configuration file again and take over what may change.
 
         Raises:
-            AdminError: there is no file.
+            AdminError: there is no file, or the disk hangs that has it.
             StorageError: it cannot be read.
             ConfigError: it is wrong; the old settings stay in effect.
+
+        Cancellation: nothing is taken over.
         """
+        async with self._reload_turn:
+            return await self._reload()
+
+    async def _reload(self) -> Reload:
         try:
-            outcome = self._reload()
+            outcome = self._take_over(await self._read_config())
         except (AdminError, ConfigError, StorageError) as error:
             self._reload_error = str(error)
             log.error("reload failed, old settings stay: error=%s", error)
@@ -167,11 +183,23 @@ class Control:
         )
         return outcome
 
-    def _reload(self) -> Reload:
-        context, path = self._context, self._context.config.path
+    async def _read_config(self) -> bytes:
+        path = self._context.config.path
         if not path:
             raise AdminError("this broker was started without a configuration file")
-        data = self._fs.read_file(Path(path), CONFIG_BYTES_MAX)
+        late = f"the disk does not give the configuration: file={path}"
+        if self._reading is not None and not self._reading.done():
+            raise AdminError(f"{late}, an earlier reload still waits for it")
+        read = partial(self._fs.read_file, Path(path), CONFIG_BYTES_MAX)
+        self._reading = start_call("metaq-reload", read)
+        try:
+            async with asyncio.timeout(CONFIG_READ_S_MAX):
+                return await asyncio.wrap_future(self._reading)
+        except TimeoutError as error:
+            raise AdminError(f"{late} timeout_s={CONFIG_READ_S_MAX:g}") from error
+
+    def _take_over(self, data: bytes) -> Reload:
+        context = self._context
         outcome = reload_config(context.config, data, self._overrides)
         # The schedules are the last thing that can be refused, and are replaced as a
         # whole; behind them nothing fails.

@@ -44,10 +44,12 @@ async def run_broker(
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, is_over.set)
+    # Signals that come while one is obeyed are one signal.
     is_reload_wanted = asyncio.Event()
     loop.add_signal_handler(signal.SIGHUP, is_reload_wanted.set)
     starter = loop.create_task(broker.start(), name="broker.run")
     waiter = loop.create_task(is_over.wait(), name="broker.over")
+    reloader: asyncio.Task[None] | None = None
     try:
         await asyncio.wait((starter, waiter), return_when=asyncio.FIRST_COMPLETED)
         if not starter.done():
@@ -55,23 +57,29 @@ async def run_broker(
             await asyncio.wait([starter])
             return
         await starter
-        loop.add_signal_handler(signal.SIGHUP, _reload, broker)
-        if is_reload_wanted.is_set():
-            _reload(broker)
+        reloads = _reload_when(is_reload_wanted, broker)
+        reloader = loop.create_task(reloads, name="broker.reload")
         if on_ready is not None:
             on_ready(broker)
         await waiter
     finally:
         waiter.cancel()
+        if reloader is not None:
+            reloader.cancel()
         await broker.stop()
     log.info("broker stopped: broker=%d", config.system.broker_id)
     if broker.failure is not None:
         raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
 
 
-def _reload(broker: Broker) -> None:
+async def _reload_when(is_wanted: asyncio.Event, broker: Broker) -> None:
     """Reload on SIGHUP; what is wrong with the file is in the log."""
-    try:
-        broker.control.reload()
-    except MetaqError:
-        log.warning("reload by signal had no effect")
+    while True:
+        await is_wanted.wait()
+        is_wanted.clear()
+        try:
+            await broker.control.reload()
+        except MetaqError:
+            log.warning("reload by signal had no effect")
+        except Exception:  # a bug in one reload must not end the next
+            log.exception("reload by signal failed")

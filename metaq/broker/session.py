@@ -30,7 +30,7 @@ from metaq.broker.hot_puts import HotPuts
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import Channel
-from metaq.net.file_range import FileRange
+from metaq.net.file_range import Explain, FileRange
 from metaq.protocol.commands import Quit, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 
@@ -230,10 +230,10 @@ class Session:
             self._resume_soon()
 
     def send_range(
-        self, head: bytes, file: FileRange, *, substitute: bytes, is_fresh: bool
+        self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
         """Send a header and a range of a file; see `Channel.send_range`."""
-        self._channel.send_range(head, file, substitute=substitute, is_fresh=is_fresh)
+        self._channel.send_range(head, file, explain=explain, is_fresh=is_fresh)
 
     def keep_waiter(self, waiter: Waiter) -> None:
         """Remember a waiter, to end it with the session."""

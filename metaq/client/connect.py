@@ -1,8 +1,6 @@
 """Connect to a broker, and ask it what it can do, before the connection is used."""
 
 import asyncio
-from concurrent.futures import Executor
-from typing import Final
 
 from metaq.client.connection import BrokerConnection
 from metaq.client.options import ClientOptions
@@ -14,8 +12,6 @@ from metaq.net.dial import dial
 from metaq.protocol.commands import Version
 from metaq.protocol.version import decode_version_body
 from metaq.zk.znodes import BrokerAddress
-
-_NO_READER: Final = Executor()  # clients send no file ranges, so nothing is warmed
 
 
 async def open_connection(
@@ -56,7 +52,6 @@ async def open_connection(
         sock,
         loop=loop,
         clock=clock,
-        reader=_NO_READER,
         room_bytes=options.in_flight_bytes_max,
     )
     connection = BrokerConnection(

@@ -8,9 +8,9 @@ unit that crosses this module is a group of commands and a group of replies:
 * replies are queued by `send` and leave at the end of the loop's turn, joined: one
   system call for a whole group; what nothing joins leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
-  first bytes share a packet. A range that is not in the page cache is warmed on a
-  reader thread first (see `cold.py`); everything queued behind it waits, which keeps
-  the order.
+  first bytes share a packet. A range whose file is not open, or that is not in the page
+  cache, is opened and warmed on a reader thread first (see `cold.py`); everything
+  queued behind it waits, which keeps the order.
 
 The queue is bounded by its owner: `queued_bytes` says how much has not left, and
 `on_room` calls back once it fell below half of `room_bytes` again. A peer that reads
@@ -35,13 +35,13 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Future
 from typing import Final
 
 from metaq.clock import Clock
 from metaq.net.channel_state import ChannelState, ChannelStatistics
 from metaq.net.cold import is_cached, warm
-from metaq.net.file_range import FileRange, QueuedRange
+from metaq.net.file_range import Explain, FileRange, QueuedRange
 
 RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
@@ -67,7 +67,6 @@ class Channel:
         *,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        reader: Executor,
         room_bytes: int,
     ) -> None:
         """Take over a connected socket; nothing is read before `start`.
@@ -76,7 +75,6 @@ class Channel:
             sock: owned from now on.
             loop: the loop whose thread calls everything here.
             clock: for idle times.
-            reader: runs the warming of cold ranges.
             room_bytes: `on_room` is called when the queue was at least so long and
                 has fallen below half of it.
         """
@@ -85,7 +83,6 @@ class Channel:
         self._fd = sock.fileno()
         self._loop = loop
         self._clock = clock
-        self._reader = reader
         self._room_bytes = room_bytes
         self._state = ChannelState.OPEN
         self._on_data: Callable[[bytes], None] = _ignore_data
@@ -179,26 +176,27 @@ class Channel:
         head: bytes,
         file: FileRange,
         *,
-        substitute: bytes,
+        explain: Explain,
         is_fresh: bool = False,
     ) -> None:
         """Send a file range behind its header.
 
-        It leaves within this call if nothing is queued before it and it is in the page
-        cache: nothing could join it. As with `send_now` nothing is called back.
+        It leaves within this call if nothing is queued before it, its file is open and
+        it is in the page cache: nothing could join it. As with `send_now` nothing is
+        called back.
 
         Args:
             head: bytes before the range.
             file: released when it has left or the channel is closed.
-            substitute: sent in place of both if the disk cannot read the range and
-                nothing of it has left yet.
+            explain: returns what is sent in place of both if the range cannot be read
+                and nothing of it has left yet; raises nothing.
             is_fresh: written a moment ago, so nobody looks whether it is in the page
                 cache.
         """
         if self._state is not ChannelState.OPEN:
             file.release()
             return
-        item = QueuedRange(file, head, substitute)
+        item = QueuedRange(file, head, explain)
         item.is_warm = is_fresh
         self._queue.append(item)
         self._grow(len(head) + file.size_bytes)
@@ -398,15 +396,16 @@ class Channel:
     def _prepare(self, item: QueuedRange) -> bool:
         """Return True if a range may be sent now; else it is being warmed."""
         file = item.file
-        if item.is_warm or is_cached(
-            file.fileno(), position=item.position, size_bytes=item.left_bytes
+        if file.is_open and (
+            item.is_warm
+            or is_cached(
+                file.fileno(), position=item.position, size_bytes=item.left_bytes
+            )
         ):
             item.is_warm = True
             return True
         self._cold_range_count += 1
-        self._warming = self._reader.submit(
-            warm, file.fileno(), position=item.position, size_bytes=item.left_bytes
-        )
+        self._warming = file.reader.submit(_open_and_warm, item)
         self._warming.add_done_callback(
             lambda future: self._loop.call_soon_threadsafe(self._on_warm, item, future)
         )
@@ -417,9 +416,10 @@ class Channel:
         if self._state is ChannelState.CLOSED:
             item.file.release()
             return
-        if future.cancelled() or future.exception() is not None:
-            self._queue[0] = item.substitute
-            self.queued_bytes += len(item.substitute)
+        error = CancelledError() if future.cancelled() else future.exception()
+        if error is not None:
+            substitute = self._queue[0] = item.explain(error)
+            self.queued_bytes += len(substitute)
             self.queued_bytes -= len(item.head) + item.left_bytes
             item.file.release()
         item.is_warm = True
@@ -473,6 +473,11 @@ class Channel:
                 item.file.release()
         self._queue.clear()
         self.queued_bytes = 0
+
+
+def _open_and_warm(item: QueuedRange) -> None:
+    item.file.open()
+    warm(item.file.fileno(), position=item.position, size_bytes=item.left_bytes)
 
 
 def _name_of(sock: socket.socket) -> str:

@@ -30,4 +30,4 @@ class ChannelStatistics:
     range_count: int
     """Ranges sent by sendfile."""
     cold_range_count: int
-    """Ranges that had to be warmed first."""
+    """Ranges that had to be opened or warmed first."""

@@ -1,13 +1,36 @@
 """A range of a file on its way to a socket."""
 
-from typing import Protocol
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Protocol, TypeAlias
+
+Explain: TypeAlias = Callable[[BaseException], bytes]
+"""What to send in the place of a range that cannot be read, and why it cannot."""
 
 
 class FileRange(Protocol):
     """Bytes of a file that a channel can send without reading them."""
 
+    @property
+    def reader(self) -> Executor:
+        """Return threads that may wait for its disk; they never run out."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether there is a descriptor."""
+        ...
+
+    def open(self) -> None:
+        """Open the file unless it is open; blocks, on a thread of `reader`.
+
+        Raises:
+            Exception: it cannot be opened.
+        """
+        ...
+
     def fileno(self) -> int:
-        """Return a descriptor open for reading, valid until `release`."""
+        """Return a descriptor open for reading, valid from `open` until `release`."""
         ...
 
     @property
@@ -28,19 +51,19 @@ class FileRange(Protocol):
 class QueuedRange:
     """A range in the queue of a channel, and how much of it has left."""
 
-    __slots__ = ("file", "head", "is_warm", "left_bytes", "position", "substitute")
+    __slots__ = ("explain", "file", "head", "is_warm", "left_bytes", "position")
 
-    def __init__(self, file: FileRange, head: bytes, substitute: bytes) -> None:
-        """Queue a range behind its header, or `substitute` in place of both."""
+    def __init__(self, file: FileRange, head: bytes, explain: Explain) -> None:
+        """Queue a range behind its header, or what `explain` returns for both."""
         self.file = file
         """Released when it has left, or never will."""
         self.head: bytes | memoryview = head
         """What has not left of the header."""
-        self.substitute = substitute
-        """Sent when the disk cannot read the range."""
+        self.explain = explain
+        """Returns what is sent when the range cannot be read."""
         self.position = file.position
         """Where in the file the rest starts."""
         self.left_bytes = file.size_bytes
         """Length of the rest."""
         self.is_warm = False
-        """Whether it was in the page cache when somebody looked."""
+        """Whether it was in the page cache when somebody looked, or must be."""

@@ -28,6 +28,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import DirLock, FileSystem
+from metaq.fs.helper_threads import HelperThreads
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.appender import (
@@ -41,6 +42,10 @@ from metaq.storage.appender import (
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 
 _log = logging.getLogger(__name__)
+
+READER_THREADS: Final = 2
+"""Threads that open and read ahead for gets: a slow read does not hold up all others,
+and those that hang are of one disk."""
 
 REST_DELAY_S: Final = 0.001
 """How long nothing has to be queued before the storage thread does what was put off:
@@ -215,6 +220,9 @@ class LogDir:
             on_free_space=self._on_free_space,
         )
         """The cycle that its storage thread runs."""
+        self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
+        """Threads that may wait for its disk on behalf of gets; `begin` is for the
+        owner of the broker's threads."""
         self._worker = start_worker(f"storage {path}", self._run_batch, self._rest)
 
     def open(self) -> None:
@@ -339,6 +347,7 @@ class LogDir:
             on_closed: called on the loop's thread when all files are closed; `unlock`
                 is its business.
         """
+        self.reader.shutdown(wait=False, cancel_futures=True)
         was_started = self.state is not DirState.NEW
         self._apply(DirEvent.CLOSE)
         if was_started:

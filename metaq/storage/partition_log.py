@@ -9,7 +9,7 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
 * `append` gives out the next offset at once and queues a request; it never blocks.
   Requests are answered in order, so a queue of tickets is all that is remembered.
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
-  take back. They open files on the loop's thread, but read nothing.
+  take back. No file is opened on the loop's thread, and none is read there.
 * When an append finds no room, everything in flight fails with it, `next_offset` goes
   back to the log end, and the epoch grows (see `appender.py`).
 
@@ -25,7 +25,6 @@ from typing import Final
 
 from metaq.errors import (
     ClosedError,
-    DiskError,
     LogOfflineError,
     MayBeStoredError,
     NoSpaceError,
@@ -295,27 +294,22 @@ class PartitionLog:
                 next good offset.
             LogDirOfflineError: the data directory had a disk error.
             ClosedError: the log is closed.
-            DiskError: the file cannot be opened.
         """
         if self._state in {LogState.OFFLINE, LogState.CLOSED}:
             raise self._refusal()
         if not self._log_start <= offset < self._high_watermark:
-            raise self._out_of_range(offset, self._log_start)
+            raise OffsetOutOfRangeError(
+                offset, log_start=self._log_start, high_watermark=self._high_watermark
+            )
         limit = min(self._high_watermark, offset + max(1, max_bytes))
         segment, end = find_readable(
             self.log_id, self._segments, self._damage, offset, limit
         )
-        try:
-            open_file = self._files.acquire(segment.path)
-        except DiskError as error:
-            if error.errno_name == "ENOENT" and segment is not self._segments.active:
-                # Retention has removed the file and its report is on the way.
-                raise self._out_of_range(offset, segment.end_offset) from error
-            raise
         return Slice(
-            open_file,
+            self._files.acquire(segment.path),
             segment.position_of(offset),
             SizeBytes(end - offset),
+            self.log_dir.reader,
         )
 
     def nearest_offset(self, offset: Offset) -> Offset:
@@ -444,11 +438,6 @@ class PartitionLog:
                 return self.log_dir.refusal() or ClosedError(str(self.log_id))
             case _:
                 return ClosedError(f"partition {self.log_id} is closed")
-
-    def _out_of_range(self, offset: Offset, log_start: Offset) -> OffsetOutOfRangeError:
-        return OffsetOutOfRangeError(
-            offset, log_start=log_start, high_watermark=self._high_watermark
-        )
 
     def _fail_in_flight(self, error: StorageError) -> None:
         failed, self._in_flight = self._in_flight, deque()

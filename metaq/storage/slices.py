@@ -7,12 +7,17 @@ descriptor, and a descriptor that was closed too early could be given to another
 and send its bytes to a consumer.
 
 `OpenFiles` keeps recently read files open, at most `OPEN_FILES_MAX` that no slice
-uses, so that ten thousand segments do not exhaust the descriptors of the process.
-Owner: the event loop's thread; nothing here is thread-safe.
+uses, so that ten thousand segments do not exhaust the descriptors of the process. A
+file is opened by the first slice of it that is read, on a thread that may wait: the
+directory may lie on a disk that hangs.
+
+Owner: the event loop's thread. Only `open` of a slice or file may be called elsewhere.
 """
 
 from collections import OrderedDict
+from concurrent.futures import Executor
 from pathlib import Path
+from threading import Lock
 from typing import Final
 
 from metaq.fs import FileSystem, ReadFile
@@ -24,34 +29,53 @@ which leaves the rest to connections and active segments."""
 
 
 class OpenFile:
-    """A file open for reading, with the number of its users."""
+    """A file that is opened when it is read first, with the number of its users."""
 
-    __slots__ = ("file", "is_forgotten", "user_count")
+    __slots__ = ("_fs", "_lock", "_path", "file", "is_forgotten", "user_count")
 
-    def __init__(self, file: ReadFile) -> None:
-        self.file = file
-        """The file."""
+    def __init__(self, fs: FileSystem, path: Path) -> None:
+        self._fs = fs
+        self._path = path
+        self._lock = Lock()
+        self.file: ReadFile | None = None
+        """The file; None until it is open."""
         self.user_count = 0
         """Slices that were handed out and not released."""
         self.is_forgotten = False
         """No longer kept: it is closed by its last user."""
 
+    def open(self) -> ReadFile:
+        """Return the file, opened now if it is not yet; blocks, on any thread.
+
+        To be called by a user: nobody closes it meanwhile. What failed once is tried
+        again by the next.
+
+        Raises:
+            StorageError: the file cannot be opened.
+        """
+        with self._lock:
+            if self.file is None:
+                self.file = self._fs.open_read(self._path)
+            return self.file
+
     def release(self) -> None:
         """Give one use back."""
         self.user_count -= 1
-        assert self.user_count >= 0, self.file.path
-        if self.is_forgotten and not self.user_count:
-            self.file.close()
+        assert self.user_count >= 0, self._path
+        self._close_if_unused()
 
     def forget(self) -> None:
         """Close it now, or when its last user is done."""
         self.is_forgotten = True
-        if not self.user_count:
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self.is_forgotten and not self.user_count and self.file is not None:
             self.file.close()
 
 
 class OpenFiles:
-    """Files open for reading, by path; the least recently used go first."""
+    """Files that are read, by path; the least recently used go first."""
 
     def __init__(self, fs: FileSystem, files_max: int = OPEN_FILES_MAX) -> None:
         self._fs = fs
@@ -62,14 +86,10 @@ class OpenFiles:
         return len(self._files)
 
     def acquire(self, path: Path) -> OpenFile:
-        """Return the open file of `path` with one use added; opens it when needed.
-
-        Raises:
-            StorageError: the file cannot be opened.
-        """
+        """Return the file of `path` with one use added; it may not be open yet."""
         found = self._files.get(path)
         if found is None:
-            found = self._files[path] = OpenFile(self._fs.open_read(path))
+            found = self._files[path] = OpenFile(self._fs, path)
             while len(self._files) > self._files_max:
                 # Also when it is in use: its last slice closes it.
                 self._files.popitem(last=False)[1].forget()
@@ -93,29 +113,50 @@ class OpenFiles:
 class Slice:
     """A readable range of one segment; the holder calls `release` exactly once."""
 
-    __slots__ = ("_open_file", "position", "size_bytes")
+    __slots__ = ("_open_file", "position", "reader", "size_bytes")
 
     def __init__(
-        self, open_file: OpenFile, position: Position, size_bytes: SizeBytes
+        self,
+        open_file: OpenFile,
+        position: Position,
+        size_bytes: SizeBytes,
+        reader: Executor,
     ) -> None:
         """Take over one use of `open_file`."""
         self._open_file = open_file
+        self.reader = reader
+        """Threads for whatever may wait for the disk."""
         self.position = position
         """Where in the file it starts."""
         self.size_bytes = size_bytes
         """Its length, 1 or more; these bytes do not change any more."""
 
+    @property
+    def is_open(self) -> bool:
+        """Tell whether there is a descriptor."""
+        return self._open_file.file is not None
+
+    def open(self) -> None:
+        """Open the file unless it is open; blocks, on any thread, before `release`.
+
+        Raises:
+            DiskError: the file cannot be opened.
+        """
+        self._open_file.open()
+
     def fileno(self) -> int:
-        """Return the descriptor for sendfile; valid until `release`."""
-        return self._open_file.file.fileno()
+        """Return the descriptor for sendfile, of a file that is open."""
+        file = self._open_file.file
+        assert file is not None, "a slice is opened before it is sent"
+        return file.fileno()
 
     def read(self) -> bytes:
-        """Return a copy of the bytes: for tests, tools and the replay check.
+        """Return a copy of the bytes, for tests, tools and the replay check; blocks.
 
         Raises:
             DiskError: the disk does not give them.
         """
-        return self._open_file.file.read_at(self.position, self.size_bytes)
+        return self._open_file.open().read_at(self.position, self.size_bytes)
 
     def release(self) -> None:
         """Give the file back."""

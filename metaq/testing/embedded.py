@@ -178,7 +178,7 @@ class EmbeddedBroker:
             return
         self._write_settings()
         try:
-            self._thread.call(self._broker.control.reload)
+            self._thread.run(self._broker.control.reload())
         except MetaqError:
             self._topics = before
             self._write_settings()

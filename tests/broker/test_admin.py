@@ -42,7 +42,7 @@ class Actions:
         self.reload_error: Exception | None = None
         self.reload_added = "a"
 
-    def reload(self) -> Reload:
+    async def reload(self) -> Reload:
         if self.reload_error is not None:
             raise self.reload_error
         diff = TopicsDiff(added=(self.reload_added,), removed=("r",), changed=("c",))

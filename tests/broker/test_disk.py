@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.ordered import Spooled
 from metaq.errors import ServerError
+from metaq.fs import ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
-from metaq.testing.broker import Peer, running_broker
+from metaq.testing.broker import CONFIG, Peer, running_broker
 from metaq.testing.fs import FaultyFileSystem, Operation
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 DATA = Path("/data")
+WAIT_S = 10.0
 GET = b"get test g 0 0 1000 2\r\n"
 
 
@@ -206,5 +209,83 @@ def test_threshold_mode_acknowledges_first_and_shows_it(tmp_path: Path) -> None:
             async with asyncio.timeout(30):
                 while log.high_watermark < 25:
                     await asyncio.sleep(0.005)
+
+    asyncio.run(scenario())
+
+
+class HangingDisk(SystemFileSystem):
+    """Opening a file of one directory to read it takes until the test lets it."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+        self.is_hanging = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def open_read(self, path: Path) -> ReadFile:
+        if path.is_relative_to(self._directory):
+            self.is_hanging.set()
+            assert self.may_go_on.wait(WAIT_S)
+        return super().open_read(path)
+
+
+def test_gets_from_a_disk_that_hangs_hold_up_nothing_else(tmp_path: Path) -> None:
+    """Others on the loop, and gets of another directory, go on; then they do."""
+    text = CONFIG.replace("[topic=meta-test]", "[topic=meta-test]\ndataPath={other}")
+    text = text.replace("{other}", str(tmp_path / "other"))
+    disk = HangingDisk(tmp_path / "other")
+
+    async def scenario() -> None:
+        async with (
+            running_broker(tmp_path / "data", fs=disk, text=text) as broker,
+            Peer(broker) as one,
+            Peer(broker) as two,
+            Peer(broker) as three,
+            Peer(broker) as other,
+        ):
+            await one.ask(HELLO + HELLO.replace(b"test", b"meta-test"))
+            hanging = (one, two, three)
+            for peer in hanging:
+                await peer.send(GET.replace(b"test", b"meta-test"))
+            await asyncio.to_thread(disk.is_hanging.wait, WAIT_S)
+            assert (await other.ask(GET)).startswith(b"value 25 2\r\n")
+            assert (await other.ask(HELLO)).startswith(b"result 200 ")
+            disk.may_go_on.set()
+            for peer in hanging:
+                assert (await peer.read_some()).startswith(b"value 25 2\r\n")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_reported", [False, True])
+def test_a_get_of_a_segment_that_is_gone_skips_nothing(
+    tmp_path: Path, *, is_reported: bool
+) -> None:
+    """It is told the log start where that is known, and else which file is missing."""
+    data = tmp_path / "data"
+    disk = HangingDisk(data / "test-0")
+
+    async def scenario() -> None:
+        async with (
+            running_broker(data, {"maxSegmentSize": "50"}, fs=disk) as broker,
+            Peer(broker) as peer,
+        ):
+            for _ in range(5):
+                await peer.ask(HELLO)
+            log = broker.context.topics.find_log("test", 0)
+            first = log.segments.first
+            await peer.send(GET)
+            await asyncio.to_thread(disk.is_hanging.wait, WAIT_S)
+            first.path.unlink()
+            if is_reported:
+                log.on_retired(first, 2)
+            disk.may_go_on.set()
+            answer = await peer.read_some()
+            if is_reported:
+                assert answer == b"result 301 2 2\r\n50"
+            else:
+                assert answer.startswith(b"result 500 ")
+                assert f"open failed: path={first.path} error=ENOENT".encode() in answer
+            assert broker.context.counters.get_failed == 1
 
     asyncio.run(scenario())

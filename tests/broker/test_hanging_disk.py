@@ -84,10 +84,15 @@ def test_a_question_does_not_keep_a_stopped_broker_alive(data_dir: Path) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("call", "target"),
-    [("list_directory", "data"), ("list_directory", "test-0")],
-    ids=["data directory", "partition"],
+    [
+        ("list_directory", "data"),
+        ("list_directory", "test-0"),
+        ("exists", "admin.sock"),
+        ("rename", "admin.sock.tmp"),
+    ],
+    ids=["data directory", "partition", "old socket", "new socket"],
 )
-def test_recovery_does_not_keep_a_stopped_broker_alive(
+def test_a_start_does_not_keep_a_stopped_broker_alive(
     tmp_path: Path, call: str, target: str
 ) -> None:
     """SIGTERM while the disk hangs ends the process when the time for it is over."""

@@ -38,11 +38,21 @@ def test_signals_during_the_start_are_obeyed_behind_it(
     monkeypatch.setattr(sys, "setswitchinterval", lambda _seconds: None)
     reloads: list[int] = []
 
-    def on_ready(broker: Broker) -> None:
+    async def wait_for_reload(broker: Broker) -> None:
+        async with asyncio.timeout(10):
+            while not broker.control.status().reload_count:  # no event tells
+                await asyncio.sleep(0.001)
         reloads.append(broker.control.status().reload_count)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    asyncio.run(run_broker(config, on_ready=on_ready))
+    async def scenario() -> None:
+        async with asyncio.TaskGroup() as group:
+            await run_broker(
+                config,
+                on_ready=lambda broker: group.create_task(wait_for_reload(broker)),
+            )
+
+    asyncio.run(scenario())
     assert reloads == [1]
     assert "broker stopped: broker=0" in caplog.text
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.broker.app import Broker
 from metaq.broker.health import describe_health
 from metaq.clock import SystemClock
@@ -63,6 +64,38 @@ def test_a_start_that_is_stopped_during_recovery_gives_everything_back(
             await start
         assert broker.failure is None
         assert not [path for path in open_paths() if path.is_relative_to(data_dir)]
+
+    run(scenario())
+
+
+def test_a_start_that_is_stopped_while_it_binds_leaves_no_socket(
+    data_dir: Path,
+) -> None:
+    """What the thread makes nevertheless is taken away again."""
+
+    class Disk(SystemFileSystem):
+        is_asked = threading.Event()
+        may_go_on = threading.Event()
+
+        def rename(self, source: Path, target: Path) -> None:
+            if target.name == SOCKET_NAME:
+                self.is_asked.set()
+                assert self.may_go_on.wait(10)
+            super().rename(source, target)
+
+    async def scenario() -> None:
+        disk = Disk()
+        broker = Broker(make_config(data_dir), fs=disk)
+        start = asyncio.create_task(broker.start())
+        await until(disk.is_asked.is_set)
+        stop = asyncio.create_task(broker.stop())
+        await asyncio.sleep(0)
+        disk.may_go_on.set()
+        await stop
+        with pytest.raises(ClosedError):
+            await start
+        assert broker.failure is None
+        assert not (data_dir / SOCKET_NAME).exists()
 
     run(scenario())
 

@@ -223,6 +223,8 @@ def test_what_ends_a_wait_leaves_in_the_call_that_tells_of_it(
     async def scenario(broker) -> None:
         async with Peer(broker) as peer:
             await peer.ask(PUT)
+            # The first get of a segment opens its file.
+            await peer.ask(b"get test g 0 0 1024 8\r\n")
             await begin(broker, peer, b"get test g 0 25 1024 9 wait=30000\r\n")
             monkeypatch.setattr("metaq.net.channel.is_cached", refuse)
             monkeypatch.setattr("metaq.net.channel.Channel._flush_soon", refuse)

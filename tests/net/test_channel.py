@@ -3,89 +3,13 @@
 import asyncio
 import os
 import socket
-import tempfile
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+import threading
 
 import pytest
 
 from metaq.net import channel as channel_module
-from metaq.net.channel import Channel
 from metaq.net.channel_state import ChannelState
-from metaq.testing.clock import ManualClock
-
-ROOM = 1000
-
-
-class Range:
-    """A file range that counts its releases."""
-
-    def __init__(self, data: bytes, position: int = 0, size: int | None = None) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by release
-        self._file.write(data)
-        self._file.flush()
-        self.position = position
-        self.size_bytes = len(data) - position if size is None else size
-        self.release_count = 0
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def release(self) -> None:
-        self.release_count += 1
-        self._file.close()
-
-
-class Rig:
-    """A channel, the other end of its socket, and what was called back."""
-
-    def __init__(self, reader: ThreadPoolExecutor) -> None:
-        ours, self.peer = socket.socketpair()
-        self.peer.settimeout(30)
-        self.clock = ManualClock()
-        self.channel = Channel(
-            ours,
-            loop=asyncio.get_running_loop(),
-            clock=self.clock,
-            reader=reader,
-            room_bytes=ROOM,
-        )
-        self.received: list[bytes] = []
-        self.events: list[str] = []
-        self.channel.start(
-            on_data=self.received.append,
-            on_end=lambda: self.events.append("end"),
-            on_room=lambda: self.events.append("room"),
-            on_closed=lambda reason: self.events.append(f"closed: {reason}"),
-        )
-
-    async def read(self, size: int) -> bytes:
-        """Read exactly `size` bytes at the other end, in a thread."""
-        data = b""
-        while len(data) < size:
-            piece = await asyncio.to_thread(self.peer.recv, size - len(data))
-            if not piece:
-                break
-            data += piece
-        return data
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(30):
-            while not condition():
-                await asyncio.sleep(0.0005)
-
-
-def run(scenario: Callable[[Rig], Awaitable[None]]) -> None:
-    async def main() -> None:
-        with ThreadPoolExecutor(1) as reader:
-            rig = Rig(reader)
-            try:
-                await scenario(rig)
-            finally:
-                rig.channel.abort("test over")
-                rig.peer.close()
-
-    asyncio.run(main())
+from tests.net.rig import ROOM, Range, Rig, run, sorry
 
 
 def test_replies_of_one_turn_leave_in_one_write(
@@ -155,8 +79,8 @@ def test_bytes_and_ranges_keep_their_order() -> None:
     async def scenario(rig: Rig) -> None:
         first, second = Range(b"0123456789", 2, 5), Range(b"x" * 100_000)
         rig.channel.send(b"a")
-        rig.channel.send_range(b"head1:", first, substitute=b"!")
-        rig.channel.send_range(b"head2:", second, substitute=b"!")
+        rig.channel.send_range(b"head1:", first, explain=sorry)
+        rig.channel.send_range(b"head2:", second, explain=sorry)
         rig.channel.send(b"z")
         expected = b"ahead1:23456head2:" + b"x" * 100_000 + b"z"
         assert await rig.read(len(expected)) == expected
@@ -178,7 +102,7 @@ def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
     )
 
     async def scenario(rig: Rig) -> None:
-        rig.channel.send_range(b"head:", Range(b"payload"), substitute=b"!")
+        rig.channel.send_range(b"head:", Range(b"payload"), explain=sorry)
         rig.channel.send(b"after")
         assert await rig.read(17) == b"head:payloadafter"
         assert warmed == [{"position": 0, "size_bytes": 7}]
@@ -197,7 +121,7 @@ def test_a_fresh_range_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scenario(rig: Rig) -> None:
         fresh = Range(b"0123456789", 2, 5)
-        rig.channel.send_range(b"head:", fresh, substitute=b"!", is_fresh=True)
+        rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
         assert fresh.release_count == 1
         assert rig.channel.queued_bytes == 0
         assert rig.channel.statistics().sent_bytes == 10
@@ -211,7 +135,7 @@ def test_a_cached_range_leaves_at_once() -> None:
 
     async def scenario(rig: Rig) -> None:
         cached = Range(b"0123456789", 2, 5)
-        rig.channel.send_range(b"head:", cached, substitute=b"!")
+        rig.channel.send_range(b"head:", cached, explain=sorry)
         assert cached.release_count == 1
         assert rig.channel.queued_bytes == 0
         assert rig.peer.recv(100) == b"head:23456"
@@ -225,10 +149,10 @@ def test_a_fresh_range_does_not_overtake() -> None:
     async def scenario(rig: Rig) -> None:
         rig.channel.send(b"first,")
         big = Range(b"x" * (4 * 1024 * 1024))
-        rig.channel.send_range(b"a:", Range(b"1"), substitute=b"!", is_fresh=True)
+        rig.channel.send_range(b"a:", Range(b"1"), explain=sorry, is_fresh=True)
         assert rig.channel.statistics().sent_bytes == 0
         assert await rig.read(9) == b"first,a:1"
-        rig.channel.send_range(b"b:", big, substitute=b"!", is_fresh=True)
+        rig.channel.send_range(b"b:", big, explain=sorry, is_fresh=True)
         assert 0 < rig.channel.queued_bytes < big.size_bytes
         assert big.release_count == 0
         rig.channel.send_now(b"last")
@@ -248,7 +172,7 @@ def test_a_fresh_range_to_a_peer_that_is_gone_calls_nothing_back() -> None:
         rig.channel.pause_reading()
         rig.peer.close()
         fresh = Range(b"payload")
-        rig.channel.send_range(b"head:", fresh, substitute=b"!", is_fresh=True)
+        rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
         assert rig.events == []
         await rig.until(lambda: rig.events)
         assert rig.events[0].startswith("closed: send failed")
@@ -270,11 +194,38 @@ def test_a_range_that_the_disk_cannot_read_becomes_its_substitute(
 
     async def scenario(rig: Rig) -> None:
         broken = Range(b"payload")
-        rig.channel.send_range(b"head:", broken, substitute=b"sorry")
+        rig.channel.send_range(b"head:", broken, explain=sorry)
         rig.channel.send(b"after")
-        assert await rig.read(10) == b"sorryafter"
+        expected = b"sorry: [Errno 5] Input/output errorafter"
+        assert await rig.read(len(expected)) == expected
         assert broken.release_count == 1
         await rig.until(lambda: rig.channel.queued_bytes == 0)
+
+    run(scenario)
+
+
+def test_a_file_is_opened_by_a_reader_thread() -> None:
+    """Whatever is known of its pages: the directory may be on a disk that hangs."""
+
+    async def scenario(rig: Rig) -> None:
+        threads: list[str] = []
+
+        class Closed(Range):
+            is_open = False
+
+            def open(self) -> None:
+                threads.append(threading.current_thread().name)
+                super().open()
+
+        fresh = Closed(b"payload")
+        rig.channel.send_range(b"head:", fresh, explain=sorry, is_fresh=True)
+        assert await rig.read(12) == b"head:payload"
+        again = Range(b"more")
+        rig.channel.send_range(b"head:", again, explain=sorry, is_fresh=True)
+        assert await rig.read(9) == b"head:more"
+        assert len(threads) == 1
+        assert threads[0] != threading.main_thread().name
+        assert rig.channel.statistics().cold_range_count == 1
 
     run(scenario)
 
@@ -284,7 +235,7 @@ def test_a_range_that_is_shorter_than_promised_ends_the_connection() -> None:
 
     async def scenario(rig: Rig) -> None:
         short = Range(b"0123456789", 0, 20)
-        rig.channel.send_range(b"head:", short, substitute=b"sorry")
+        rig.channel.send_range(b"head:", short, explain=sorry)
         await rig.until(lambda: rig.events)
         assert rig.events[-1].startswith("closed: send failed: range ends")
         assert short.release_count == 1
@@ -313,7 +264,7 @@ def test_close_after_flush_sends_everything_then_ends() -> None:
 
     async def scenario(rig: Rig) -> None:
         rig.channel.send(b"a" * 300_000)
-        rig.channel.send_range(b"head:", Range(b"payload"), substitute=b"!")
+        rig.channel.send_range(b"head:", Range(b"payload"), explain=sorry)
         rig.channel.close_after_flush("done")
         rig.channel.send(b"too late")
         data = await rig.read(1 << 20)
@@ -374,7 +325,7 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
         queued = [Range(b"payload") for _ in range(3)]
         rig.channel.send(b"x" * (4 * 1024 * 1024))
         for each in queued:
-            rig.channel.send_range(b"head:", each, substitute=b"!")
+            rig.channel.send_range(b"head:", each, explain=sorry)
         await asyncio.sleep(0.002)
         rig.channel.abort("enough")
         rig.channel.abort("again")
@@ -382,7 +333,7 @@ def test_abort_drops_what_is_queued_and_releases_ranges() -> None:
         assert [each.release_count for each in queued] == [1, 1, 1]
         assert rig.channel.queued_bytes == 0
         late = Range(b"payload")
-        rig.channel.send_range(b"head:", late, substitute=b"!")
+        rig.channel.send_range(b"head:", late, explain=sorry)
         assert late.release_count == 1
 
     run(scenario)
@@ -398,7 +349,7 @@ def test_abort_while_a_range_is_being_warmed_releases_it_once(
 
     async def scenario(rig: Rig) -> None:
         file = Range(b"payload")
-        rig.channel.send_range(b"head:", file, substitute=b"!")
+        rig.channel.send_range(b"head:", file, explain=sorry)
         await rig.until(lambda: rig.channel.statistics().cold_range_count)
         rig.channel.abort("enough")
         assert file.release_count == 0

@@ -1,13 +1,16 @@
 """Open files: few of them, and never closed under a slice."""
 
+import errno
+from concurrent.futures import Executor
 from pathlib import Path
+from threading import Barrier, Semaphore, Thread
 
 import pytest
 
 from metaq.errors import DiskError
 from metaq.model import Position, SizeBytes
 from metaq.storage.slices import OpenFiles, Slice
-from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.fs import FaultyFileSystem, Operation
 
 
 @pytest.fixture
@@ -22,7 +25,9 @@ def fs() -> FaultyFileSystem:
 
 def cut(files: OpenFiles, name: str) -> Slice:
     open_file = files.acquire(Path("/") / name)
-    return Slice(open_file, Position(2), SizeBytes(3))
+    found = Slice(open_file, Position(2), SizeBytes(3), Executor())
+    found.open()
+    return found
 
 
 def test_a_file_is_opened_once_and_kept(fs: FaultyFileSystem) -> None:
@@ -63,13 +68,66 @@ def test_a_file_in_use_outlives_its_place_in_the_list(fs: FaultyFileSystem) -> N
     assert fs.open_paths() == []
 
 
-def test_a_file_that_is_missing_is_not_kept(fs: FaultyFileSystem) -> None:
-    """A failed open leaves no entry behind."""
+def test_a_file_is_opened_by_who_reads_it(fs: FaultyFileSystem) -> None:
+    """A look-up asks the disk for nothing; what failed once is tried again."""
     files = OpenFiles(fs)
+    calls = fs.calls
+    one = Slice(files.acquire(Path("/a")), Position(2), SizeBytes(3), Executor())
+    assert (fs.calls, one.is_open) == (calls, False)
+    fs.fail_at(calls + 1, errno.EMFILE)
+    with pytest.raises(DiskError, match="EMFILE"):
+        one.open()
+    assert not one.is_open
+    assert one.read() == b"aaa"
+    assert one.is_open
+    one.release()
+    files.close()
+    assert fs.open_paths() == []
+
+
+def test_two_threads_open_a_file_once(fs: FaultyFileSystem) -> None:
+    """Both wait for one open, and neither descriptor is lost."""
+    files = OpenFiles(fs)
+    slices = [
+        Slice(files.acquire(Path("/a")), Position(0), SizeBytes(1), Executor())
+        for _ in range(2)
+    ]
+    both = Barrier(2)
+    entered = Semaphore(0)
+
+    def linger(operation: Operation) -> None:
+        assert operation.name == "open"
+        entered.release()
+        # The other thread is on its way here, or waits until this one is through.
+        entered.acquire(timeout=0.05)
+
+    def open_one(one: Slice) -> None:
+        both.wait(10)
+        one.open()
+
+    fs.on_call(linger)
+    threads = [Thread(target=open_one, args=(one,)) for one in slices]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert slices[0].fileno() == slices[1].fileno()
+    for one in slices:
+        one.release()
+    fs.on_call(None)
+    files.close()
+    assert fs.open_paths() == []
+
+
+def test_a_file_that_nobody_could_open_is_forgotten(fs: FaultyFileSystem) -> None:
+    """There is nothing to close."""
+    files = OpenFiles(fs)
+    missing = files.acquire(Path("/nothing"))
     with pytest.raises(DiskError, match="ENOENT"):
-        files.acquire(Path("/nothing"))
-    assert len(files) == 0
+        missing.open()
     files.forget(Path("/nothing"))
+    missing.release()
+    assert (len(files), fs.open_paths()) == (0, [])
 
 
 def test_a_slice_is_released_once(fs: FaultyFileSystem) -> None:

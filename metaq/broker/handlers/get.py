@@ -7,6 +7,7 @@ for whatever reason, the same rows are gone through once more.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from metaq.broker.acks import Answerer
@@ -18,12 +19,11 @@ from metaq.errors import (
     ForbiddenError,
     MovedError,
     NotFoundError,
-    OffsetOutOfRangeError,
     ServerError,
     StorageError,
 )
 from metaq.model import MAX_OFFSET, Offset, SizeBytes
-from metaq.net.file_range import FileRange
+from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
 from metaq.protocol.commands import Get
 from metaq.protocol.encode import encode_result, encode_value_line
@@ -35,7 +35,7 @@ class GetAnswerer(Answerer, Protocol):
     """What a get needs of its session."""
 
     def send_range(
-        self, head: bytes, file: FileRange, *, substitute: bytes, is_fresh: bool
+        self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
         """Send a header and a range of a file; nobody looks where a fresh one is."""
         ...
@@ -106,9 +106,6 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
     try:
         if log.log_start_offset <= offset < log.high_watermark:  # 5
             return log.read(Offset(offset), size_bytes)
-    except OffsetOutOfRangeError:
-        # Retention was faster: the rows below are judged by what is there now.
-        pass
     except (StorageError, ClosedError) as error:  # 9
         count_get(context, command, is_failure=True)
         raise ServerError(
@@ -174,15 +171,29 @@ def _send(
     *,
     is_fresh: bool,
 ) -> None:
-    text = texts.put_failed(
-        context.address, command.topic, command.partition, "the disk cannot read it"
-    )
     answerer.send_range(
         encode_value_line(found.size_bytes, command.opaque),
         found,
-        substitute=encode_result(Status.SERVER_ERROR, text.encode(), command.opaque),
+        explain=partial(_explain, command, context),
         is_fresh=is_fresh,
     )
+
+
+def _explain(command: Get, context: BrokerContext, error: BaseException) -> bytes:
+    """Return the answer to a get that was counted, and whose file cannot be read."""
+    topic, partition = command.topic, command.partition
+    counters, log = context.counters, context.topics.find_log(topic, partition)
+    counters.get_failed += 1
+    if log is not None and command.offset < log.log_start_offset:
+        # Retention was faster.
+        counters.get_miss += 1
+        counters.cmd_offset += 1
+        start = str(log.log_start_offset).encode()
+        return encode_result(Status.MOVED, start, command.opaque)
+    is_told = isinstance(error, StorageError)
+    detail = str(error) if is_told else "the disk cannot read it"
+    text = texts.put_failed(context.address, topic, partition, detail)
+    return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
 
 
 def count_get(

@@ -1,0 +1,107 @@
+"""Reloads one after the other, and from a disk that hangs."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Self
+
+import pytest
+
+from metaq.broker import control
+from metaq.broker.app import Broker
+from metaq.config import load_config
+from metaq.errors import AdminError
+from metaq.fs import SystemFileSystem
+from metaq.model import SizeBytes
+from metaq.testing.broker import CONFIG, Peer
+
+WAIT_S = 10.0
+NEW = b"put new 0 5 0 907060870 1\r\nhello"
+
+
+class Disk(SystemFileSystem):
+    """The configuration is read when the test lets it."""
+
+    def __init__(self, ini: Path) -> None:
+        super().__init__()
+        self._ini = ini
+        self.read_count = 0
+        self.is_asked = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def read_file(self, path: Path, max_bytes: SizeBytes) -> bytes:
+        if path == self._ini:
+            self.read_count += 1
+            self.is_asked.set()
+            assert self.may_go_on.wait(WAIT_S)
+        return super().read_file(path, max_bytes)
+
+
+class Bench:
+    """A broker with a configuration file, inside the block."""
+
+    def __init__(self, directory: Path) -> None:
+        self.ini = directory / "server.ini"
+        self.text = CONFIG.replace("{data}", str(directory / "data"))
+        self.ini.write_text(self.text)
+        self.disk = Disk(self.ini)
+        config = load_config(str(self.ini), lambda path: Path(path).read_bytes())
+        self.broker = Broker(config, fs=self.disk)
+
+    async def __aenter__(self) -> Self:
+        await self.broker.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.disk.may_go_on.set()
+        await self.broker.stop()
+
+
+def test_a_reload_from_a_disk_that_hangs_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Puts go on; the reload is given up, and the next is refused until it answers."""
+    monkeypatch.setattr(control, "CONFIG_READ_S_MAX", 0.05)
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench, Peer(bench.broker) as peer:
+            bench.ini.write_text(bench.text + "[topic=new]\n")
+            reload = asyncio.create_task(bench.broker.control.reload())
+            await asyncio.to_thread(bench.disk.is_asked.wait, WAIT_S)
+            assert b"do not accept topic new" in await peer.ask(NEW)
+            with pytest.raises(AdminError, match="does not give the configuration"):
+                await reload
+            with pytest.raises(AdminError, match="earlier reload still waits"):
+                await bench.broker.control.reload()
+            assert "earlier reload" in bench.broker.control.status().reload_error
+            assert bench.disk.read_count == 1
+            bench.disk.may_go_on.set()
+            async with asyncio.timeout(WAIT_S):
+                while bench.broker.control.status().reload_error:
+                    try:
+                        await bench.broker.control.reload()
+                    except AdminError:
+                        await asyncio.sleep(0.01)
+            assert (await peer.ask(NEW)).startswith(b"result 200 ")
+
+    asyncio.run(scenario())
+
+
+def test_reloads_at_once_end_with_the_last_file(tmp_path: Path) -> None:
+    """A slow one does not put back what a later one has read."""
+
+    async def scenario() -> None:
+        async with Bench(tmp_path) as bench:
+            one = asyncio.create_task(bench.broker.control.reload())
+            await asyncio.to_thread(bench.disk.is_asked.wait, WAIT_S)
+            two = asyncio.create_task(bench.broker.control.reload())
+            await asyncio.sleep(0)
+            assert bench.disk.read_count == 1
+            bench.ini.write_text(bench.text + "[topic=new]\n")
+            bench.disk.may_go_on.set()
+            await one
+            await two
+            assert "new" in bench.broker.context.config.topics
+            assert bench.broker.control.status().reload_count == 2
+
+    asyncio.run(scenario())
