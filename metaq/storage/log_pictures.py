@@ -6,6 +6,7 @@ nothing of them may go while somebody has to look at the damage.
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from metaq.config import BrokerConfig
@@ -42,7 +43,8 @@ def picture_directory(
         if log.log_id.topic not in topics:
             policy = replace(policy, age_ms=_FOR_EVER_MS)
         sealed, active = log.segments.sealed, log.readable_active()
-        pictures.append(LogPicture(log.log_id, log, sealed, active, policy))
+        stopped = partial(_is_stopped, log)
+        pictures.append(LogPicture(log.log_id, log, sealed, active, policy, stopped))
     return DirectoryPicture(
         directory.path,
         tuple(pictures),
@@ -50,6 +52,10 @@ def picture_directory(
         config.limits.data_dir_bytes_max,
         directory.take_offline,
     )
+
+
+def _is_stopped(log: PartitionLog) -> bool:
+    return log.state in {LogState.STOPPED, LogState.OFFLINE}
 
 
 def scrub_targets(logs: Iterable[PartitionLog]) -> tuple[ScrubTarget, ...]:

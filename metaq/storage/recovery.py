@@ -42,6 +42,7 @@ import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -65,11 +66,13 @@ from metaq.storage.span_index import (
     NO_ID,
     SpanIndex,
     SpanIndexWriter,
+    Totals,
     read_index,
     read_totals,
     spans_path,
     write_index,
 )
+from metaq.storage.unreadable import without_index
 from metaq.storage.walk import MTIME_LAG_MS, walk_records
 
 logger = logging.getLogger(__name__)
@@ -298,7 +301,8 @@ def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
 
 def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:
     """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
-    index = read_index(fs, segment.path, segment.base_offset)
+    read = partial(read_index, fs, segment.path, segment.base_offset)
+    index = without_index(read, None)
     if index is None:
         index = SpanIndex(segment.base_offset)
     # A disk without room, or a power cut in a roll, leaves an index that is short.
@@ -313,7 +317,12 @@ def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> Messag
 
 def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
     """Return the records of sealed segments, as far as they have an index."""
-    return sum(read_totals(fs, s.path, s.base_offset).record_count for s in segments)
+    count = 0
+    for segment in segments:
+        read = partial(read_totals, fs, segment.path, segment.base_offset)
+        nothing = Totals(segment.base_offset, 0, None)
+        count += without_index(read, nothing).record_count
+    return count
 
 
 # -- pass 5: the torn tail ------------------------------------------------------------

@@ -7,8 +7,9 @@ never touches a log: what it removed it posts to the loop. Runs never overlap.
 A segment stays in its log until its file is gone; a get that comes in between is told
 that the log starts behind it. An action that fails ends the run for its log: segments
 go in order or not at all. A stop waits for the run, which ends between two actions, or
-within one that compresses; that segment then stays. Keep in step: `retention.py` (the
-plan), `retire.py`.
+within one that compresses; that segment then stays. A log that is stopped meanwhile
+keeps all that it has from that moment on: somebody has to look at the damage. Keep in
+step: `retention.py` (the plan), `retire.py`.
 """
 
 import logging
@@ -20,7 +21,7 @@ from typing import Final, Protocol
 
 from metaq.clock import Clock
 from metaq.config import DeletePolicy
-from metaq.errors import ClosedError, DiskError, StorageError
+from metaq.errors import ClosedError, DiskError, LogOfflineError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Millis, SizeBytes
 from metaq.storage.appender import Post
@@ -64,6 +65,8 @@ class LogPicture:
     """The segment that stays."""
     policy: DeletePolicy
     """Age and what becomes of a segment."""
+    is_stopped: Callable[[], bool]
+    """Tells on any thread whether nothing may go any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +201,7 @@ class Retention:
                     self._fs,
                     segment,
                     log.policy,
-                    require_wanted=self._require_wanted,
+                    require_wanted=partial(self._require_wanted, log),
                 )
             except ClosedError:
                 return
@@ -219,10 +222,18 @@ class Retention:
             retired.append(segment)
             self._tell(log, segment, action.reason)
 
-    def _require_wanted(self) -> None:
-        """Raise ClosedError when somebody waits for the run to end."""
+    def _require_wanted(self, log: LogPicture) -> None:
+        """Raise ClosedError when somebody waits for the run to end.
+
+        Raises:
+            LogOfflineError: the log was stopped.
+        """
         if self._is_stopping:
             raise ClosedError("the logs are being closed")
+        if log.is_stopped():
+            raise LogOfflineError(
+                f"partition {log.log_id} was stopped, its segments stay"
+            )
 
     def _tell(self, log: LogPicture, segment: Segment, reason: Reason) -> None:
         """Report a segment that is gone to its log."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,14 @@ from metaq.fs import AppendFile, FileSystem, ReadFile
 from metaq.model import Millis, Position, SizeBytes
 from metaq.storage.damage import damage_in_spans
 from metaq.storage.segment import Segment
-from metaq.storage.span_index import Span, read_index, read_totals, spans_path
+from metaq.storage.span_index import (
+    Span,
+    Totals,
+    read_index,
+    read_totals,
+    spans_path,
+)
+from metaq.storage.unreadable import without_index
 
 ARCHIVE_SUFFIX: Final = ".arc"
 ZIP_SUFFIX: Final = ".zip"
@@ -53,9 +61,10 @@ def age_facts(fs: FileSystem, segment: Segment) -> AgeFacts:
     """Return the age and record count of a sealed segment, from index and file.
 
     Raises:
-        StorageError: The disk refused a read.
+        StorageError: The system refused something.
     """
-    totals = read_totals(fs, segment.path, segment.base_offset)
+    read = partial(read_totals, fs, segment.path, segment.base_offset)
+    totals = without_index(read, Totals(segment.base_offset, 0, None))
     mtime_ms = fs.mtime_ms(segment.path)
     is_whole = totals.end_offset == segment.end_offset
     newest = totals.newest_append_ms if is_whole else None
@@ -80,8 +89,8 @@ def retire_segment(
         segment: A sealed segment that no reader can find any more; open files of it
             stay readable.
         policy: What becomes of it; its age is not asked.
-        require_wanted: Called again and again while it is compressed; what it raises
-            ends that.
+        require_wanted: Called before anything goes, and again and again while it is
+            compressed; what it raises ends that.
 
     Raises:
         ClosedError: `require_wanted` raised it; the segment stays.
@@ -92,6 +101,7 @@ def retire_segment(
 
     Durability: what is gone on return stays gone, and an archive is whole.
     """
+    require_wanted()
     if policy.kind is DeleteKind.DELETE:
         fs.unlink(segment.path)
     elif policy.is_compressed:
@@ -117,6 +127,7 @@ def _write_zip(
     try:
         _refuse_damage(fs, source, segment, require_wanted)
         _compress(fs, source, segment.path.name, temporary, require_wanted)
+        require_wanted()
         fs.rename(temporary, archive)
     except (StorageError, ClosedError):
         # The error that matters is on its way; a leftover goes at the next start.

@@ -10,7 +10,8 @@ or reads; `run_step` reads and knows nothing but its step:
     scrub.finish_step(step, result, monotonic_s)       the owner's thread
 
 Damage goes to `on_damage`, which stops the log. A sealed segment without a whole span
-index (a Java broker wrote it, or a disk was full) gets one from what was read.
+index (a Java broker wrote it, a disk was full, or does not give it any more) gets one
+from what was read: damage to an index is none to the log.
 
 A pass does not begin at the same segment every time: the first one after a start is
 chosen by the clock, so that a broker that is restarted often does not leave out the
@@ -22,6 +23,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from metaq.errors import DiskError, NoSpaceError
@@ -36,6 +38,7 @@ from metaq.storage.span_index import (
     read_index,
     write_index,
 )
+from metaq.storage.unreadable import is_unreadable, without_index
 
 logger = logging.getLogger(__name__)
 
@@ -266,11 +269,11 @@ class Scrub:
 def run_step(fs: FileSystem, step: Step) -> StepResult:
     """Read and check; blocks.
 
-    A segment that is gone was deleted by retention: it is done. A read that the disk
-    refuses is damage: the bytes are there and cannot be had.
+    A segment that is gone was deleted by retention: it is done. One that the disk
+    cannot read is damage: the bytes are there and cannot be had.
 
     Raises:
-        DiskError: The disk refused something other than a read.
+        DiskError: The system refused something; nothing is known about the disk.
     """
     segment = step.target.segment
     try:
@@ -278,7 +281,7 @@ def run_step(fs: FileSystem, step: Step) -> StepResult:
     except DiskError as error:
         if error.errno_name == "ENOENT":
             return StepResult(segment.end_offset, SizeBytes(0), (), None, ())
-        if error.operation != "read":
+        if not is_unreadable(error):
             raise
         damage = Damage(segment.path, step.start, segment.end_offset, str(error))
         size = SizeBytes(segment.end_offset - step.start)
@@ -294,7 +297,11 @@ def _check(fs: FileSystem, step: Step) -> StepResult:
     is_completing = step.target.is_sealed and bool(step.made)
     if index is None or (index.end_offset <= step.start and not is_completing):
         # That of a segment that was active when it was read has grown since.
-        index = read_index(fs, segment.path, segment.base_offset)
+        index = without_index(
+            partial(read_index, fs, segment.path, segment.base_offset),
+            None,
+            is_told=step.start == segment.base_offset,
+        )
         index = _durable_part(index or SpanIndex(segment.base_offset), segment)
     file = fs.open_read(segment.path)
     try:

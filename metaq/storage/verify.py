@@ -31,6 +31,7 @@ from metaq.storage.span_index import (
     read_index,
     spans_path,
 )
+from metaq.storage.unreadable import is_unreadable
 from metaq.storage.walk import WINDOW_BYTES
 
 PART_BYTES: Final = 8 << 20
@@ -198,7 +199,7 @@ class _Verification:
             try:
                 self._check_segment(log_id, segment, is_active=is_active)
             except DiskError as error:
-                if error.operation == "read":
+                if is_unreadable(error):
                     # A bad sector: name it, and go on with what can be read.
                     self._add(FindingKind.DAMAGE, log_id, segment.path, str(error))
                 elif not (self._in_use and error.errno_name == "ENOENT"):
@@ -207,10 +208,15 @@ class _Verification:
     def _check_segment(
         self, log_id: LogId, segment: Segment, *, is_active: bool
     ) -> None:
-        index = read_index(self._fs, segment.path, segment.base_offset)
-        if not (self._in_use and is_active):
-            self._check_index(log_id, segment, index)
-        index = index or SpanIndex(segment.base_offset)
+        is_settled = not (self._in_use and is_active)
+        try:
+            index = self._read_index(log_id, segment, is_settled=is_settled)
+        except DiskError as error:
+            if not is_unreadable(error):
+                raise
+            path = spans_path(segment.path, segment.base_offset)
+            self._add(FindingKind.INDEX, log_id, path, str(error))
+            index = SpanIndex(segment.base_offset)
         file = self._fs.open_read(segment.path)
         try:
             # Asked now: an index that grew meanwhile belongs to a file that did.
@@ -279,6 +285,15 @@ class _Verification:
         self._checked_bytes += segment.end_offset - start
         checked = SizeBytes(self._checked_bytes)
         self._on_progress(Progress(log_id, segment.path, checked))
+
+    def _read_index(
+        self, log_id: LogId, segment: Segment, *, is_settled: bool
+    ) -> SpanIndex:
+        """Return what is believed of an index; a settled one is compared with that."""
+        index = read_index(self._fs, segment.path, segment.base_offset)
+        if is_settled:
+            self._check_index(log_id, segment, index)
+        return index or SpanIndex(segment.base_offset)
 
     def _check_index(
         self, log_id: LogId, segment: Segment, index: SpanIndex | None

@@ -23,7 +23,7 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.segment import Damage
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem
+from metaq.testing.fs import FaultyFileSystem, Operation
 from metaq.testing.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of
 
@@ -62,6 +62,19 @@ def run(bench: StorageBench, *topics: str) -> RetentionReport:
 
 def hours(count: int) -> DeletePolicy:
     return DeletePolicy(DeleteKind.DELETE, count * HOUR_S * 1000)
+
+
+class WatchedDisk(FaultyFileSystem):
+    """Tells when a zip is begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_zip: Callable[[], None] = lambda: None
+
+    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+        if create and path.name.endswith(".zip.tmp"):
+            self.on_zip()
+        return super().open_append(path, create=create)
 
 
 @pytest.fixture
@@ -139,6 +152,67 @@ def test_a_stopped_log_is_not_touched(fs: FaultyFileSystem, clock: ManualClock) 
     log.on_damage(Damage(log.segments.first.path, Offset(0), None, "rot"))
     clock.advance_s(5 * HOUR_S)
     assert run(bench, "test").segment_count == 0
+    bench.close()
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_log_that_is_stopped_meanwhile_keeps_the_rest(
+    clock: ManualClock, is_compressed: bool
+) -> None:
+    """What the scrub found while a run is under way is left to be looked at."""
+    fs = WatchedDisk()
+    fs.make_directory(DATA.parent)
+    kind = DeleteKind.ARCHIVE if is_compressed else DeleteKind.DELETE
+    policy = replace(hours(1), kind=kind, is_compressed=is_compressed)
+    bench = opened(fs, clock, policy)
+    log = log_of(bench)
+    fill(bench, log, 3)
+    clock.advance_s(5 * HOUR_S)
+    second = log.segments.sealed[1].path
+    damage = Damage(second, Offset(100), None, "rot")
+
+    def stop(operation: Operation) -> None:
+        # Behind the first segment; or, where a copy is made, in the middle of it.
+        if operation.path.name.startswith(second.stem if is_compressed else "0" * 20):
+            bench.manager.on_damage(LOG, damage)
+            fs.on_call(None)
+
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    fs.on_call(lambda each: stop(each) if each.name in {"write", "unlink"} else None)
+    report = job()
+    bench.run()
+    assert report.segment_count == 1
+    assert "was stopped, its segments stay" in report.failures[0]
+    assert fs.exists(second)
+    assert fs.exists(log.segments.sealed[-1].path)
+    assert not [n for n in fs.list_directory(DATA / "test-0") if n.endswith(".tmp")]
+    assert log.log_start_offset == 100
+    bench.close()
+
+
+def test_an_index_that_the_disk_cannot_read_costs_a_start_and_retention_nothing(
+    fs: FaultyFileSystem, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The age of its segment is that of the file; the other segments do not notice."""
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 3)
+    bench.close()
+    lost = DATA / "test-0" / f"{100:020d}.spans"
+
+    def refuse(operation: Operation) -> None:
+        if operation.path == lost and operation.name == "read":
+            raise OSError(errno.EIO, "bad sector")
+
+    fs.on_call(refuse)
+    bench = opened(fs, clock, hours(1))
+    assert log_of(bench).state is LogState.OPEN
+    assert log_of(bench).record_count == 2
+    assert f"{lost} error=EIO" in caplog.text
+    clock.advance_s(5 * HOUR_S)
+    fs.set_wall_ms(clock.wall_ms())
+    report = run(bench, "test")
+    assert (report.segment_count, report.failures) == (3, ())
     bench.close()
 
 
@@ -224,19 +298,6 @@ def test_closing_waits_for_a_run(fs: FaultyFileSystem, clock: ManualClock) -> No
     assert closed == [True]
     opened(fs, clock, hours(1)).close()
     assert bench.manager.begin_retention(["test"]) is None
-
-
-class WatchedDisk(FaultyFileSystem):
-    """Tells when a zip is begun."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_zip: Callable[[], None] = lambda: None
-
-    def open_append(self, path: Path, *, create: bool) -> AppendFile:
-        if create and path.name.endswith(".zip.tmp"):
-            self.on_zip()
-        return super().open_append(path, create=create)
 
 
 def test_closing_does_not_wait_until_a_segment_is_compressed(

@@ -247,26 +247,50 @@ def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
         assert shell.scrub.state().passes == 1
 
 
-def test_a_read_that_the_disk_refuses_is_damage() -> None:
-    """The rest of the segment is named; the pass goes on with the next one."""
+def test_a_segment_that_the_disk_cannot_read_is_damaged(caplog) -> None:
+    """The rest of it is named; the pass goes on with the next one.
+
+    An index that it cannot read is told, and made again where nobody writes to it.
+    """
     disk = sealed_and_active()
     calls = disk.calls
     Shell(disk).run_pass(TARGETS)
-    for number in range(1, disk.calls - calls + 1):
+    for operation in disk.log[calls:]:
         trial = sealed_and_active()
+        before = content(trial, SPANS)
         shell = Shell(trial)
-        trial.fail_at(trial.calls + number, errno.EIO)
-        refused = None
-        try:
-            shell.run_pass(TARGETS)
-        except DiskError as error:
-            refused = error.operation
-        assert refused in {None, "open", "stat"}
-        if refused is None:
-            (found,) = shell.damage
-            assert "EIO" in found[1].detail
-            assert shell.scrub.state().passes == 1
+        trial.fail_at(operation.number - calls + trial.calls, errno.EIO)
+        caplog.clear()
+        shell.run_pass(TARGETS)
+        assert shell.scrub.state().passes == 1
         assert trial.open_paths() == []
+        details = [damage.detail for _log, damage in shell.damage]
+        if operation.name == "close":
+            continue
+        told = f"{operation.path} error=EIO"
+        if operation.path.suffix == ".meta":
+            (detail,) = details
+            assert told in detail
+        else:
+            assert details == []
+            assert "going on without a span index" in caplog.text
+            assert told in caplog.text
+            is_sealed = operation.path.name == SPANS
+            assert (content(trial, SPANS) != before) == is_sealed
+            totals = read_totals(trial, DIRECTORY / META, Offset(0))
+            assert totals.end_offset == len(BYTES)
+
+
+def test_what_says_nothing_about_the_disk_is_tried_again() -> None:
+    """Want of descriptors passes: the step comes again, and nothing is damaged."""
+    disk = sealed_and_active()
+    shell = Shell(disk)
+    for _ in range(2):
+        disk.fail_at(disk.calls + 1, errno.EMFILE)
+        with pytest.raises(DiskError, match="EMFILE"):
+            shell.step(TARGETS)
+    shell.run_pass(TARGETS)
+    assert (shell.damage, shell.scrub.state().passes) == ([], 1)
 
 
 def test_a_wrong_count_is_told(caplog) -> None:

@@ -151,7 +151,10 @@ def test_a_read_that_the_disk_refuses_is_a_finding() -> None:
     calls = disk.calls
     verify_directory(disk, DIRECTORY.parent, in_use=False, unsynced_bytes_max=size)
     for number in range(calls, disk.calls):
-        is_read = disk.log[number].name == "read"
+        operation = disk.log[number]
+        is_checked = operation.name == "read" or (
+            operation.name == "open" and operation.path.suffix in {".meta", ".spans"}
+        )
         trial = small()
         trial.fail_at(number + 1, errno.EIO)
         refused = None
@@ -162,10 +165,15 @@ def test_a_read_that_the_disk_refuses_is_a_finding() -> None:
         except DiskError as error:
             refused = error.operation
         assert trial.open_paths() == []
-        if is_read:
+        if is_checked and refused is None:
             assert "EIO" in str(report.findings)
-            assert report.segment_count >= 1
-        assert (refused is None) == is_read
+            assert {found.path for found in report.findings} == {operation.path}
+            is_index = operation.path.suffix == ".spans"
+            if is_index:
+                assert kinds(report) == [FindingKind.INDEX]
+                assert report.segment_count == 2
+        else:
+            assert not is_checked
 
 
 def test_names_and_holes_are_findings() -> None:
