@@ -103,6 +103,17 @@ class NoRoomError(ServerError):
     retriable = True
 
 
+class UnknownPutError(ServerError):
+    """500 to a put under which the disk failed: it may be stored, and may come again.
+
+    The text says that (docs/protocol.md "put").
+    """
+
+
+class DiskFailedError(ServerError):
+    """500 of a MetaQ 1.4 broker whose disk failed: a put may be stored all the same."""
+
+
 class UnavailableError(WireError):
     """503: no processor for this command, or the broker is shutting down."""
 

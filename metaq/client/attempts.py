@@ -23,13 +23,14 @@ from metaq.client.errors import ConnectionLostError, NotSentError, OutcomeUnknow
 from metaq.errors import (
     OUTCOME_UNKNOWN,
     ClosedError,
+    DiskFailedError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
     NoRoomError,
     RequestTimeoutError,
-    ServerError,
     UnavailableError,
+    UnknownPutError,
 )
 from metaq.model import TopicPartition
 from metaq.protocol.version import Capabilities
@@ -37,8 +38,12 @@ from metaq.protocol.version import Capabilities
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
-DISK_FAILED: Final = "] failed."
-"""How the answer of a MetaQ 1.4 broker ends when its disk failed: without a detail."""
+DOUBTS: Final = (ConnectionLostError, UnknownPutError)
+"""What leaves open whether a command was stored; it may come again."""
+
+LAST_DOUBTS: Final = (RequestTimeoutError, DiskFailedError)
+"""The same, of a command that may not: its deadline was that of the messages, so there
+is no time; or its broker will not recognise it."""
 
 REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
@@ -87,25 +92,13 @@ def on_failure(
     Returns:
         What to do, and whether it is doubtful from now on.
     """
-    if isinstance(error, ConnectionLostError) or _says_unknown(error):
+    if isinstance(error, DOUBTS):
         again = has_dedup or retry_unknown
         return (Verdict.AGAIN if again else Verdict.FAIL), True
     if isinstance(error, NEVER_LEFT + REFUSALS):
         moves = may_move and not is_doubtful
         return (Verdict.MOVE if moves else Verdict.AGAIN), is_doubtful
-    # Its deadline was that of the messages: there is no time for another attempt.
-    is_unknown = isinstance(error, RequestTimeoutError) or _says_disk_error(error)
-    return Verdict.FAIL, is_doubtful or is_unknown
-
-
-def _says_unknown(error: MetaqError) -> bool:
-    """Tell whether a broker of this package does not know if it has stored a put."""
-    return isinstance(error, ServerError) and str(error).endswith(OUTCOME_UNKNOWN)
-
-
-def _says_disk_error(error: MetaqError) -> bool:
-    """Tell whether the disk of a MetaQ 1.4 broker failed in the middle of a put."""
-    return isinstance(error, ServerError) and str(error).endswith(DISK_FAILED)
+    return Verdict.FAIL, is_doubtful or isinstance(error, LAST_DOUBTS)
 
 
 def final_error(

@@ -9,11 +9,17 @@ from itertools import pairwise
 from typing import Final, TypeAlias
 
 from metaq.client.errors import UnexpectedReplyError
-from metaq.errors import NoRoomError, ServerError, WireError
+from metaq.errors import (
+    DiskFailedError,
+    NoRoomError,
+    ServerError,
+    UnknownPutError,
+    WireError,
+)
 from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.status import Status
-from metaq.protocol.texts import says_no_room
+from metaq.protocol.texts import says_disk_failed, says_no_room, says_unknown
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
@@ -125,9 +131,18 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     text = reply.text or f"refused with status {reply.status} and no text"
     if kind is None:
         return UnexpectedReplyError(f"status {reply.status}: {text}")
-    if kind is ServerError and says_no_room(text):
+    return _server_error(text) if kind is ServerError else kind(text)
+
+
+def _server_error(text: str) -> ServerError:
+    """Return what a 500 means: to a put it may say whether that is stored."""
+    if says_unknown(text):
+        return UnknownPutError(text)
+    if says_no_room(text):
         return NoRoomError(text)
-    return kind(text)
+    if says_disk_failed(text):
+        return DiskFailedError(text)
+    return ServerError(text)
 
 
 def parse_offset(reply: Result) -> Offset:

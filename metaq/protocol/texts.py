@@ -7,6 +7,8 @@ Source: broker spec 1.2 (rule 9), 1.4, 1.5.
 
 from typing import Final
 
+from metaq.errors import OUTCOME_UNKNOWN
+
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
 )
@@ -50,6 +52,16 @@ def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") ->
 def says_no_room(text: str) -> bool:
     """Tell whether a text of `put_failed` says that there was no room for the put."""
     return f"] failed.Detail:{NO_ROOM}" in text
+
+
+def says_unknown(text: str) -> bool:
+    """Tell whether a text of `put_failed` leaves open whether the put is stored."""
+    return text.endswith(OUTCOME_UNKNOWN)
+
+
+def says_disk_failed(text: str) -> bool:
+    """Tell whether a text is that of MetaQ 1.4 after an I/O error: without a detail."""
+    return text.endswith("] failed.")
 
 
 def closed_detail(broker_id: int, partition: int) -> str:

@@ -13,6 +13,7 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     UnexpectedReplyError,
 )
+from metaq.client.replies import parse_receipt
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -23,6 +24,7 @@ from metaq.errors import (
     ServerError,
     UnavailableError,
 )
+from metaq.protocol.commands import Result
 from metaq.protocol.version import Capabilities
 from tests.client.producing import at
 
@@ -100,8 +102,11 @@ def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
     text: str, verdict: Verdict
 ) -> None:
     """The record may be there after a restart; again only where that is told apart."""
+    with pytest.raises(ServerError) as caught:
+        parse_receipt(Result(500, text.encode(), 1))
+    assert str(caught.value) == text
     assert on_failure(
-        ServerError(text),
+        caught.value,
         may_move=True,
         is_doubtful=False,
         has_dedup=True,
