@@ -72,7 +72,7 @@ from metaq.zk.znodes import BrokerAddress
 log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
-"""Threads for retention, scrub and metrics: an archive takes minutes, the rest not."""
+"""Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
 
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of what serves administrators and housekeeping."""
@@ -297,7 +297,6 @@ class Broker(Service):
             limits.http_port,
             self._control.status,
             clock=self._clock,
-            executor=self._upkeep,
             stop_timeout_s=PART_STOP_S_MAX,
         )
         await self.start_owned(server)

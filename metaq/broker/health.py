@@ -1,9 +1,10 @@
 """What is wrong with a broker, judged from one snapshot, and how it is told.
 
 `find_problems` is the only judge of health. A *failing* alarm means that puts or gets
-of some partition are refused until somebody acts; a *warning* means that everything is
-served, and that something wants a look. What an operator does about each alarm is
-told in `docs/operations.md`, kept in step by `tests/broker/test_operations_page.py`.
+of some partition are refused, or wait, until somebody acts; a *warning* means that
+everything is served, and that something wants a look. What an operator does about each
+alarm is told in `docs/operations.md`, kept in step by
+`tests/broker/test_operations_page.py`.
 """
 
 import enum
@@ -26,7 +27,7 @@ class Severity(enum.Enum):
     """How bad an alarm is."""
 
     FAILING = "failing"
-    """Puts or gets are refused until somebody acts."""
+    """Puts or gets are refused, or wait, until somebody acts."""
     WARNING = "warning"
     """Everything is served; somebody should look."""
 
@@ -36,6 +37,7 @@ class Alarm(enum.Enum):
 
     NOT_RUNNING = "not_running"
     DIRECTORY_OFFLINE = "directory_offline"
+    DIRECTORY_SILENT = "directory_silent"
     LOG_STOPPED = "log_stopped"
     LOW_SPACE = "low_space"
     NOT_REGISTERED = "not_registered"
@@ -52,6 +54,7 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
     {
         Alarm.NOT_RUNNING: Severity.FAILING,
         Alarm.DIRECTORY_OFFLINE: Severity.FAILING,
+        Alarm.DIRECTORY_SILENT: Severity.FAILING,
         Alarm.LOG_STOPPED: Severity.FAILING,
         Alarm.LOW_SPACE: Severity.FAILING,
         Alarm.NOT_REGISTERED: Severity.WARNING,
@@ -115,6 +118,8 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         if directory.offline_cause is not None:
             text = f"{directory.path} is offline: {directory.offline_cause}"
             yield Alarm.DIRECTORY_OFFLINE, text
+        elif directory.is_silent:
+            yield Alarm.DIRECTORY_SILENT, f"{directory.path} does not answer"
         elif directory.is_low_on_space:
             free_bytes = max(directory.free_bytes, 0)
             text = f"{directory.path} refuses puts, it has {free_bytes} bytes free"
@@ -220,6 +225,7 @@ def describe_directories(status: BrokerStatus) -> list[Figures]:
             "size_bytes": directory.size_bytes,
             "free_bytes": directory.free_bytes,
             "is_low_on_space": directory.is_low_on_space,
+            "is_silent": directory.is_silent,
         }
         for directory in status.directories
     ]

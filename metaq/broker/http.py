@@ -5,7 +5,8 @@
 
 Nothing can be changed through this port, and nothing is read from a request but its
 path. It is bounded like every other: connections are few, an old one gives way when
-there are too many, and a slow answer is made on a thread, not on the event loop.
+there are too many, and a slow answer is made on a thread, not on the event loop. That
+thread does nothing else: no disk may keep the metrics from whoever looks for it.
 
 The app imports this module only when `httpPort` is set: the library behind it costs
 more memory than the rest of the broker.
@@ -15,7 +16,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from concurrent.futures import Executor
 from typing import Final
 
 from aiohttp import web
@@ -31,6 +31,7 @@ from metaq.broker.status import (
 )
 from metaq.clock import Clock
 from metaq.errors import ConfigError
+from metaq.fs.helper_threads import HelperThreads
 from metaq.lifecycle import Service
 
 CONNECTION_COUNT_MAX: Final = 32
@@ -57,7 +58,6 @@ class HttpServer(Service):
         status: Callable[[], BrokerStatus],
         *,
         clock: Clock,
-        executor: Executor,
         stop_timeout_s: float,
     ) -> None:
         """Prepare a server.
@@ -67,7 +67,6 @@ class HttpServer(Service):
             port: `httpPort`; 0 lets the system pick one.
             status: makes a snapshot; called on the event loop.
             clock: tells the age of connections.
-            executor: renders metrics; not owned.
             stop_timeout_s: bound on `stop`, in seconds.
         """
         super().__init__("http", stop_timeout_s=stop_timeout_s)
@@ -75,7 +74,7 @@ class HttpServer(Service):
         self._port = port
         self._status = status
         self._clock = clock
-        self._executor = executor
+        self._renderer = HelperThreads(1, "metaq-http")
         # When each connection was opened; closed ones stay until a newcomer looks.
         self._opened: dict[web.RequestHandler, float] = {}
         self._fresh: set[web.RequestHandler] = set()
@@ -91,6 +90,8 @@ class HttpServer(Service):
         Raises:
             ConfigError: the address or port cannot be had.
         """
+        self._renderer.begin()
+        self.on_way_down("renderer", self._stop_renderer)
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.router.add_get("/health", self._on_health)
         app.router.add_get("/metrics", self._on_metrics)
@@ -129,6 +130,9 @@ class HttpServer(Service):
         self.on_way_down("port", close)
         self._port = listening.sockets[0].getsockname()[1]
         _log.info("http listening: host=%s port=%d", self._host, self._port)
+
+    async def _stop_renderer(self) -> None:
+        self._renderer.shutdown(wait=False, cancel_futures=True)
 
     # -- connections
 
@@ -172,7 +176,7 @@ class HttpServer(Service):
         # The snapshot is taken here and rendered there: it is a value.
         loop = asyncio.get_running_loop()
         body = await loop.run_in_executor(
-            self._executor, render_metrics, self._status()
+            self._renderer, render_metrics, self._status()
         )
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
 

@@ -188,6 +188,8 @@ class DirectoryStatus:
     """Puts, or the largest of them, are refused because the disk is nearly full."""
     offline_cause: str | None
     """The disk error that took it offline; None while it is online."""
+    is_silent: bool
+    """Its disk hangs: nothing that is asked of it is answered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

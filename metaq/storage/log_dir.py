@@ -51,6 +51,10 @@ REST_DELAY_S: Final = 0.001
 """How long nothing has to be queued before the storage thread does what was put off:
 longer than a client takes from a reply to its next put."""
 
+SILENCE_S_MAX: Final = 30.0
+"""A storage thread that takes longer to answer waits for a disk that hangs: a group of
+the largest size on a slow disk takes less."""
+
 REFUSAL_LOG_INTERVAL_S: Final = 60.0
 """Least time between two lines about refused puts; producers may try at any rate."""
 
@@ -197,6 +201,8 @@ class LogDir:
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
         """The disk error that took it offline."""
+        self.is_silent = False
+        """Its disk hangs: the storage thread has not answered for too long."""
         self.sync_latency: Final = Histogram()
         """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
@@ -206,6 +212,8 @@ class LogDir:
         self._size_bytes_max = size_bytes_max
         self._free_bytes = SizeBytes(0)
         self._free_seen_s = float("-inf")
+        self._asked_s: float | None = None
+        """Since when a look at the free space has been under way; None: none is."""
         self._refusal_logged_s = float("-inf")
         self._lacking_bytes = 0
         self._is_disk_full = False
@@ -332,10 +340,19 @@ class LogDir:
         return self._is_disk_full or self._has_too_little_for(self._lacking_bytes)
 
     def tick(self, now_s: float, refresh_s: float) -> None:
-        """Have the free space looked at when the figure is older than `refresh_s`."""
-        if self.state is DirState.ONLINE and now_s - self._free_seen_s >= refresh_s:
-            self._free_seen_s = now_s
-            self._worker.submit(self.appender.look_at_free_space)
+        """Have the free space looked at when the figure is older than `refresh_s`.
+
+        One look at a time; one that takes too long tells of a disk that hangs.
+        """
+        if self.state is not DirState.ONLINE:
+            return
+        if self._asked_s is None:
+            if now_s - self._free_seen_s >= refresh_s:
+                self._asked_s = now_s
+                self._worker.submit(self.appender.look_at_free_space)
+        elif not self.is_silent and now_s - self._asked_s > SILENCE_S_MAX:
+            self.is_silent = True
+            _log.error("data directory does not answer: directory=%s", self.path)
 
     def close(
         self, logs: Iterable[tuple[LogWriter, AppendReceiver]], on_closed: Task
@@ -385,6 +402,10 @@ class LogDir:
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes
         self._free_seen_s = self._clock.monotonic_s()
+        self._asked_s = None
+        if self.is_silent:
+            self.is_silent = False
+            _log.warning("data directory answers again: directory=%s", self.path)
         if free_bytes - self._lacking_bytes >= self._free_bytes_min:
             self._lacking_bytes, self._is_disk_full = 0, False
 

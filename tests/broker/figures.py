@@ -97,6 +97,7 @@ DIRECTORY = DirectoryStatus(
     free_bytes=10**9,
     is_low_on_space=False,
     offline_cause=None,
+    is_silent=False,
 )
 
 HEALTHY = BrokerStatus(

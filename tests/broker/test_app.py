@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from zlib import crc32
 import pytest
 
 from metaq.broker.admin_client import call_admin
-from metaq.broker.app import Broker
+from metaq.broker.app import UPKEEP_THREADS, Broker
 from metaq.broker.registration import advertised_host, listening_host, make_snapshot
 from metaq.clock import SystemClock
 from metaq.config import load_config
@@ -410,6 +411,15 @@ def test_health_and_metrics_are_served_when_a_port_is_set(
             assert "\nmetaq_put_latency_seconds_count 3.0\n" in text
             assert re.search(r"\nmetaq_sync_latency_seconds_count [123].0\n", text)
             assert 'partition="0",topic="test"} 75.0' in text
+            # The scrub, retention and questions may all wait for a disk that hangs.
+            is_over = threading.Event()
+            for _ in range(UPKEEP_THREADS):
+                broker.context.upkeep.submit(is_over.wait)
+            try:
+                _, text = await asyncio.to_thread(fetch, f"{base}/metrics")
+                assert "metaq_put_latency_seconds_count" in text
+            finally:
+                is_over.set()
 
     run(scenario())
 

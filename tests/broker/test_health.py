@@ -47,6 +47,11 @@ CASES = [
         "data is offline: sync failed: EIO",
     ),
     (
+        status(directories=(replace(DIRECTORY, is_silent=True, is_low_on_space=True),)),
+        Alarm.DIRECTORY_SILENT,
+        "data does not answer",
+    ),
+    (
         status(logs=(STOPPED,)),
         Alarm.LOG_STOPPED,
         "test-1: checksum: file=f offset=9",

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,6 @@ class Probe:
     def __init__(self) -> None:
         self.broker: BrokerStatus = HEALTHY
         self.clock = ManualClock()
-        self.executor = ThreadPoolExecutor(1)
         self.server = self.new_server(0)
 
     def new_server(self, port: int) -> HttpServer:
@@ -34,7 +32,6 @@ class Probe:
             port,
             lambda: self.broker,
             clock=self.clock,
-            executor=self.executor,
             stop_timeout_s=30,
         )
 
@@ -63,7 +60,6 @@ def with_server(body: Callable[[Probe], Awaitable[None]]) -> None:
             await body(probe)
         finally:
             await probe.server.stop()
-            probe.executor.shutdown()
 
     asyncio.run(run())
 

@@ -227,6 +227,32 @@ def test_low_space_refuses_puts_before_the_disk_is_full(fs: FaultyFileSystem) ->
     bench.close()
 
 
+def test_a_disk_that_hangs_is_told_once_and_asked_once(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing piles up while the storage thread waits; its answer ends the alarm."""
+    clock = ManualClock()
+    bench = limited(fs, clock)
+    (directory,) = bench.manager.directories()
+    calls = fs.calls
+    for _ in range(100):
+        clock.advance_s(5)
+        bench.manager.tick(clock.monotonic_s())
+        assert directory.is_silent == ("does not answer" in caplog.text)
+    assert directory.is_silent
+    assert caplog.text.count("data directory does not answer: directory=/data") == 1
+    bench.run()
+    assert not directory.is_silent
+    assert "data directory answers again: directory=/data" in caplog.text
+    assert fs.calls == calls + 1
+    for _ in range(100):
+        clock.advance_s(5)
+        bench.manager.tick(clock.monotonic_s())
+        bench.run()
+    assert caplog.text.count("does not answer") == 1
+    bench.close()
+
+
 def test_a_directory_is_low_for_the_size_that_was_refused(
     fs: FaultyFileSystem,
 ) -> None:
