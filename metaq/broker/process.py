@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from metaq.broker.app import Broker
@@ -37,6 +39,7 @@ async def run_broker(
         MetaqError: it could not start, or a part of it failed later.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _take_descriptors()
     loop = asyncio.get_running_loop()
     is_over = asyncio.Event()
     broker = Broker(
@@ -70,6 +73,17 @@ async def run_broker(
     log.info("broker stopped: broker=%d", config.system.broker_id)
     if broker.failure is not None:
         raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
+
+
+def _take_descriptors() -> None:
+    """Raise the soft limit of open files to the hard one, as every broker in Java does.
+
+    The usual soft limit of 1024 is for programs that use `select`; two files of each
+    partition are open all the time.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _reload_when(is_wanted: asyncio.Event, broker: Broker) -> None:

@@ -49,6 +49,10 @@ from metaq.storage.segment import Segment
 FREE_SPACE_REFRESH_S: Final = 1.0
 """Least time between two looks at the free space; in between, written bytes count."""
 
+SIDE_SYNC_S_MAX: Final = 1.0
+"""How long the syncs of indexes and producer files may take at a stop, which is bounded
+too: thousands of partitions leave the rest of them to the kernel."""
+
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a callback on the loop's thread, in the order of the calls: what
 `loop.call_soon_threadsafe` does."""
@@ -203,8 +207,10 @@ class Appender:
         self, logs: Sequence[tuple[LogWriter, AppendReceiver]], on_closed: Task
     ) -> None:
         """Sync and close every log, or abandon them when the disk failed; a task."""
+        deadline_s = self._clock.monotonic_s() + SIDE_SYNC_S_MAX
         for writer, receiver in logs:
-            self._guarded(writer.close)
+            is_in_time = self._clock.monotonic_s() < deadline_s
+            self._guarded(partial(writer.close, syncs_side_files=is_in_time))
             if not self.is_offline:
                 self._post_progress(writer, receiver, 0)
         for writer, _receiver in logs:

@@ -311,8 +311,12 @@ class LogWriter:
         )
         return sealed.as_segment(), active.as_segment()
 
-    def close(self) -> None:
+    def close(self, *, syncs_side_files: bool = True) -> None:
         """Sync what is unsynced and close the files; a second call does nothing.
+
+        Args:
+            syncs_side_files: the index and the producer file, too; else they are as
+                durable as before, and whole unless the power goes.
 
         Raises:
             DiskError: what was not synced may be lost; the files may be open.
@@ -322,10 +326,13 @@ class LogWriter:
             self.sync()
             with _no_space_is_final():
                 if self._active.spans is not None:
-                    self._active.spans.close()
+                    self._active.spans.close(is_synced=syncs_side_files)
                 self._active.file.close()
             self._active = None
-        self._producers.close()
+        if syncs_side_files:
+            self._producers.close()
+        else:
+            self._producers.abandon()
 
     def abandon(self) -> None:
         """Close the files of an offline directory, believing and syncing nothing."""

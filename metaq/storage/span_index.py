@@ -440,23 +440,24 @@ class SpanIndexWriter:
         """
         self._finish(_encode_seal(self._end, self.record_count))
 
-    def close(self) -> None:
-        """Write what is left, sync and close, for a clean shutdown; see `seal`."""
-        self._finish(b"")
+    def close(self, *, is_synced: bool = True) -> None:
+        """Write what is left, sync if wanted, close: for a clean stop; see `seal`."""
+        self._finish(b"", is_synced=is_synced)
 
     def abandon(self) -> None:
         """Close without writing or syncing; never raises. For a directory offline."""
         with suppress(StorageError):
             self._file.close()
 
-    def _finish(self, seal: bytes) -> None:
+    def _finish(self, seal: bytes, *, is_synced: bool = True) -> None:
         try:
             with suppress(NoSpaceError):
                 self._write_open()
                 count = self._settled + len(self._open)
                 position = HEADER.size + count * ENTRY_BYTES
                 self._file.write_at(Position(position), seal)
-            self._file.sync()
+            if is_synced:
+                self._file.sync()
         finally:
             self.abandon()
 

@@ -57,6 +57,31 @@ def test_signals_during_the_start_are_obeyed_behind_it(
     assert "broker stopped: broker=0" in caplog.text
 
 
+@pytest.mark.slow
+def test_a_broker_takes_the_descriptors_that_it_may_have(tmp_path: Path) -> None:
+    """A shell's soft limit does not bound its partitions."""
+    ini = tmp_path / "server.ini"
+    ini.write_text(CONFIG.replace("{data}", str(tmp_path / "data")))
+    program = (
+        "import asyncio, os, resource, signal, sys; from pathlib import Path\n"
+        "from metaq.broker.process import run_broker\n"
+        "from metaq.config import load_config\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 300))\n"
+        "config = load_config(sys.argv[1], lambda p: Path(p).read_bytes())\n"
+        "def show(broker):\n"
+        "    print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "asyncio.run(run_broker(config, on_ready=show))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(ini)],
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == b"300 300\n"
+
+
 @pytest.mark.crash
 @pytest.mark.slow
 def test_sigterm_under_load_ends_with_0_and_loses_nothing(tmp_path: Path) -> None:

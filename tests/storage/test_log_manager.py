@@ -20,7 +20,9 @@ from metaq.storage.log_pictures import scrub_targets
 from metaq.storage.log_state import LogState
 from metaq.storage.opening import log_directory_name, parse_log_directory_name
 from metaq.storage.segment import Damage
-from metaq.testing.fs import FaultyFileSystem, keep_all
+from metaq.storage.span_index import read_index
+from metaq.testing.clock import ManualClock
+from metaq.testing.fs import FaultyFileSystem, Operation, keep_all
 from metaq.testing.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, config, content_of, log_of, opened
 
@@ -314,6 +316,39 @@ def test_a_disk_error_while_closing_fails_what_it_concerns(
     assert "error=EIO" in str(ticket.error)
     assert order == ["closed"]
     assert fs.open_paths() == []
+
+
+def test_a_stop_does_not_wait_for_the_side_files_of_thousands_of_logs(
+    fs: FaultyFileSystem,
+) -> None:
+    """Syncs end in time; what no power cut takes is whole all the same."""
+    clock = ManualClock()
+    bench = StorageBench(fs, config(), clock)
+    bench.open()
+    settings = bench.config.topic("many")
+    logs = [
+        bench.manager.get_or_create(LogId("many", number), settings)
+        for number in range(100)
+    ]
+    for log in logs:
+        bench.append(log, [b"x" * 80], Ticket())
+    bench.run()
+    synced: list[Path] = []
+
+    def take_time(operation: Operation) -> None:
+        if operation.name == "sync":
+            synced.append(operation.path)
+            clock.advance_s(0.1)
+
+    fs.on_call(take_time)
+    bench.close()
+    fs.on_call(None)
+    assert len(synced) == 10
+    assert fs.open_paths() == []
+    for log in logs:
+        index = read_index(fs, log.segments.active.path, Offset(0))
+        assert index is not None
+        assert index.end_offset == log.high_watermark
 
 
 def test_abandoning_fails_what_a_hanging_disk_never_answered(
