@@ -62,7 +62,7 @@ from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_pictures import scrub_targets
+from metaq.storage.log_pictures import ScrubbedLogs
 from metaq.storage.scrub import Scrub, run_step
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
@@ -366,8 +366,7 @@ class Broker(Service):
     def _begin_scrub_step(self) -> Work | None:
         """Return the next piece of verification, if it is due."""
         scrub, clock, fs = self._scrub, self._clock, self._fs
-        targets = scrub_targets(self._logs.logs().values())
-        step = scrub.take_step(targets, clock.monotonic_s())
+        step = scrub.take_step(ScrubbedLogs(self._logs.logs()), clock.monotonic_s())
         if step is None:
             return None
 

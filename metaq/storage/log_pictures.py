@@ -4,12 +4,13 @@ Stopped logs are left out of both: nothing new can be learnt about their bytes, 
 nothing of them may go while somebody has to look at the damage.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
 
 from metaq.config import BrokerConfig
+from metaq.model import LogId
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
@@ -58,18 +59,32 @@ def _is_stopped(log: PartitionLog) -> bool:
     return log.state in {LogState.STOPPED, LogState.OFFLINE}
 
 
-def scrub_targets(logs: Iterable[PartitionLog]) -> tuple[ScrubTarget, ...]:
-    """Return every segment with durable bytes, for the scrub to choose from.
+class ScrubbedLogs:
+    """The logs as the scrub sees them. Used on the loop's thread.
 
     Logs of offline directories are left out like stopped ones: nothing about them is
     believed.
     """
-    targets = []
-    for log in logs:
-        if log.state is not LogState.OPEN:
-            continue
-        targets += [ScrubTarget(log.log_id, s, True) for s in log.segments.sealed]
+
+    def __init__(self, logs: Mapping[LogId, PartitionLog]) -> None:
+        """Show `logs`, a live view."""
+        self._logs = logs
+
+    def sizes(self) -> Mapping[LogId, int]:
+        """Return how many durable bytes each log has."""
+        return {
+            log_id: log.high_watermark - log.log_start_offset
+            for log_id, log in self._logs.items()
+            if log.state is LogState.OPEN
+        }
+
+    def targets(self, log_id: LogId) -> Sequence[ScrubTarget]:
+        """Return the segments of a log that have durable bytes, oldest first."""
+        log = self._logs.get(log_id)
+        if log is None or log.state is not LogState.OPEN:
+            return ()
+        targets = [ScrubTarget(log_id, each, True) for each in log.segments.sealed]
         active = log.readable_active()
         if active.size_bytes:
-            targets.append(ScrubTarget(log.log_id, active, False))
-    return tuple(targets)
+            targets.append(ScrubTarget(log_id, active, False))
+        return targets

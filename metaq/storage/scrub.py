@@ -5,9 +5,12 @@ begins a day after it began, or when it has ended, whichever is later. Work is c
 steps of about a second's share of the configured rate. `Scrub` decides and never waits
 or reads; `run_step` reads and knows nothing but its step:
 
-    step = scrub.take_step(targets, monotonic_s)       the owner's thread
+    step = scrub.take_step(source, monotonic_s)        the owner's thread
     result = run_step(fs, step)                        a helper thread, blocking
     scrub.finish_step(step, result, monotonic_s)       the owner's thread
+
+A pass lists the logs when it begins, and looks at the segments of one log at a time: to
+go through all of them at every step would hold up a broker with thousands of logs.
 
 Damage goes to `on_damage`, which stops the log. A sealed segment without a whole span
 index (a Java broker wrote it, a disk was full, or does not give it any more) gets one
@@ -20,11 +23,12 @@ the disk below them shows when they are read again. Keep in step: docs/storage.m
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from metaq.errors import DiskError, NoSpaceError
 from metaq.fs import FileSystem
@@ -67,6 +71,18 @@ class ScrubTarget:
     def key(self) -> _Key:
         """Return its place in the order of a pass."""
         return self.log_id, self.segment.base_offset
+
+
+class ScrubSource(Protocol):
+    """The logs that are to be checked, as they are at each call."""
+
+    def sizes(self) -> Mapping[LogId, int]:
+        """Return how many bytes of each log are to be checked."""
+        ...
+
+    def targets(self, log_id: LogId) -> Sequence[ScrubTarget]:
+        """Return its segments, oldest first; none when it is not to be checked."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +136,7 @@ class ScrubState:
     checked_bytes: SizeBytes
     """Bytes checked in this pass, or in the last one."""
     total_bytes: SizeBytes
-    """Bytes to check, as of the last step."""
+    """Bytes to check, as of the beginning of the pass."""
     damage_count: int
     """Damaged ranges found since the start."""
 
@@ -153,7 +169,9 @@ class Scrub:
         self._pass_began_s: float | None = None
         self._origin: _Key | None = None
         """Where this pass began; None between passes."""
-        self._has_wrapped = False
+        self._ahead: deque[LogId] = deque()
+        """The log at hand, and those behind it; that of the origin comes twice."""
+        self._log_count = 0
         self._next: Step | None = None
         """Going on in the segment at hand; None: the one behind `_done`."""
         self._done: _Key | None = None
@@ -162,24 +180,21 @@ class Scrub:
         self._total_bytes = 0
         self._damage_count = 0
 
-    def take_step(
-        self, targets: Sequence[ScrubTarget], monotonic_s: float
-    ) -> Step | None:
+    def take_step(self, source: ScrubSource, monotonic_s: float) -> Step | None:
         """Return the next step when it is due, or None.
 
         Args:
-            targets: All segments that are to be checked at this moment, in any order.
+            source: What is to be checked; asked only when a step is due.
             monotonic_s: Monotonic clock.
         """
-        if not self._bytes_per_s or monotonic_s < self._due_s or not targets:
+        if not self._bytes_per_s or monotonic_s < self._due_s:
             return None
-        ordered = sorted(targets, key=lambda target: target.key)
-        self._total_bytes = sum(target.segment.size_bytes for target in ordered)
         if self._origin is None:
-            self._begin_pass(ordered, monotonic_s)
-        target = self._find_target(ordered)
+            self._begin_pass(source, monotonic_s)
+        target = self._find_target(source)
         if target is None:
-            self._end_pass()
+            if self._origin is not None:
+                self._end_pass()
             return None
         bytes_max = min(STEP_BYTES_MAX, self._bytes_per_s)
         going_on = self._next
@@ -219,13 +234,21 @@ class Scrub:
             damage_count=self._damage_count,
         )
 
-    def _begin_pass(self, ordered: list[ScrubTarget], monotonic_s: float) -> None:
-        start = ordered[self._first % len(ordered)].key
+    def _begin_pass(self, source: ScrubSource, monotonic_s: float) -> None:
+        sizes = source.sizes()
+        log_ids = sorted(log_id for log_id, size in sizes.items() if size)
+        if not log_ids:
+            return
+        number, place = divmod(self._first, len(log_ids))
         self._first = 0
-        self._origin, self._has_wrapped = start, False
+        segments = source.targets(log_ids[place])
+        self._origin = segments[number % len(segments)].key
+        self._ahead = deque([*log_ids[place:], *log_ids[: place + 1]])
+        self._log_count = len(log_ids)
         self._next, self._done = None, None
         self._pass_began_s = monotonic_s
         self._checked_bytes = 0
+        self._total_bytes = sum(sizes.values())
 
     def _end_pass(self) -> None:
         assert self._pass_began_s is not None
@@ -238,32 +261,33 @@ class Scrub:
             self._damage_count,
         )
 
-    def _find_target(self, ordered: list[ScrubTarget]) -> ScrubTarget | None:
+    def _find_target(self, source: ScrubSource) -> ScrubTarget | None:
         """Return the segment to go on with; None when the pass is complete.
 
         Segments may have come and gone since the last step.
         """
-        assert self._origin is not None
-        while True:
-            for target in ordered:
-                if self._has_wrapped and target.key >= self._origin:
-                    return None
+        while self._ahead:
+            for target in source.targets(self._ahead[0]):
                 if self._is_ahead(target):
                     return target
-            if self._has_wrapped:
-                return None
-            self._has_wrapped, self._next, self._done = True, None, None
+            self._ahead.popleft()
+            self._next, self._done = None, None
+        return None
 
     def _is_ahead(self, target: ScrubTarget) -> bool:
-        """Tell whether a segment with bytes to check lies ahead in the order."""
-        if not target.segment.size_bytes:
-            return False
-        if self._next is not None:
-            return target.key >= self._next.target.key
-        if self._done is not None:
-            return target.key > self._done
+        """Tell whether a segment of the log at hand has bytes, and is yet to come."""
         assert self._origin is not None
-        return self._has_wrapped or target.key >= self._origin
+        key = target.key
+        if key[0] == self._origin[0]:
+            # At first what lies behind the origin, at last what lies before it.
+            is_first = len(self._ahead) > self._log_count
+            if is_first != (key >= self._origin):
+                return False
+        if self._next is not None and key < self._next.target.key:
+            return False
+        if self._done is not None and key <= self._done:
+            return False
+        return target.segment.size_bytes > 0
 
 
 def run_step(fs: FileSystem, step: Step) -> StepResult:

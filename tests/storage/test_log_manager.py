@@ -16,7 +16,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_pictures import scrub_targets
+from metaq.storage.log_pictures import ScrubbedLogs
 from metaq.storage.log_state import LogState
 from metaq.storage.opening import log_directory_name, parse_log_directory_name
 from metaq.storage.segment import Damage
@@ -465,14 +465,18 @@ def test_the_scrub_gets_what_is_durable_and_stops_what_is_damaged(
     bench.append(log_of(bench, OTHER), [b"x"], Ticket())
     bench.run()
     bench.append(log_of(bench, OTHER), [b"in flight"], Ticket())
+    source = ScrubbedLogs(bench.manager.logs())
+    assert source.sizes() == {LOG: 120, OTHER: 21}
     assert [
         (t.log_id, t.segment.base_offset, t.segment.size_bytes, t.is_sealed)
-        for t in scrub_targets(bench.manager.logs().values())
+        for log_id in (LOG, OTHER)
+        for t in source.targets(log_id)
     ] == [(LOG, 0, 60, True), (LOG, 60, 60, True), (OTHER, 0, 21, False)]
     damage = Damage(Path("x"), Offset(0), Offset(60), "rot")
     bench.manager.on_damage(LOG, damage)
     bench.manager.on_damage(LogId("gone", 0), damage)
     assert log_of(bench).state is LogState.STOPPED
-    assert [t.log_id for t in scrub_targets(bench.manager.logs().values())] == [OTHER]
+    assert source.sizes() == {OTHER: 21}
+    assert source.targets(LOG) == source.targets(LogId("gone", 0)) == ()
     bench.close()
     bench.manager.on_damage(LOG, damage)

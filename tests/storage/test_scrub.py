@@ -1,6 +1,7 @@
 """The scrub: what it checks and when, what it finds, the indexes that it makes."""
 
 import errno
+from dataclasses import replace
 
 import pytest
 
@@ -37,6 +38,27 @@ def target(
     return ScrubTarget(log, Segment(path, Offset(base), SizeBytes(size)), sealed)
 
 
+class Source:
+    """Segments, in any order, as the logs that they are of; counts what is asked."""
+
+    def __init__(self, targets: list[ScrubTarget]) -> None:
+        self.by_log: dict[LogId, list[ScrubTarget]] = {}
+        for each in sorted(targets, key=lambda target: target.key):
+            self.by_log.setdefault(each.log_id, []).append(each)
+        self.asked: list[LogId | None] = []
+
+    def sizes(self) -> dict[LogId, int]:
+        self.asked.append(None)
+        return {
+            log_id: sum(each.segment.size_bytes for each in targets)
+            for log_id, targets in self.by_log.items()
+        }
+
+    def targets(self, log_id: LogId) -> list[ScrubTarget]:
+        self.asked.append(log_id)
+        return self.by_log.get(log_id, [])
+
+
 class Shell:
     """What the housekeeping does: ask, run, report; time passes as it is due."""
 
@@ -53,7 +75,8 @@ class Shell:
         self.steps: list[tuple[str, int, int]] = []
 
     def step(self, targets: list[ScrubTarget]) -> bool:
-        step = self.scrub.take_step(targets, self.now)
+        self.source = Source(targets)
+        step = self.scrub.take_step(self.source, self.now)
         if step is None:
             return False
         result = run_step(self.disk, step)
@@ -245,6 +268,29 @@ def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
         assert order == bases[start:] + bases[:start]
         assert shell.scrub.state().checked_bytes == 360
         assert shell.scrub.state().passes == 1
+
+
+def test_a_step_looks_at_one_log() -> None:
+    """However many there are; all have their turn, and nobody is asked in between."""
+    disk = sealed_and_active()
+    logs = [LogId("test", number) for number in range(50)]
+    targets = [
+        replace(each, log_id=log_id) for log_id in reversed(logs) for each in TARGETS
+    ]
+    for first in (0, 7, 99, 1234):
+        shell = Shell(disk, first=first)
+        assert shell.step(targets)
+        # The list, and the log that the pass begins with.
+        assert len(shell.source.asked) == 3
+        while shell.step(targets):
+            assert len(shell.source.asked) <= 2
+        checked = [(log, start) for log, start, _end in shell.steps]
+        assert len(checked) == len(set(checked))
+        assert {log for log, _ in checked} >= {f"{log_id}:0" for log_id in logs}
+        assert shell.scrub.state().checked_bytes == 330 * len(logs)
+        assert shell.scrub.state().passes == 1
+        assert not shell.step(targets)
+        assert shell.source.asked == []
 
 
 def test_a_segment_that_the_disk_cannot_read_is_damaged(caplog) -> None:
