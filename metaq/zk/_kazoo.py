@@ -393,7 +393,15 @@ class KazooCoordinator:
         request = partial(
             self._client.create_async, path, data, ephemeral=True, makepath=True
         )
-        await self._ask("create", path, request, bool, deadline_s)
+        try:
+            await self._ask("create", path, request, bool, deadline_s)
+        except NoNodeError as error:
+            # kazoo makes parents, and of the root itself no more than the last step.
+            root = self._client.chroot
+            if not root:
+                raise
+            text = f"{error}; create {root} of zk.zkConnect first"
+            raise NoNodeError(text) from error
 
     async def set_or_create(self, path: str, data: bytes, *, deadline_s: float) -> None:
         """Write a persistent node, creating it and its parents as needed."""

@@ -180,10 +180,11 @@ class BrokerRegistry:
                 await self._first
         except TimeoutError:
             log.warning(
-                "registration pending, zookeeper does not answer; the broker serves"
-                " and registers later: broker=%s session=%s",
+                "registration pending; the broker serves and registers later:"
+                " broker=%s session=%s error=%s",
                 snapshot.role,
                 self._coordinator.status.state.value,
+                self._last_error or "no answer in time",
             )
             return False
         finally:

@@ -15,6 +15,7 @@ from metaq.testing.ports import reserved_port
 from metaq.testing.proxy import Proxy
 from metaq.zk import _kazoo, _kazoo_client
 from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk.errors import NoNodeError
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
 
@@ -63,6 +64,24 @@ def test_an_absent_server_is_no_error_and_logs_no_flood(
     assert {r.message for r in caplog.records} <= {
         "zookeeper session not closed in time, it will expire"
     }
+
+
+@pytest.mark.zookeeper
+@pytest.mark.slow
+def test_a_root_that_does_not_exist_is_named(zookeeper: str) -> None:
+    """It is not made, but for its last step; whoever looks for the reason finds it."""
+
+    async def scenario() -> None:
+        coordinator = coordinator_on(f"{zookeeper}/no/such")
+        coordinator.start()
+        await until(lambda: coordinator.status.state is SessionState.CONNECTED)
+        try:
+            with pytest.raises(NoNodeError, match=r"create /\S*/no/such of zk\.zkConn"):
+                await coordinator.create_ephemeral("/a/b", b"", deadline_s=in_s())
+        finally:
+            await coordinator.stop(deadline_s=in_s(1))
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.zookeeper
