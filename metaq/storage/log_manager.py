@@ -410,7 +410,8 @@ class LogManager:
     def _data_paths(self, config: BrokerConfig) -> list[Path]:
         paths = [config.system.data_path]
         paths += [topic.data_path for topic in config.topics.values()]
-        return [Path(path) for path in dict.fromkeys(paths)]
+        # A path has several spellings: a slash behind it makes it no other.
+        return list(dict.fromkeys(map(Path, paths)))
 
     def _new_directory(self, path: Path) -> LogDir:
         limits, system = self._config.limits, self._config.system

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,20 @@ def test_one_partition_in_two_data_directories_is_refused(
     with pytest.raises(StorageError, match="two data directories"):
         StorageBench(fs, settings).open()
     assert fs.open_paths() == []
+
+
+def test_a_data_directory_may_be_spelled_with_a_slash_behind_it(
+    fs: FaultyFileSystem,
+) -> None:
+    """A topic's path is compared as a path: it is not taken for another one."""
+    topic = TopicConfig(name="test", data_path=f"{DATA}/")
+    bench = StorageBench(fs, replace(config(), topics={"test": topic}))
+    bench.open()
+    ticket = Ticket()
+    bench.append(log_of(bench), [b"x"], ticket)
+    bench.run()
+    assert ticket.is_stored
+    bench.close()
 
 
 def test_a_failed_start_leaves_nothing_open(fs: FaultyFileSystem) -> None:
