@@ -106,7 +106,8 @@ class Session:
         Args:
             now_s: monotonic time.
             timeout_s: how long it may be silent, take for one frame, or leave its
-                replies unread; 0 is for ever.
+                replies unread, and how long it is answered after its end; 0 is for
+                ever.
         """
         if not timeout_s:
             return
@@ -114,8 +115,13 @@ class Session:
             self.abort("peer does not read")
         elif self._frame_since_s and now_s - self._frame_since_s > timeout_s:
             self.end("frame takes too long")
-        elif not self._owed and self._channel.idle_s(now_s) > timeout_s:
-            self.end("idle")
+        elif self._channel.idle_s(now_s) > timeout_s:
+            if self._end_reason or self._is_paused:
+                # What it is owed waits for a disk that hangs; whether the peer is
+                # still there cannot be seen while nothing is read.
+                self.abort(f"{self._end_reason or 'paused'}, and nothing moves")
+            elif not self._owed:
+                self.end("idle")
 
     @property
     def owed(self) -> int:

@@ -11,9 +11,10 @@ from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.ordered import Spooled
 from metaq.errors import ServerError
-from metaq.fs import ReadFile, SystemFileSystem
+from metaq.fs import AppendFile, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.testing.broker import CONFIG, Peer, running_broker
+from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, Operation
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
@@ -221,6 +222,13 @@ class HangingDisk(SystemFileSystem):
         self._directory = directory
         self.is_hanging = threading.Event()
         self.may_go_on = threading.Event()
+        self.hangs_in_writes = False
+
+    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+        if self.hangs_in_writes:
+            self.is_hanging.set()
+            assert self.may_go_on.wait(WAIT_S)
+        return super().open_append(path, create=create)
 
     def open_read(self, path: Path) -> ReadFile:
         if path.is_relative_to(self._directory):
@@ -253,6 +261,40 @@ def test_gets_from_a_disk_that_hangs_hold_up_nothing_else(tmp_path: Path) -> Non
             disk.may_go_on.set()
             for peer in hanging:
                 assert (await peer.read_some()).startswith(b"value 25 2\r\n")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [GET, HELLO.replace(b"test 0", b"test 1"), HELLO.replace(b"test 0", b"test 1") * 9],
+    ids=["get", "put", "as much as may be in flight"],
+)
+def test_who_gives_up_on_a_disk_that_hangs_leaves_no_connection(
+    tmp_path: Path, command: bytes
+) -> None:
+    """Clients that come again and again would take every connection there is."""
+    disk = HangingDisk(tmp_path / "data" / "test-0")
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        bounds = ("payloadBytesMax", "batchBytesMax", "connectionInFlightBytesMax")
+        settings = {"idleTimeoutMs": "100000", **dict.fromkeys(bounds, "200")}
+        async with (
+            running_broker(tmp_path / "data", settings, fs=disk, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            await peer.ask(HELLO)
+            disk.hangs_in_writes = True
+            await peer.send(command)
+            await asyncio.to_thread(disk.is_hanging.wait, WAIT_S)
+            peer.writer.write_eof()
+            for _ in range(2):
+                clock.advance_s(60)
+                await asyncio.sleep(0.01)
+                broker._check_sessions()
+            assert broker.sessions == ()
+            disk.may_go_on.set()
 
     asyncio.run(scenario())
 
