@@ -52,6 +52,11 @@ class HelperThreads(Executor):
             raise
         return self
 
+    @property
+    def is_running(self) -> bool:
+        """Tell whether a thread has begun, and calls are taken."""
+        return bool(self._threads) and not self._is_shut_down
+
     def submit(
         self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> Future[T]:

@@ -382,7 +382,7 @@ class PartitionLog:
             record_count: records that it held.
         """
         self._segments = self._segments.without(segment)
-        self._files.forget(segment.path)
+        self._files.forget(segment.path, self.log_dir.reader)
         self._record_count = max(0, self._record_count - record_count)
         self._set_bounds(log_start=self._segments.first.base_offset)
 

@@ -3,14 +3,18 @@
 import errno
 from concurrent.futures import Executor
 from pathlib import Path
-from threading import Barrier, Semaphore, Thread
+from threading import Barrier, Semaphore, Thread, current_thread
 
 import pytest
 
 from metaq.errors import DiskError
+from metaq.fs import ReadFile
+from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Position, SizeBytes
 from metaq.storage.slices import OpenFiles, Slice
 from metaq.testing.fs import FaultyFileSystem, Operation
+
+IDLE = HelperThreads(1, "idle")
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_a_file_in_use_outlives_its_place_in_the_list(fs: FaultyFileSystem) -> N
     assert held.read() == b"aaa"
     second = cut(files, "c")
     fs.unlink(Path("/c"))
-    files.forget(Path("/c"))
+    files.forget(Path("/c"), IDLE)
     assert second.read() == b"ccc"
     held.release()
     second.release()
@@ -125,7 +129,7 @@ def test_a_file_that_nobody_could_open_is_forgotten(fs: FaultyFileSystem) -> Non
     missing = files.acquire(Path("/nothing"))
     with pytest.raises(DiskError, match="ENOENT"):
         missing.open()
-    files.forget(Path("/nothing"))
+    files.forget(Path("/nothing"), IDLE)
     missing.release()
     assert (len(files), fs.open_paths()) == (0, [])
 
@@ -146,5 +150,46 @@ def test_closing_waits_for_slices_in_flight(fs: FaultyFileSystem) -> None:
     held = cut(files, "a")
     files.close()
     assert held.read() == b"aaa"
+    held.release()
+    assert fs.open_paths() == []
+
+
+@pytest.mark.parametrize("is_in_use", [False, True])
+def test_a_removed_file_is_closed_on_a_thread(
+    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch, is_in_use: bool
+) -> None:
+    """The last close of it frees its blocks; the loop has no time for that."""
+    closed_by: list[str] = []
+
+    close = ReadFile.close
+
+    def note(file: ReadFile) -> None:
+        closed_by.append(current_thread().name)
+        close(file)
+
+    files = OpenFiles(fs)
+    held = cut(files, "a")
+    if not is_in_use:
+        held.release()
+    fs.unlink(Path("/a"))
+    monkeypatch.setattr(ReadFile, "close", note)
+    with HelperThreads(1, "closer").begin() as closers:
+        files.forget(Path("/a"), closers)
+        if is_in_use:
+            assert held.read() == b"aaa"
+            held.release()
+    assert closed_by == ["closer_0"]
+    assert fs.open_paths() == []
+
+
+def test_a_removed_file_is_closed_also_when_no_thread_runs_any_more(
+    fs: FaultyFileSystem,
+) -> None:
+    """A get that ends behind the stop of the readers leaks nothing."""
+    files = OpenFiles(fs)
+    held = cut(files, "a")
+    closers = HelperThreads(1, "closer").begin()
+    files.forget(Path("/a"), closers)
+    closers.shutdown()
     held.release()
     assert fs.open_paths() == []
