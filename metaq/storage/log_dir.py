@@ -410,7 +410,7 @@ class LogDir:
             self._lacking_bytes, self._is_disk_full = 0, False
 
     def _on_offline(self, error: StorageError) -> None:
-        self.offline_cause = error
+        self.offline_cause, self.is_silent = error, False
         _log.error(
             "data directory offline until restart: directory=%s cause=%s",
             self.path,
