@@ -1,0 +1,168 @@
+"""MetaQ's Java client, as tests use it: factories, producers, listeners, consumers.
+
+A listener here is Python that Java calls on its own threads.
+"""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from tests.java.jvm import Jvm
+
+ROOT = "/meta"
+SESSION_TIMEOUT_MS = 4_000
+CONNECTION_TIMEOUT_MS = 20_000
+SYNC_MS = 200
+"""Pause between Java's attempts to rebalance; 5 s unless told."""
+SEND_TIMEOUT_MS = 20_000
+MAX_SIZE = 1 << 20
+
+
+class Received(NamedTuple):
+    """What a listener was given."""
+
+    data: bytes
+    attribute: str | None
+    partition: str
+    id: int
+
+
+class Listener:
+    """Collects what Java hands it; `fail` decides which deliveries raise."""
+
+    def __init__(self, fail: Callable[[Received], bool] = lambda _one: False) -> None:
+        self.received: list[Received] = []
+        self.executor: Any = None
+        self._fail = fail
+
+    def recieveMessages(self, message: Any) -> None:
+        one = Received(
+            bytes(message.getData()),
+            message.getAttribute(),
+            message.getPartition().toString(),
+            message.getId(),
+        )
+        self.received.append(one)
+        if self._fail(one):
+            raise ValueError("not now")
+
+    def getExecutor(self) -> Any:
+        return self.executor
+
+    @property
+    def data(self) -> list[bytes]:
+        return [one.data for one in self.received]
+
+    class Java:
+        implements = ("com.taobao.metamorphosis.client.consumer.MessageListener",)
+
+
+class Callback:
+    """Waits for the outcome of one asynchronous send."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: Any = None
+        self.is_done = threading.Event()
+
+    def onMessageSent(self, result: Any) -> None:
+        self.result = result
+        self.is_done.set()
+
+    def onException(self, error: Any) -> None:
+        self.error = error
+        self.is_done.set()
+
+    class Java:
+        implements = ("com.taobao.metamorphosis.client.producer.SendMessageCallback",)
+
+
+class JavaClient:
+    """One session factory and what was made by it. Lifecycle: a context manager."""
+
+    def __init__(self, jvm: Jvm, zookeeper: str, factory: str | None = None) -> None:
+        self.jvm = jvm
+        config = jvm.metaq.client.MetaClientConfig()
+        config.setZkConfig(
+            jvm.metaq.utils.ZkUtils.ZKConfig(
+                ROOT,
+                zookeeper,
+                SESSION_TIMEOUT_MS,
+                CONNECTION_TIMEOUT_MS,
+                SYNC_MS,
+                True,
+            )
+        )
+        if factory is None:
+            self.factory = jvm.metaq.client.MetaMessageSessionFactory(config)
+        else:
+            self.factory = getattr(jvm.metaq.client.extension, factory)(config)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.factory.shutdown()
+
+    def producer(self, *topics: str) -> Any:
+        """Return a producer that has published these topics."""
+        producer = self.factory.createProducer()
+        for topic in topics:
+            producer.publish(topic)
+        return producer
+
+    def message(self, topic: str, data: bytes, attribute: str | None = None) -> Any:
+        if attribute is None:
+            return self.jvm.metaq.Message(topic, data)
+        return self.jvm.metaq.Message(topic, data, attribute)
+
+    def send(
+        self, producer: Any, topic: str, data: bytes, attribute: str | None = None
+    ) -> Any:
+        """Send one message and wait; return Java's SendResult, whatever it says."""
+        return producer.sendMessage(
+            self.message(topic, data, attribute),
+            SEND_TIMEOUT_MS,
+            self.jvm.java.util.concurrent.TimeUnit.MILLISECONDS,
+        )
+
+    def consumer(
+        self,
+        group: str,
+        topic: str,
+        listener: Listener,
+        *,
+        max_size: int = MAX_SIZE,
+        strategy: str = "DEFAULT",
+        filter_: Any = None,
+        storage: Any = None,
+        **settings: Any,
+    ) -> Any:
+        """Subscribe to a topic, wait until Java says that it is done.
+
+        Args:
+            settings: of Java's ConsumerConfig: `MaxFetchRetries=1`.
+        """
+        config = self.jvm.metaq.client.consumer.ConsumerConfig(group)
+        config.setMaxDelayFetchTimeInMills(500)
+        config.setCommitOffsetPeriodInMills(500)
+        kinds = getattr(self.jvm.metaq.client.consumer, "LoadBalanceStrategy$Type")
+        config.setLoadBalanceStrategyType(getattr(kinds, strategy))
+        for name, value in settings.items():
+            getattr(config, f"set{name}")(value)
+        if storage is None:
+            consumer = self.factory.createConsumer(config)
+        else:
+            consumer = self.factory.createConsumer(config, storage)
+        if filter_ is None:
+            consumer.subscribe(topic, max_size, listener)
+        else:
+            consumer.subscribe(topic, max_size, listener, filter_)
+        consumer.completeSubscribe()
+        return consumer

@@ -1,0 +1,88 @@
+"""One Java machine, one ZooKeeper and one broker for most tests of this package."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from metaq.client import Client
+from metaq.testing.process import BrokerProcess
+from tests.integration.conftest import (
+    ZooKeeperServer,
+    zookeeper,
+    zookeeper_alone,
+    zookeeper_server,
+)
+from tests.java.client import JavaClient
+from tests.java.jars import CLIENT, CLIENT_EXTENSION, LOG4J, NoJarsError, find_jars
+from tests.java.jvm import Jvm
+from tests.matrix.scene import broker_arguments
+
+__all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
+
+TOPICS = dict.fromkeys(("alone", "bytes", "counted"), 1) | {"many": 5}
+"""Of the shared broker: most tests have one of their own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is here for what it is; pardon Py4J the sockets that it leaves."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.java)
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.zookeeper)
+            item.add_marker(pytest.mark.timeout(300))
+            for text in ("ignore:unclosed <socket", "ignore:.*<socket.socket fd="):
+                item.add_marker(pytest.mark.filterwarnings(text))
+
+
+@pytest.fixture(scope="session")
+def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
+    """Return a machine with MetaQ's Java client; skip where there can be none."""
+    try:
+        jars = find_jars(CLIENT, CLIENT_EXTENSION, LOG4J)
+    except NoJarsError as error:
+        pytest.skip(str(error))
+    with Jvm(jars, tmp_path_factory.mktemp("java-home")) as machine:
+        yield machine
+
+
+@pytest.fixture(scope="session")
+def java_zookeeper(zookeeper_server: ZooKeeperServer) -> str:
+    """A connection string whose root is that of the shared broker."""
+    client = KazooClient(zookeeper_server.address)
+    client.start()
+    client.ensure_path("/java")
+    client.stop()
+    client.close()
+    return f"{zookeeper_server.address}/java"
+
+
+@pytest.fixture(scope="session")
+def java_broker(
+    java_zookeeper: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BrokerProcess]:
+    """Return the broker that tests share; nobody stops it."""
+    with BrokerProcess(
+        tmp_path_factory.mktemp("java") / "broker",
+        topic="unused",
+        arguments=broker_arguments(java_zookeeper, 0, TOPICS),
+    ) as broker:
+        yield broker
+
+
+@pytest.fixture
+def java(
+    jvm: Jvm, java_zookeeper: str, java_broker: BrokerProcess
+) -> Iterator[JavaClient]:
+    """Return a Java session factory on the shared broker."""
+    with JavaClient(jvm, java_zookeeper) as client:
+        yield client
+
+
+@pytest.fixture
+def ours(java_zookeeper: str, java_broker: BrokerProcess) -> Iterator[Client]:
+    """Return a client of ours on the same broker."""
+    with Client(java_zookeeper) as client:
+        yield client
