@@ -28,6 +28,25 @@ class Received(NamedTuple):
     id: int
 
 
+class Outcome(NamedTuple):
+    """What Java's SendResult says."""
+
+    is_success: bool
+    error: str | None
+    partition: str | None
+    offset: int
+
+
+def outcome_of(result: Any) -> Outcome:
+    partition = result.getPartition()
+    return Outcome(
+        result.isSuccess(),
+        result.getErrorMessage(),
+        None if partition is None else partition.toString(),
+        result.getOffset(),
+    )
+
+
 class Listener:
     """Collects what Java hands it; `fail` decides which deliveries raise."""
 
@@ -62,17 +81,21 @@ class Callback:
     """Waits for the outcome of one asynchronous send."""
 
     def __init__(self) -> None:
-        self.result: Any = None
-        self.error: Any = None
-        self.is_done = threading.Event()
+        self._outcome: Outcome | str = ""
+        self._is_done = threading.Event()
 
     def onMessageSent(self, result: Any) -> None:
-        self.result = result
-        self.is_done.set()
+        self._outcome = outcome_of(result)
+        self._is_done.set()
 
     def onException(self, error: Any) -> None:
-        self.error = error
-        self.is_done.set()
+        self._outcome = error.toString()
+        self._is_done.set()
+
+    def wait(self) -> Outcome | str:
+        """Wait for it; return the result, or the text of Java's exception."""
+        assert self._is_done.wait(SEND_TIMEOUT_MS / 1000)
+        return self._outcome
 
     class Java:
         implements = ("com.taobao.metamorphosis.client.producer.SendMessageCallback",)
@@ -81,14 +104,21 @@ class Callback:
 class JavaClient:
     """One session factory and what was made by it. Lifecycle: a context manager."""
 
-    def __init__(self, jvm: Jvm, zookeeper: str, factory: str | None = None) -> None:
+    def __init__(
+        self,
+        jvm: Jvm,
+        zookeeper: str,
+        factory: str | None = None,
+        *,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+    ) -> None:
         self.jvm = jvm
         config = jvm.metaq.client.MetaClientConfig()
         config.setZkConfig(
             jvm.metaq.utils.ZkUtils.ZKConfig(
                 ROOT,
                 zookeeper,
-                SESSION_TIMEOUT_MS,
+                session_timeout_ms,
                 CONNECTION_TIMEOUT_MS,
                 SYNC_MS,
                 True,
@@ -124,13 +154,26 @@ class JavaClient:
 
     def send(
         self, producer: Any, topic: str, data: bytes, attribute: str | None = None
-    ) -> Any:
-        """Send one message and wait; return Java's SendResult, whatever it says."""
-        return producer.sendMessage(
+    ) -> Outcome:
+        """Send one message and wait.
+
+        Raises:
+            Py4JJavaError: what Java raised.
+        """
+        result = producer.sendMessage(
             self.message(topic, data, attribute),
             SEND_TIMEOUT_MS,
-            self.jvm.java.util.concurrent.TimeUnit.MILLISECONDS,
+            self.jvm.package("java.util.concurrent").TimeUnit.MILLISECONDS,
         )
+        return outcome_of(result)
+
+    def put(self, topic: str, *data: bytes) -> None:
+        """Send messages one after the other; each must be stored."""
+        producer = self.producer(topic)
+        for one in data:
+            outcome = self.send(producer, topic, one)
+            assert outcome.is_success, outcome.error
+        producer.shutdown()
 
     def consumer(
         self,

@@ -8,6 +8,7 @@ from kazoo.client import KazooClient
 
 from metaq.client import Client
 from metaq.testing.process import BrokerProcess
+from tests.brokers import until
 from tests.integration.conftest import (
     ZooKeeperServer,
     zookeeper,
@@ -21,7 +22,25 @@ from tests.matrix.scene import broker_arguments
 
 __all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
 
-TOPICS = dict.fromkeys(("alone", "bytes", "counted"), 1) | {"many": 5}
+TOPICS = dict.fromkeys(
+    [
+        "bytes",
+        "closed",
+        "counted",
+        "oneway",
+        "transactions",
+        "wrong",
+        "failing",
+        "rejected",
+        "small",
+        "filtered",
+        "latest",
+        "forms",
+        "filed",
+        "everybody",
+    ],
+    1,
+) | dict.fromkeys(["browsed", "rounds"], 3)
 """Of the shared broker: most tests have one of their own."""
 
 
@@ -35,6 +54,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))
             for text in ("ignore:unclosed <socket", "ignore:.*<socket.socket fd="):
                 item.add_marker(pytest.mark.filterwarnings(text))
+
+
+def until_registered(broker: BrokerProcess, times: int = 1) -> None:
+    """Wait until it has registered so often: Java looks for brokers once."""
+    until(lambda: broker.read_log().count(" registered: broker=") >= times)
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +93,7 @@ def java_broker(
         topic="unused",
         arguments=broker_arguments(java_zookeeper, 0, TOPICS),
     ) as broker:
+        until_registered(broker)
         yield broker
 
 

@@ -34,17 +34,18 @@ class Jvm:
     """A machine and the way into it. Lifecycle: a context manager."""
 
     def __init__(self, jars: Sequence[Path], home: Path) -> None:
+        self.home = home
+        """What Java takes for the directory of its user."""
         self.log = home / "java.log"
-        self._home = home
         self._jars = jars
 
     def __enter__(self) -> Self:
-        text = LOG4J_PROPERTIES.format(home=self._home)
-        (self._home / "log4j.properties").write_text(text)
-        with (self._home / "java.err").open("w") as err:
+        text = LOG4J_PROPERTIES.format(home=self.home)
+        (self.home / "log4j.properties").write_text(text)
+        with (self.home / "java.err").open("w") as err:
             port, token, self._process = launch_gateway(
-                classpath=os.pathsep.join(map(str, (self._home, *self._jars))),
-                javaopts=[f"-Xmx{HEAP_MIB}m", f"-Duser.home={self._home}"],
+                classpath=os.pathsep.join(map(str, (self.home, *self._jars))),
+                javaopts=[f"-Xmx{HEAP_MIB}m", f"-Duser.home={self.home}"],
                 java_path=find_java(),
                 redirect_stderr=err,
                 die_on_exit=True,
@@ -80,9 +81,11 @@ class Jvm:
     @property
     def metaq(self) -> Any:
         """Package `com.taobao.metamorphosis`; classes are its attributes."""
-        return self._gateway.jvm.com.taobao.metamorphosis
+        return self.package("com.taobao.metamorphosis")
 
-    @property
-    def java(self) -> Any:
-        """Package `java`."""
-        return self._gateway.jvm.java
+    def package(self, name: str) -> Any:
+        """Return a package by its whole name, as in `java.util`."""
+        found = self._gateway.jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found

@@ -16,11 +16,11 @@ MESSAGES: list[tuple[bytes, str | None]] = [
 
 
 def test_either_reads_what_either_wrote(java: JavaClient, ours: Client) -> None:
-    """Data and attributes, in order, with the same ids and offsets."""
+    """Data and attributes, in order, with the same ids."""
     producer = java.producer("bytes")
     for data, attribute in MESSAGES:
-        result = java.send(producer, "bytes", data, attribute)
-        assert result.isSuccess(), result.getErrorMessage()
+        outcome = java.send(producer, "bytes", data, attribute)
+        assert outcome.is_success, outcome.error
     with ours.producer() as own:
         own.send_many("bytes", [OutgoingMessage(*one) for one in MESSAGES])
     found = list(ours.browse("bytes"))
@@ -30,3 +30,19 @@ def test_either_reads_what_either_wrote(java: JavaClient, ours: Client) -> None:
     until(lambda: len(listener.received) >= len(found))
     assert [(one.data, one.attribute) for one in listener.received] == MESSAGES * 2
     assert [one.id for one in listener.received] == [one.id for one in found]
+
+
+def test_java_s_browser_sees_what_ours_sees(java: JavaClient, ours: Client) -> None:
+    """Partition by partition, each to its end, with what is asked for cut anywhere."""
+    with ours.producer() as own:
+        own.send_many("browsed", [b"%d" % n * 50 for n in range(200)])
+    unit = java.jvm.package("java.util.concurrent").TimeUnit.SECONDS
+    browser = java.factory.createTopicBrowser("browsed", 1000, 10, unit)
+    found = []
+    iterator = browser.iterator()
+    while iterator.hasNext():
+        found.append(bytes(iterator.next().getData()))
+    assert found == [one.data for one in ours.browse("browsed")]
+    places = [one.toString() for one in java.factory.getPartitionsForTopic("browsed")]
+    assert places == ["0-0", "0-1", "0-2"]
+    browser.shutdown()
