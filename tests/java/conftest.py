@@ -27,6 +27,7 @@ TOPICS = dict.fromkeys(
         "bytes",
         "closed",
         "counted",
+        "direct",
         "oneway",
         "transactions",
         "wrong",

@@ -9,7 +9,8 @@ from metaq.client import Client
 from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.cli.runner import run
-from tests.java.client import Callback, JavaClient, Outcome
+from tests.java.client import Callback, JavaClient, Outcome, outcome_of
+from tests.java.jvm import Jvm
 
 
 class Selector:
@@ -55,7 +56,7 @@ def test_waiting_and_not_waiting(java: JavaClient, ours: Client) -> None:
     }
 
 
-def test_one_way(jvm: Any, java_zookeeper: str, ours: Client) -> None:
+def test_one_way(jvm: Jvm, java_zookeeper: str, ours: Client) -> None:
     """What nobody waits for is stored all the same."""
     wanted = {b"%d" % number for number in range(100)}
     with JavaClient(jvm, java_zookeeper, "AsyncMetaMessageSessionFactory") as client:
@@ -64,6 +65,24 @@ def test_one_way(jvm: Any, java_zookeeper: str, ours: Client) -> None:
         for data in wanted:
             producer.asyncSendMessage(client.message("oneway", data))
         until(lambda: {one.data for one in ours.browse("oneway")} == wanted)
+
+
+def test_without_zookeeper(jvm: Jvm, java_broker: BrokerProcess, ours: Client) -> None:
+    """A client that is told a broker leaves the partition to it, and gets as well."""
+    config = jvm.metaq.client.MetaClientConfig()
+    config.setServerUrl(f"meta://127.0.0.1:{java_broker.port}")
+    factory = jvm.metaq.client.MetaMessageSessionFactory(config)
+    producer = factory.createProducer()
+    producer.publish("direct")
+    message = jvm.metaq.Message("direct", b"hello")
+    assert outcome_of(producer.sendMessage(message)) == Outcome(True, None, "-1-0", 0)
+    group = jvm.metaq.client.consumer.ConsumerConfig("direct")
+    place = jvm.metaq.cluster.Partition("0-0")
+    found = factory.createConsumer(group).get("direct", place, 0, 1000)
+    assert bytes(found.next().getData()) == b"hello"
+    assert [one.data for one in ours.browse("direct")] == [b"hello"]
+    # Without ZooKeeper the end of a factory fails in Java itself.
+    factory.getRemotingClient().stop()
 
 
 def test_a_closed_partition_is_403(
