@@ -9,11 +9,13 @@ from py4j.protocol import Py4JJavaError
 
 from metaq.assignment import Strategy, assign, string_order
 from metaq.client import ClientOptions, ConsumerOptions
+from metaq.client.layout import parse_layout
 from metaq.client.names import check_group
 from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ConfigError
 from metaq.model import (
     LocalTransactionId,
+    MessageId,
     NullTransactionId,
     TransactionId,
     XaTransactionId,
@@ -32,6 +34,8 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.encode import encode
+from metaq.record.flags import encode_payload
+from metaq.record.layout import encode_record
 from metaq.testing.strategies import (
     COUNTS,
     I32,
@@ -39,6 +43,7 @@ from metaq.testing.strategies import (
     PAYLOADS,
     transaction_ids,
 )
+from metaq.zk.paths import partition_name
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
 
@@ -219,3 +224,34 @@ def test_answers_to_gets_are_read(jvm: Jvm, value: Value) -> None:
     """Java's broker has no other way to write them than by sending a file."""
     read = read_by_java(jvm, encode(value))
     assert (bytes(read.getData()), read.getOpaque()) == (value.payload, value.opaque)
+
+
+@given(PAYLOADS, I64, I32)
+def test_records_are_alike(jvm: Jvm, payload: bytes, number: int, flag: int) -> None:
+    """Java stores the bytes that we store."""
+    put = jvm.metaq.network.PutCommand("topic", 0, payload, flag, -1, None, 0)
+    record = jvm.metaq.utils.MessageUtils.makeMessageBuffer(number, put)
+    assert bytes(record.array()) == encode_record(
+        payload, id=MessageId(number), flag=flag
+    )
+
+
+@given(st.binary(max_size=50), st.none() | st.text(max_size=20))
+def test_messages_are_read_alike(jvm: Jvm, data: bytes, attribute: str | None) -> None:
+    """Data and attribute out of a record of ours."""
+    payload, flag = encode_payload(data, attribute)
+    record = encode_record(payload, id=MessageId(7), flag=flag)
+    found = jvm.metaq.consumer.MessageIterator("topic", record).next()
+    assert (bytes(found.getData()), found.getAttribute()) == (data, attribute)
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=1))
+def test_layouts_are_read_alike(jvm: Jvm, counts: list[tuple[int, int]]) -> None:
+    """`partitionsInfo` of ordered producers; Java repeats a broker that is repeated."""
+    text = ";".join(f"{broker}:{count}" for broker, count in counts)
+    properties = jvm.package("java.util").Properties()
+    properties.setProperty("topic.num.test", text)
+    found = jvm.package("java.util").HashMap()
+    jvm.metaq.utils.DiamondUtils.getPartitions(properties, found)
+    places = dict.fromkeys(one.toString() for one in found.get("test"))
+    assert [partition_name(one) for one in parse_layout("test", text)] == list(places)
