@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, cast
 
-from metaq.client.batches import Batch, Home, Lane, Outcome, SendFuture
-from metaq.client.errors import MessageTooLargeError
+from metaq.client.batches import Batch, Home, Outcome, SendFuture
+from metaq.client.lanes import Announcer, Lane
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.room import Room
 from metaq.client.routes import Routes, unknown_topic
 from metaq.client.runs import Appending, Run, frozen, sort_runs
 from metaq.clock import Clock
-from metaq.protocol.version import Capabilities
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
-from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
+from metaq.record.layout import HEADER_BYTES
 
 BATCH_AGE_SHARE: Final = 0.1
 """A batch that cannot be sent takes messages for this share of its time-out, so no
@@ -293,19 +292,10 @@ class Accumulator:
             else:
                 self._room.on_freed(callback)
 
-    def set_limits(self, lane: Lane, capabilities: Capabilities) -> None:
+    def set_limits(self, lane: Lane, announcer: Announcer) -> None:
         """Keep a lane's batches to what its broker announced."""
-        options = self._options
-        payload_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
-        batch_max = capabilities.batch_bytes_max or options.batch_bytes_max
-        count_max = capabilities.batch_records_max or options.batch_count_max
         with self._lock:
-            lane.payload_bytes_max = payload_max
-            # A message over the payload limit is over this one too: see `_begin`.
-            lane.bytes_max = min(
-                options.batch_bytes_max, batch_max, payload_max + HEADER_BYTES
-            )
-            lane.count_max = min(options.batch_count_max, count_max)
+            lane.set_limits(self._options, announcer)
             if lane.open is not None:
                 self._room.give_back(lane.open)  # it may have reserved more than that
 
@@ -416,7 +406,7 @@ class Accumulator:
     def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
         for lane in self.routes.lanes[topic] if run.lane is None else (run.lane,):
-            _check_payload(lane, size_bytes)
+            lane.check(size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
             self._room.refuse(size_bytes, 1)
 
@@ -435,7 +425,7 @@ class Accumulator:
         if lane.open is not None:
             self._room.give_back(lane.open)
         self._room.check(size_bytes, message_count)
-        _check_payload(lane, largest_bytes)
+        lane.check(largest_bytes)
         batch = lane.open
         if (
             batch is None
@@ -480,12 +470,3 @@ class Accumulator:
             self._loop.call_soon(self._on_ready)
         else:
             self._loop.call_soon_threadsafe(self._on_ready)
-
-
-def _check_payload(lane: Lane, size_bytes: int) -> None:
-    payload_bytes = size_bytes - HEADER_BYTES
-    if payload_bytes > lane.payload_bytes_max:
-        raise MessageTooLargeError(
-            f"message: {lane.partition} takes at most {lane.payload_bytes_max} bytes,"
-            f" got {payload_bytes}"
-        )

@@ -34,6 +34,7 @@ from metaq.errors import (
 )
 from metaq.model import TopicPartition
 from metaq.protocol.version import Capabilities
+from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
@@ -132,7 +133,8 @@ def plan_spans(
         capabilities: of the broker.
 
     Returns:
-        Spans, one behind the other. A record above the broker's batch limit is a put.
+        Spans, one behind the other. A record above the broker's batch limit is a put,
+        and so is one above its limit of payloads: refused, it takes no other with it.
     """
     if not capabilities.has_mput:
         return [Span(at, at + 1, is_mput=False) for at in range(first, end)]
@@ -146,6 +148,21 @@ def plan_spans(
             limit = ends[first] + bytes_max
             stop = max(first + 1, bisect_right(ends, limit, first, stop + 1) - 1)
             fits = ends[stop] <= limit
+        refused = _first_refused(ends, first, stop, capabilities.payload_bytes_max)
+        if refused is not None:
+            stop, fits = max(first + 1, refused), fits and refused > first
         spans.append(Span(first, stop, is_mput=fits))
         first = stop
     return spans
+
+
+def _first_refused(
+    ends: Sequence[int], first: int, stop: int, payload_bytes_max: int | None
+) -> int | None:
+    """Return the first message whose payload is over a limit; None: there is none."""
+    limit = HEADER_BYTES + (payload_bytes_max or PAYLOAD_BYTES_MAX)
+    if ends[stop] - ends[first] <= limit:
+        return None  # nearly always: the limits of batches are lower
+    return next(
+        (at for at in range(first, stop) if ends[at + 1] - ends[at] > limit), None
+    )

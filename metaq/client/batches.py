@@ -16,7 +16,6 @@ import contextlib
 import os
 import threading
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, repeat
@@ -25,12 +24,11 @@ from typing import Any, Final, NamedTuple, overload
 from zlib import crc32
 
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
-from metaq.client.options import ProducerOptions
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.ids import id_after
-from metaq.record.layout import HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
+from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform
 
 _UNIFORM_COUNT_MIN: Final = 8
@@ -274,31 +272,6 @@ class Batch:
         if end - first < len(payloads):
             payloads = payloads[first:end]
         return encode_records(payloads, flags)
-
-
-class Lane:
-    """The batches of one partition that nobody has taken yet.
-
-    Owner: the accumulator, under its lock; the delivery reads `partition`.
-    """
-
-    __slots__ = (
-        "bytes_max", "count_max", "is_awake", "open", "partition",
-        "payload_bytes_max", "sealed",
-    )  # fmt: skip
-
-    def __init__(self, partition: TopicPartition, options: ProducerOptions) -> None:
-        self.partition = partition
-        self.open: Batch | None = None
-        self.sealed: deque[Batch] = deque()
-        self.is_awake = False
-        """The delivery will ask for its batches by itself."""
-        self.bytes_max = options.batch_bytes_max
-        """Largest batch, what its broker announced considered."""
-        self.count_max = options.batch_count_max
-        """Most messages in a batch, likewise."""
-        self.payload_bytes_max: int = PAYLOAD_BYTES_MAX
-        """Largest payload that its broker takes."""
 
 
 def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:

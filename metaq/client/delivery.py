@@ -28,8 +28,9 @@ from typing import Final
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.attempts import REFUSALS, Verdict, final_error, on_failure
-from metaq.client.batches import Batch, Lane, Outcome, SendResult
+from metaq.client.batches import Batch, Outcome, SendResult
 from metaq.client.delivery_counters import DeliveryCounters, DeliveryStatistics
+from metaq.client.lanes import Lane
 from metaq.client.openers import Openers
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Connection, Outlet, Part, Pool
@@ -259,7 +260,7 @@ class Delivery:
                 return None
             outlet.connection = connection
             self._openers.forget_trouble(address)
-            self._accumulator.set_limits(outlet.lane, connection.capabilities)
+            self._accumulator.set_limits(outlet.lane, connection)
         return connection
 
     def _address(self, broker_id: BrokerId) -> BrokerAddress | None:

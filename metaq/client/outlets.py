@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from metaq.client.attempts import Span, plan_spans
-from metaq.client.batches import Batch, Lane, Outcome
+from metaq.client.batches import Batch, Outcome
 from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
+from metaq.client.lanes import Announcer, Lane
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.protocol.commands import Command, Mput, Put, Reply
@@ -20,13 +21,8 @@ from metaq.record.checksum import checksum
 from metaq.zk.znodes import BrokerAddress
 
 
-class Connection(Protocol):
+class Connection(Announcer, Protocol):
     """What the delivery needs of `BrokerConnection`."""
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What the broker announced."""
-        ...
 
     @property
     def has_room(self) -> bool:

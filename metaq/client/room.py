@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from metaq.client.batches import Batch, Lane
+from metaq.client.batches import Batch
 from metaq.client.errors import BufferFullError, MessageTooLargeError
+from metaq.client.lanes import Lane
 from metaq.client.options import ProducerOptions
 from metaq.errors import ClosedError
 

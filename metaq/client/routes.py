@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from metaq.client.batches import Lane
+from metaq.client.lanes import Lane
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import (
     KeyHash,

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from metaq.client.batches import Batch, Lane, SendResults, ends_of
+from metaq.client.batches import Batch, SendResults, ends_of
 from metaq.client.errors import BufferFullError
+from metaq.client.lanes import Lane
 from metaq.client.partitioner import OutgoingMessage
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload

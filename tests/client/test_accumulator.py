@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -18,6 +19,15 @@ from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
 from metaq.protocol.version import Capabilities
 from tests.client.producing import at, run_virtual
+
+
+@dataclass
+class Announced:
+    """A connection whose broker said something."""
+
+    capabilities: Capabilities
+    is_open: bool = True
+
 
 STORED = SendResult(MessageId(1), at(0), Offset(0))
 
@@ -164,7 +174,8 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         for timeout_s in (None, None, 3.0, 3.0, None):
             box.accumulator.append("test", b"x", timeout_s=timeout_s)
         box.accumulator.set_limits(
-            box.lane, Capabilities("v", batch_bytes_max=60, batch_records_max=9)
+            box.lane,
+            Announced(Capabilities("v", batch_bytes_max=60, batch_records_max=9)),
         )
         for _ in range(3):
             box.accumulator.append("test", b"x")

@@ -225,6 +225,53 @@ def test_too_large_messages_are_refused_before_they_leave() -> None:
     run_virtual(main())
 
 
+def test_a_message_too_large_fails_alone() -> None:
+    """Also when its batch was made before anybody knew the broker's limit."""
+
+    async def main() -> None:
+        limited = Capabilities(
+            "1.0",
+            has_mput=True,
+            payload_bytes_max=100,
+            batch_bytes_max=5000,
+            batch_records_max=9,
+        )
+        broker = StandInBroker(capabilities=limited)
+        async with producing(broker) as world:
+            messages = [b"a", b"b", bytes(101), b"c", bytes(100), bytes(999)]
+            with pytest.raises(PartlySentError, match="2 of 6") as caught:
+                await world.producer.send_many("test", messages)
+            assert isinstance(caught.value.outcomes[2], MessageTooLargeError)
+            assert isinstance(caught.value.outcomes[5], MessageTooLargeError)
+        assert broker.stored() == [b"a", b"b", b"c", bytes(100)]
+
+    run_virtual(main())
+
+
+def test_a_broker_that_takes_more_when_it_is_back_is_given_more() -> None:
+    """Limits are those of a connection; they refuse nothing when it is lost."""
+
+    async def main() -> None:
+        broker = StandInBroker(
+            capabilities=Capabilities("1.0", has_mput=True, payload_bytes_max=100)
+        )
+        async with producing(broker) as world:
+            await world.producer.send("test", b"a")
+            with pytest.raises(MessageTooLargeError, match=r"at most 100 .* got 101"):
+                await world.producer.send("test", bytes(101))
+            broker.go_away()
+            broker.capabilities = Capabilities(
+                "1.0", has_mput=True, payload_bytes_max=200
+            )
+            broker.come_back()
+            await world.producer.send("test", bytes(101))
+            with pytest.raises(MessageTooLargeError, match=r"at most 200 .* got 201"):
+                await world.producer.send("test", bytes(201))
+        assert broker.stored() == [b"a", bytes(101)]
+
+    run_virtual(main())
+
+
 def test_announced_batch_limits_are_kept() -> None:
     """Batches appended before the broker was known are cut; a large record is a put."""
 
