@@ -33,6 +33,7 @@ from metaq.client.room import Room
 from metaq.client.routes import Routes, unknown_topic
 from metaq.client.runs import Appending, Run, frozen, sort_runs
 from metaq.clock import Clock
+from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
@@ -170,6 +171,19 @@ class Accumulator:
         finally:
             self._release()
         return future
+
+    def check_lasting(self, partition: TopicPartition, payload_bytes: int) -> None:
+        """Refuse a message that is to be kept, and could not be appended later.
+
+        Raises:
+            MessageTooLargeError: it is larger than the buffer, or than what its broker
+                announced last takes.
+            ClosedError: the producer is closed.
+        """
+        size_bytes = payload_bytes + HEADER_BYTES
+        self.routes.lane(partition).check(size_bytes, is_lasting=True)
+        if size_bytes > self._options.buffer_bytes_max:
+            self._room.refuse(size_bytes, 1)
 
     def append_many(
         self,

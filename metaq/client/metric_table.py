@@ -250,6 +250,11 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "Spooled messages that the broker has.",
         lambda p: p.replayed_count,
     ),
+    of_ordered(
+        "metaq_ordered_producer_refused_messages_total",
+        "Spooled messages that the broker does not take, and that were set aside.",
+        lambda p: p.refused_count,
+    ),
     MetricSpec(
         "metaq_ordered_producer_waiting_messages",
         "Messages that are spooled now.",

@@ -8,12 +8,13 @@ their deadlines without having been begun. Nothing piles up.
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from metaq.clock import Clock
 from metaq.errors import RequestTimeoutError
 from metaq.fs.helper_threads import HelperThreads
 
+A = TypeVarTuple("A")
 T = TypeVar("T")
 
 
@@ -62,9 +63,8 @@ class OffLoop:
                 await turn.acquire()
                 if self._executor is None:
                     self._executor = HelperThreads(1, self._name)
-                loop = asyncio.get_running_loop()
                 try:
-                    future = loop.run_in_executor(self._executor, work)
+                    future = call_off_loop(self._executor, work)
                 except RuntimeError:
                     # The interpreter is ending, and lets no thread begin: a client
                     # that nobody closed still commits.
@@ -92,13 +92,24 @@ class OffLoop:
             self._turn = asyncio.Lock()
 
 
+def call_off_loop(
+    threads: Executor, work: Callable[[*A], T], *args: *A
+) -> asyncio.Future[T]:
+    """Have a call made on one of the threads; return what will be its outcome.
+
+    Raises:
+        RuntimeError: they were shut down, or no thread can begin.
+    """
+    return asyncio.get_running_loop().run_in_executor(threads, work, *args)
+
+
 async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
     """Return what a call opens on one of the threads; raise what it raises.
 
     Cancellation: what is opened all the same is closed again, so that others can have
     it.
     """
-    future = asyncio.get_running_loop().run_in_executor(threads, opening)
+    future = call_off_loop(threads, opening)
     try:
         return await asyncio.shield(future)
     except asyncio.CancelledError:
@@ -113,9 +124,8 @@ async def close_off_loop(threads: Executor, one: _Open) -> None:
         threads: not shut down.
         one: its `close` never raises, and is harmless twice.
     """
-    loop = asyncio.get_running_loop()
     try:
-        closing = loop.run_in_executor(threads, one.close)
+        closing = call_off_loop(threads, one.close)
     except RuntimeError:
         # No thread begins any more: a client that nobody closed still ends.
         one.close()

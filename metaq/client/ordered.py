@@ -12,25 +12,29 @@ go to the broker directly again.
 
 What was spooled is on disk, survives this process, and is sent at least once: when the
 process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
-messages are sent again. Source: client spec 8.1, with its defect (21, row 15) done
-right.
+messages are sent again. One that turns out to be too large for its broker is set aside
+(`refused.py`), and the others go on. Source: client spec 8.1, with its defect (21, row
+15) done right.
 """
 
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from metaq.client.batches import SendResult
 from metaq.client.bounds import within
 from metaq.client.context import ClientContext
-from metaq.client.errors import NotSentError
-from metaq.client.off_loop import close_off_loop, open_off_loop
+from metaq.client.errors import MessageTooLargeError, NotSentError
+from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
+from metaq.client.ordered_lane import OrderedLane
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
 from metaq.client.producer import AsyncProducer
+from metaq.client.refused import RefusedMessages
 from metaq.client.runs import frozen
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.errors import (
@@ -86,29 +90,13 @@ class OrderedStatistics:
     """Messages that were spooled."""
     replayed_count: int
     """Spooled messages that the broker has."""
+    refused_count: int
+    """Spooled messages that the broker does not take, and that were set aside."""
     waiting: Mapping[TopicPartition, int]
     """Messages that are spooled now, of partitions that have any."""
     problems: tuple[str, ...]
-    """Why they are still there, one sentence for each partition."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One partition."""
-
-    partition: TopicPartition
-    spool: Spool
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    replay: asyncio.Task[None] | None = None
-    spooling: asyncio.Future[int] | None = None
-    """What the disk has in hand; it may outlive a `send` that was cancelled."""
-    acknowledged: list[int] = field(default_factory=list)
-    last_error: MetaqError | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.partition.broker_id}-{self.partition.partition}"
+    """Why they are still there, and where messages lie that were set aside: a sentence
+    for each partition."""
 
 
 class AsyncOrderedProducer:
@@ -156,7 +144,7 @@ class AsyncOrderedProducer:
         self._threads = HelperThreads(
             min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
         )
-        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._lanes: dict[TopicPartition, OrderedLane] = {}
         self._unlisten: Callable[[], None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._is_started = False
@@ -165,6 +153,7 @@ class AsyncOrderedProducer:
         self._sent_count = 0
         self._spooled_count = 0
         self._replayed_count = 0
+        self._refused_count = 0
 
     # -- life -------------------------------------------------------------------------
 
@@ -208,7 +197,9 @@ class AsyncOrderedProducer:
             place = self._directory / spool_name(self.topic, name)
             opening = partial(Spool.open, self._fs, place)
             spool = await open_off_loop(self._threads, opening)
-            self._lanes[partition] = _Lane(partition, spool)
+            refused = RefusedMessages(self._fs, place)
+            self._lanes[partition] = OrderedLane(partition, spool, refused)
+            await call_off_loop(self._threads, refused.recount)
         if self.is_closed:
             raise ClosedError("the ordered producer was closed while it started")
 
@@ -260,7 +251,7 @@ class AsyncOrderedProducer:
             )
 
     async def _close_spools(
-        self, lanes: Iterable[_Lane], replays: Collection[asyncio.Task[None]]
+        self, lanes: Iterable[OrderedLane], replays: Collection[asyncio.Task[None]]
     ) -> None:
         """Close files whose last use is over, however long the disk takes."""
         await asyncio.gather(*replays, return_exceptions=True)
@@ -308,6 +299,7 @@ class AsyncOrderedProducer:
                 is not spooled.
             LocalProtocolError: the selector chose outside of the layout, or the
                 attribute cannot be written.
+            MessageTooLargeError: it is over the limit that its broker told last.
             NoSpaceError: it should be spooled, and the disk has no room.
             MetaqError: the broker refused the message itself, or the disk failed.
             ClosedError: the producer is closed, or not started.
@@ -315,7 +307,7 @@ class AsyncOrderedProducer:
         Cancellation: the message may be stored or spooled all the same.
         """
         message = OutgoingMessage(frozen(data), attribute, key)
-        encode_payload(message.data, attribute)
+        payload, _flag = encode_payload(message.data, attribute)
         lane = self._lane_of(message)
         timeout_s = self._timeout_s if timeout is None else timeout
         deadline_s = self._context.clock.monotonic_s() + timeout_s
@@ -327,9 +319,10 @@ class AsyncOrderedProducer:
                     return await self._send(lane, message, deadline_s)
                 except NOT_TAKEN as error:
                     lane.last_error = error
+            self._producer.accumulator.check_lasting(lane.partition, len(payload))
             return await self._spool(lane, message)
 
-    def _lane_of(self, message: OutgoingMessage) -> _Lane:
+    def _lane_of(self, message: OutgoingMessage) -> OrderedLane:
         if not self._lanes:
             raise ClosedError("the ordered producer is closed, or was not started")
         chosen = self._selector(self.topic, self.partitions, message)
@@ -341,7 +334,7 @@ class AsyncOrderedProducer:
             )
         return lane
 
-    async def _is_open(self, lane: _Lane, deadline_s: float) -> bool:
+    async def _is_open(self, lane: OrderedLane, deadline_s: float) -> bool:
         """Return whether a message may go to the broker directly."""
         if not self._is_known:
             try:
@@ -361,7 +354,7 @@ class AsyncOrderedProducer:
         )
 
     async def _send(
-        self, lane: _Lane, message: OutgoingMessage, deadline_s: float
+        self, lane: OrderedLane, message: OutgoingMessage, deadline_s: float
     ) -> SendResult:
         left_s = deadline_s - self._context.clock.monotonic_s()
         if left_s <= 0:
@@ -376,7 +369,7 @@ class AsyncOrderedProducer:
         self._sent_count += 1
         return result
 
-    async def _spool(self, lane: _Lane, message: OutgoingMessage) -> Spooled:
+    async def _spool(self, lane: OrderedLane, message: OutgoingMessage) -> Spooled:
         stored = Message(
             self.topic,
             message.data,
@@ -386,14 +379,12 @@ class AsyncOrderedProducer:
             _NO_OFFSET,
             _NO_OFFSET,
         )
-        lane.spooling = asyncio.get_running_loop().run_in_executor(
-            self._threads, lane.spool.append, stored
-        )
+        lane.spooling = call_off_loop(self._threads, lane.spool.append, stored)
         lane.spooling.add_done_callback(partial(self._on_spooled, lane))
         await asyncio.shield(lane.spooling)
         return Spooled(lane.partition, len(lane.spool))
 
-    def _on_spooled(self, lane: _Lane, spooling: asyncio.Future[int]) -> None:
+    def _on_spooled(self, lane: OrderedLane, spooling: asyncio.Future[int]) -> None:
         if not spooling.cancelled() and spooling.exception() is None:
             self._spooled_count += 1
             self._wake(lane)
@@ -404,7 +395,7 @@ class AsyncOrderedProducer:
         for lane in self._lanes.values():
             self._wake(lane)
 
-    def _wake(self, lane: _Lane) -> None:
+    def _wake(self, lane: OrderedLane) -> None:
         """See that what is spooled is being sent; at most one task per partition."""
         if lane.replay is not None and not lane.replay.done():
             lane.wake.set()
@@ -413,7 +404,7 @@ class AsyncOrderedProducer:
                 self._run_replay(lane), name=f"replay of {lane.partition}"
             )
 
-    async def _run_replay(self, lane: _Lane) -> None:
+    async def _run_replay(self, lane: OrderedLane) -> None:
         """Send what is spooled until nothing is."""
         failures = 0
         while len(lane.spool):
@@ -436,49 +427,63 @@ class AsyncOrderedProducer:
             except TimeoutError:
                 continue
 
-    async def _replay(self, lane: _Lane) -> None:
-        """Send the oldest messages, and remove what is acknowledged.
+    async def _replay(self, lane: OrderedLane) -> None:
+        """Send the oldest messages, and remove what is stored or set aside.
 
         What could not be removed is not sent again: removing it comes first.
         """
         await self._remove(lane)
-        run, threads = asyncio.get_running_loop().run_in_executor, self._threads
+        threads, spool = self._threads, lane.spool
         try:
-            for number in await run(threads, lane.spool.numbers, REPLAY_GROUP):
-                message = await run(threads, lane.spool.read, number)
+            for number in await call_off_loop(threads, spool.numbers, REPLAY_GROUP):
+                message = await call_off_loop(threads, spool.read, number)
                 assert message is not None
-                await self._producer.send(
-                    self.topic,
-                    message.data,
-                    attribute=message.attribute,
-                    partition=lane.name,
-                )
-                lane.acknowledged.append(number)
-                self._replayed_count += 1
+                try:
+                    await self._producer.send(
+                        self.topic,
+                        message.data,
+                        attribute=message.attribute,
+                        partition=lane.name,
+                    )
+                except MessageTooLargeError as error:
+                    await self._set_aside(lane, number, message, error)
+                else:
+                    self._replayed_count += 1
+                lane.settled.append(number)
         finally:
             await self._remove(lane)
         lane.last_error = None
 
-    async def _remove(self, lane: _Lane) -> None:
-        if lane.acknowledged:
-            done = tuple(lane.acknowledged)
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._threads, lane.spool.remove, done)
-            lane.acknowledged.clear()
+    async def _set_aside(
+        self, lane: OrderedLane, number: int, message: Message, error: MetaqError
+    ) -> None:
+        """Keep what no repetition helps, out of the way of what came behind it."""
+        now_ms = self._context.clock.wall_ms()
+        path = await call_off_loop(
+            self._threads, lane.refused.keep, message, number, error, now_ms
+        )
+        self._refused_count += 1
+        log.error("spooled message set aside: file=%s: %s", path, error)
+
+    async def _remove(self, lane: OrderedLane) -> None:
+        if lane.settled:
+            done = tuple(lane.settled)
+            await call_off_loop(self._threads, lane.spool.remove, done)
+            lane.settled.clear()
 
     # -- how it is doing --------------------------------------------------------------
 
     def statistics(self) -> OrderedStatistics:
         """Return a snapshot of the counters."""
         # Taken from any thread, while the spools are being opened too.
-        waiting = [lane for lane in tuple(self._lanes.values()) if len(lane.spool)]
+        lanes = tuple(self._lanes.values())
         return OrderedStatistics(
             sent_count=self._sent_count,
             spooled_count=self._spooled_count,
             replayed_count=self._replayed_count,
-            waiting={lane.partition: len(lane.spool) for lane in waiting},
-            problems=tuple(
-                f"{lane.partition}: {lane.last_error or 'its broker is away'}"
-                for lane in waiting
-            ),
+            refused_count=self._refused_count,
+            waiting={
+                lane.partition: len(lane.spool) for lane in lanes if len(lane.spool)
+            },
+            problems=tuple(chain.from_iterable(lane.problems() for lane in lanes)),
         )

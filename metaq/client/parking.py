@@ -8,14 +8,14 @@ for the next round. Source: client spec 12.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, TypeVarTuple
+from typing import Final
 
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
-from metaq.client.off_loop import close_off_loop, open_off_loop
+from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.redelivery import RetryPolicy
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.errors import MetaqError
@@ -24,9 +24,6 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Message
 
 log = logging.getLogger(__name__)
-
-A = TypeVarTuple("A")
-T = TypeVar("T")
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on closing the files."""
@@ -136,10 +133,8 @@ class Parking:
 
         Cancellation: it may be parked, and come again all the same.
         """
-        await self._call(self._spools[message.topic].append, message)
-
-    def _call(self, work: Callable[[*A], T], *args: *A) -> Awaitable[T]:
-        return self._loop.run_in_executor(self._threads, work, *args)
+        append = self._spools[message.topic].append
+        await call_off_loop(self._threads, append, message)
 
     # -- replay -----------------------------------------------------------------------
 
@@ -157,13 +152,13 @@ class Parking:
 
     async def _replay(self, spool: Spool) -> None:
         """Have every message of a spool handled once."""
-        for number in await self._call(spool.numbers):
-            message = await self._call(spool.read, number)
+        for number in await call_off_loop(self._threads, spool.numbers):
+            message = await call_off_loop(self._threads, spool.read, number)
             if message is None:
                 continue
             failure = await self._handled(message)
             if failure is None:
-                await self._call(spool.remove, [number])
+                await call_off_loop(self._threads, spool.remove, [number])
                 self.replayed_count += 1
                 continue
             self.failure_count += 1

@@ -121,6 +121,7 @@ def total_of_ordered(parts: Sequence[OrderedStatistics]) -> OrderedStatistics:
         sent_count=sum(part.sent_count for part in parts),
         spooled_count=sum(part.spooled_count for part in parts),
         replayed_count=sum(part.replayed_count for part in parts),
+        refused_count=sum(part.refused_count for part in parts),
         waiting={},
         problems=(),
     )

@@ -99,7 +99,7 @@ FULL = ClientStatistics(
     ),
     session=SessionStatus(SessionState.CONNECTED, 14, 1),
     producers=(PRODUCER,),
-    ordered_producers=(OrderedStatistics(32, 33, 34, {PART: 35}, ()),),
+    ordered_producers=(OrderedStatistics(32, 33, 34, 35, {PART: 36}, ()),),
     consumers=(CONSUMER,),
 )
 OF_PART = "{group=g,partition=3-1,topic=t}"
@@ -142,7 +142,8 @@ EXPECTED = {
     "metaq_ordered_producer_sent_messages_total{}": 32,
     "metaq_ordered_producer_spooled_messages_total{}": 33,
     "metaq_ordered_producer_replayed_messages_total{}": 34,
-    "metaq_ordered_producer_waiting_messages{partition=3-1,topic=t}": 35,
+    "metaq_ordered_producer_refused_messages_total{}": 35,
+    "metaq_ordered_producer_waiting_messages{partition=3-1,topic=t}": 36,
     "metaq_consumers{group=g,state=running}": 1,
     "metaq_consumers{group=g,state=failed}": 0,
     "metaq_consumer_healthy{group=g}": 1,

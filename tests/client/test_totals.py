@@ -95,7 +95,7 @@ def test_what_closed_producers_counted_is_added_and_nothing_of_them_waits() -> N
     assert total.batch_counts == HistogramSnapshot((1.0, 4.0), (2, 4, 6), 80.0)
     assert total.latency_s == HistogramSnapshot((0.1,), (8, 10), 5.0)
     ordered = total_of_ordered([*FULL.ordered_producers, *FULL.ordered_producers])
-    assert ordered == OrderedStatistics(64, 66, 68, {}, ())
+    assert ordered == OrderedStatistics(64, 66, 68, 70, {}, ())
 
 
 class Closing:

@@ -1,0 +1,105 @@
+"""Spooled messages that no broker takes: each in a file of its own, for its owner.
+
+    <directory of the spool>/refused/<ms since 1970>-<number in the spool>.json
+
+A file is one JSON object: `topic`, `broker`, `partition`, `attribute`, `data` (null
+where it is not UTF-8), `data_base64` (null where it is), `error`, `at_ms`. It is never
+read or removed here, only counted: what becomes of the message is up to people.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import MetaqError, NoSpaceError
+from metaq.fs import FileSystem
+from metaq.model import Message, Millis
+
+DIRECTORY_NAME: Final = "refused"
+"""In the directory of the spool."""
+
+SUFFIX: Final = ".json"
+
+REFUSED_FILES_MAX: Final = 10_000
+"""Files of one spool; with so many, nothing more is set aside, and the spool waits."""
+
+
+class RefusedMessages:
+    """The refused messages of one spool. Owner: whoever owns the spool.
+
+    Concurrency: one call at a time; all but `count` block on the disk.
+    """
+
+    def __init__(self, fs: FileSystem, spool_directory: Path) -> None:
+        """Prepare; nothing is made before there is a message.
+
+        Args:
+            fs: the disk.
+            spool_directory: of the spool, which is open.
+        """
+        self.directory: Final = spool_directory / DIRECTORY_NAME
+        """Where they lie."""
+        self.count = 0
+        """How many there were when they were counted, and have come since."""
+        self._fs = fs
+
+    def recount(self) -> None:
+        """Count what earlier processes have left, as far as nobody took it away.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        if self._fs.is_directory(self.directory):
+            names = self._fs.list_directory(self.directory)
+            self.count = sum(name.endswith(SUFFIX) for name in names)
+
+    def keep(
+        self, message: Message, number: int, error: MetaqError, at_ms: Millis
+    ) -> Path:
+        """Keep a message; it is on disk when this returns.
+
+        Args:
+            message: what was refused.
+            number: its number in the spool.
+            error: why.
+            at_ms: when.
+
+        Returns:
+            Its file.
+
+        Raises:
+            NoSpaceError: no room on the disk, or REFUSED_FILES_MAX are there.
+            StorageError: the disk refuses.
+        """
+        if self.count >= REFUSED_FILES_MAX:
+            self.recount()
+        if self.count >= REFUSED_FILES_MAX:
+            raise NoSpaceError(
+                f"{self.count} refused messages lie in {self.directory}, expected less"
+                f" than {REFUSED_FILES_MAX}: take them away"
+            )
+        self._fs.make_directory(self.directory)
+        path = self.directory / f"{at_ms}-{number}{SUFFIX}"
+        self._fs.write_atomically(path, encode_refused(message, error, at_ms))
+        self.count += 1
+        return path
+
+
+def encode_refused(message: Message, error: MetaqError, at_ms: Millis) -> bytes:
+    """Return the content of a message's file: one line of JSON in ASCII."""
+    try:
+        text, coded = message.data.decode(), None
+    except UnicodeDecodeError:
+        text, coded = None, base64.b64encode(message.data).decode()
+    fields = {
+        "topic": message.topic,
+        "broker": message.partition.broker_id,
+        "partition": message.partition.partition,
+        "attribute": message.attribute,
+        "data": text,
+        "data_base64": coded,
+        "error": str(error),
+        "at_ms": at_ms,
+    }
+    return json.dumps(fields).encode() + b"\n"
