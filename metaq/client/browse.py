@@ -123,9 +123,11 @@ async def get_at(
         fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
     )
     while True:
+        is_amid = cursor.is_amid
         outcome = await _fetch(context, cursor, deadline_s)
         messages = cursor.on_reply(outcome)
-        if messages or not isinstance(outcome, Fetched):
+        is_end = isinstance(outcome, NothingThere) and not is_amid
+        if messages or is_end or isinstance(outcome, MovedTo):
             return GetResult(messages, cursor.offset, isinstance(outcome, MovedTo))
 
 

@@ -11,6 +11,13 @@ that stays incomplete although more was asked for, an offset that the broker kee
 moving, and a damaged record. They end in an error that names partition and offset;
 nothing is ever skipped.
 
+A length that rotted upward looks like a record that is larger than what is fetched, or
+whose rest does not come. Brokers show whole records alone, so a rest that is not there
+never comes, and a real record ends where another one, a segment or the log does: that
+is looked up before a record counts as too large. Behind damage the next good record is
+looked for in more and more bytes: one that is cut by the end of an answer is not left
+out for the damage of another one.
+
 Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 """
 
@@ -22,7 +29,14 @@ from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
 from metaq.errors import CorruptRecordError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.record.scan import Corrupt, Incomplete, find_next_record
+from metaq.record.scan import (
+    CleanEnd,
+    Corrupt,
+    Incomplete,
+    find_next_record,
+    is_blank_to_end,
+    scan_records,
+)
 
 FETCH_BYTES: Final = SizeBytes(1024 * 1024)
 """What a get asks for: MetaQ's default bound on a reply."""
@@ -68,11 +82,26 @@ class PartitionCursor:
         self._part = bytearray()
         """The beginning of a record that comes in several answers; mostly empty."""
         self._part_needed = SizeBytes(0)
+        self._is_doubting = False
+        """`_part` begins a record that says that it is larger than what is fetched."""
+        self._flaw = ""
+        """What is wrong with the record at `offset`, while `_part` grows to where a
+        good one is found."""
 
     @property
     def fetch_offset(self) -> Offset:
-        """What to ask for next: behind what is there of the record at `offset`."""
+        """What to ask for next: behind what is there of the record at `offset`.
+
+        Or, of a record that is too large, its last byte and what follows.
+        """
+        if self._is_doubting:
+            return Offset(self.offset + self._part_needed - 1)
         return Offset(self.offset + len(self._part))
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether a record is asked for that has begun: waiting brings nothing."""
+        return bool(self._part)
 
     @property
     def is_done(self) -> bool:
@@ -99,15 +128,17 @@ class PartitionCursor:
             offset moved, or a record needs a larger get. The cursor has advanced.
 
         Raises:
-            CorruptRecordError: the record at `offset` is damaged. Records before it
-                were handed out by the call before; the cursor stays where it is.
+            CorruptRecordError: the record at `offset` is damaged, and the next good one
+                is found, or is not in `fetch_bytes_max`. Records before it were handed
+                out by the call before; the cursor stays where it is.
             NoProgressError: the broker's answers lead nowhere.
         """
+        if self._is_doubting:
+            return self._judge(outcome)
         match outcome:
             case NothingThere():
                 if self._part:
-                    self._start_over()
-                    self._count_fruitless("the rest of the record does not come")
+                    self._end_part()
                 elif self._end is not None:
                     # The end was there when reading began: retention took the rest.
                     self._count_fruitless("no data before the end of the log")
@@ -123,6 +154,7 @@ class PartitionCursor:
                 return self._read(data)
 
     def _start_over(self) -> None:
+        self._is_doubting, self._flaw = False, ""
         self._part.clear()
         self.size_bytes = self._fetch_bytes
 
@@ -135,9 +167,9 @@ class PartitionCursor:
         if missing > 0:
             self.size_bytes = SizeBytes(missing)
             return []
-        whole = bytes(self._part)
+        whole, flaw = bytes(self._part), self._flaw
         self._start_over()
-        return self._read(whole)
+        return self._search(whole, flaw) if flaw else self._read(whole)
 
     def _read(self, data: bytes) -> list[Message]:
         messages, ending = decode_messages(data, self.partition, self.offset)
@@ -158,18 +190,21 @@ class PartitionCursor:
                 next_good_offset=follower,
             ) from ending
         if isinstance(ending, Corrupt):
-            raise self._damage(data, ending)
+            return self._search(data, ending.detail)
         assert isinstance(ending, Incomplete)
         self._ask_for(ending.needed_bytes, data)
         return []
 
     def _ask_for(self, needed: SizeBytes, data: bytes) -> None:
         """Ask for more of a record that is cut short, at once or in pieces."""
-        if not data or needed > self._fetch_bytes_max:
-            self._count_fruitless(
-                f"record of {needed} bytes (at most {self._fetch_bytes_max} are"
-                f" fetched), but the broker sends only {len(data)}"
-            )
+        if not data:
+            self._count_fruitless("the broker sends nothing")
+        elif needed > self._fetch_bytes_max:
+            self._part += data
+            self._part_needed = needed
+            self._is_doubting = True
+            self.size_bytes = self._fetch_bytes
+            return
         elif len(data) < self.size_bytes:
             self._part += data
             self._part_needed = needed
@@ -178,8 +213,50 @@ class PartitionCursor:
         size_bytes = min(max(needed, self._fetch_bytes), self._fetch_bytes_max)
         self.size_bytes = SizeBytes(size_bytes)
 
-    def _damage(self, data: bytes, ending: Corrupt) -> CorruptRecordError:
+    def _judge(self, outcome: GetOutcome) -> list[Message]:
+        """Tell a record that is too large from a damaged length, by what follows."""
+        needed, begun = self._part_needed, bytes(self._part)
+        self._start_over()
+        what = f"record of {needed} bytes (at most {self._fetch_bytes_max} are fetched)"
+        if isinstance(outcome, Fetched) and self._may_follow(outcome.data[1:]):
+            raise NoProgressError(
+                f"{self.partition}: no progress at offset {self.offset}: {what}"
+            )
+        return self._search(begun, f"{what}, which does not end where it says")
+
+    def _may_follow(self, data: bytes) -> bool:
+        """Tell whether bytes may lie behind a record; none do where a segment ends."""
+        ending = scan_records(data)
+        if isinstance(ending, Incomplete) and not ending.position:
+            return ending.needed_bytes <= self._fetch_bytes_max
+        return isinstance(ending, CleanEnd) or bool(ending.position)
+
+    def _end_part(self) -> None:
+        """Take note that there is no more of what was collected."""
+        part, flaw = bytes(self._part), self._flaw
+        lacking = f"the rest of its {self._part_needed} bytes does not come"
+        self._start_over()
+        self._fruitless += 1
+        if flaw or self._fruitless > FRUITLESS_MAX:
+            found = find_next_record(part, Position(1))
+            raise self._damage(part, flaw or lacking, found)
+
+    def _search(self, data: bytes, flaw: str) -> list[Message]:
+        """Raise when the next good record is there; else ask for more, to the bound."""
         found = find_next_record(data, Position(1))
+        is_sure = found is not None and not is_blank_to_end(data, found)
+        if is_sure or len(data) >= self._fetch_bytes_max:
+            raise self._damage(data, flaw, found)
+        self._part += data
+        self._flaw = flaw
+        needed = max(2 * len(data), len(data) + self._fetch_bytes)
+        self._part_needed = SizeBytes(min(needed, self._fetch_bytes_max))
+        self.size_bytes = SizeBytes(self._part_needed - len(data))
+        return []
+
+    def _damage(
+        self, data: bytes, detail: str, found: Position | None
+    ) -> CorruptRecordError:
         follower = None if found is None else Offset(self.offset + found)
         self.behind_damage = follower or Offset(self.offset + _size_of_damage(data))
         where = (
@@ -189,7 +266,7 @@ class PartitionCursor:
         )
         return CorruptRecordError(
             f"{self.partition}: damaged record at offset {self.offset}:"
-            f" {ending.detail}; {where}",
+            f" {detail}; {where}",
             next_good_offset=follower,
         )
 
@@ -204,6 +281,8 @@ class PartitionCursor:
 
 def _size_of_damage(data: bytes) -> int:
     """Return how much to leave out of an answer that has no whole good record."""
+    if len(data) < HEADER_BYTES:
+        return len(data)
     length, *_rest = HEADER.unpack_from(data)
     size = HEADER_BYTES + length
     # A payload that rotted leaves the length true, and what follows may begin a record.

@@ -224,8 +224,8 @@ class PartitionFetcher:
     def _ask(self, connection: BrokerConnection) -> None:
         announced_s = connection.capabilities.wait_ms_max / 1000
         # After an error an answer is wanted at once: it tells that all is well again.
-        is_probe = self.last_error is not None
-        self._wait_s = 0.0 if is_probe else min(self._options.wait_s, announced_s)
+        is_urgent = self.last_error is not None or self.cursor.is_amid
+        self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
         self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
         opaque = connection.next_opaque()
         command = Get(

@@ -186,6 +186,9 @@ def read_record(
         return _end_of_walk(view, position, payload_bytes_max, 0, None)
 
 
+_BLANK: Final = bytes(8)
+"""How an empty record begins: length and checksum are 0."""
+
 _CANDIDATES: Final = {
     top: re.compile(
         # Look-ahead, so that candidates may overlap: a length whose first byte fits
@@ -250,3 +253,20 @@ def _leads_to_payload(view: memoryview, position: int, payload_bytes_max: int) -
             return False
         position = start
     return True
+
+
+def is_blank_to_end(buffer: BytesLike, position: Position) -> bool:
+    """Tell whether all that follows looks like empty records.
+
+    Eight zero bytes look like one; where nothing but the end of the buffer follows,
+    they may as well be the inside of something larger.
+
+    Args:
+        buffer: bytes-like; no reference to it stays behind.
+        position: a record, as `find_next_record` found it.
+    """
+    at = int(position)
+    with memoryview(buffer) as view:
+        while at < len(view) and view[at : at + len(_BLANK)] == _BLANK:
+            at += HEADER_BYTES
+        return at >= len(view)

@@ -27,7 +27,13 @@ import pyarrow as pa
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.layout import HEADER_BYTES
-from metaq.record.scan import Corrupt, Incomplete, find_next_record, read_record
+from metaq.record.scan import (
+    Corrupt,
+    Incomplete,
+    find_next_record,
+    is_blank_to_end,
+    read_record,
+)
 from metaq.spark.columns import VALUE_BYTES_MAX, RowBuilder
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
 from metaq.spark.runs import find_run
@@ -39,9 +45,6 @@ BATCH_BYTES_MAX: Final = SizeBytes(32 * 1024 * 1024)
 RESYNC_BYTES: Final = SizeBytes(4 * 1024 * 1024)
 """What a search for the next good record wants to see at least, four times the largest
 message that brokers take by default."""
-
-_BLANK: Final = bytes(8)
-"""Length and checksum of an empty payload."""
 
 
 class OnCorrupt(enum.Enum):
@@ -249,7 +252,7 @@ class RowDecoder:
             payload_bytes_max=self._payload_bytes_max,
         )
         is_last = self.next_offset + len(view) - position >= self.end
-        if found is None or is_last or not _is_blank_to_end(view, found):
+        if found is None or is_last or not is_blank_to_end(view, found):
             return found
         return None
 
@@ -282,17 +285,6 @@ class RowDecoder:
         if self._on_corrupt is OnCorrupt.FAIL and self._search is not None:
             search = self._search
             raise DamagedRecordError(self.partition, search.start, search.detail, good)
-
-
-def _is_blank_to_end(view: memoryview, position: int) -> bool:
-    """Tell whether all that follows looks like empty records.
-
-    Eight zero bytes look like one; where nothing but the end of the data follows, they
-    may as well be the inside of something larger.
-    """
-    while position < len(view) and view[position : position + len(_BLANK)] == _BLANK:
-        position += HEADER_BYTES
-    return position >= len(view)
 
 
 def decode_pieces(

@@ -308,12 +308,23 @@ class FakeBroker:
         with self._lock:
             self._metaq.log(topic, partition).trim()
 
-    def corrupt(self, offset: int, *, topic: str = "test", partition: int = 0) -> None:
-        """Flip a bit in the payload of the record at `offset`."""
+    def corrupt(
+        self,
+        offset: int,
+        *,
+        topic: str = "test",
+        partition: int = 0,
+        length: int | None = None,
+    ) -> None:
+        """Flip a bit in the payload of the record at `offset`, or set its length."""
         with self._lock:
-            position = offset + HEADER_BYTES
+            position = offset + (HEADER_BYTES if length is None else 0)
             start, segment = self._metaq.log(topic, partition).find(position)
-            segment[position - start] ^= 1
+            at = position - start
+            if length is None:
+                segment[at] ^= 1
+            else:
+                segment[at : at + 4] = length.to_bytes(4, "big", signed=True)
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
         """Refuse puts to it and gets from it with 403."""

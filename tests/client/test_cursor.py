@@ -1,6 +1,7 @@
 """A cursor advances over whole records and never loops."""
 
 import random
+import struct
 from collections.abc import Iterable
 
 import pytest
@@ -94,9 +95,82 @@ def test_a_record_whose_rest_never_comes_is_an_error() -> None:
     """The beginning of a record without its end is asked for again, a few times."""
     log = record(bytes(1000))
     cursor = PartitionCursor(PARTITION, Offset(0))
-    with pytest.raises(NoProgressError, match="rest of the record does not come"):
+    with pytest.raises(CorruptRecordError, match="rest of its 1020 bytes does not"):
         feed(cursor, [Fetched(log[:100]), NothingThere()] * (FRUITLESS_MAX + 1))
-    assert cursor.fetch_offset == 0
+    assert (cursor.fetch_offset, cursor.behind_damage) == (0, 100)
+
+
+def with_length(length: int, payload: bytes = b"bad") -> bytes:
+    """Return a record whose length has rotted."""
+    return struct.pack(">i", length) + record(payload)[4:]
+
+
+@given(
+    payloads=st.lists(st.binary(min_size=1, max_size=60), min_size=1, max_size=9),
+    rotten=st.integers(0, 8),
+    length=st.integers(min_value=0, max_value=2**31 - 1),
+    transfer_max=st.integers(min_value=10, max_value=500),
+)
+def test_whatever_length_a_record_says_the_others_come(
+    payloads: list[bytes], rotten: int, length: int, transfer_max: int
+) -> None:
+    """No good record is left out, and none is asked for without end."""
+    rotten %= len(payloads)
+    pieces = [record(one) for one in payloads]
+    pieces[rotten] = with_length(length, payloads[rotten])
+    log = b"".join(pieces)
+    cursor = PartitionCursor(PARTITION, Offset(0), fetch_bytes=50, fetch_bytes_max=2000)
+    found: list[bytes] = []
+    for _ in range(200):
+        start, size = cursor.fetch_offset, min(cursor.size_bytes, transfer_max)
+        data = log[start : start + size]
+        if not data and start == len(log) and not cursor.is_amid:
+            break
+        try:
+            outcome = Fetched(data) if data else NothingThere()
+            found += [message.data for message in cursor.on_reply(outcome)]
+        except CorruptRecordError:
+            cursor.seek(cursor.behind_damage)
+    else:
+        pytest.fail("it did not come to the end")
+    good = payloads[:rotten] + payloads[rotten + 1 :]
+    assert [one for one in found if one in payloads] == (
+        payloads if length == len(payloads[rotten]) else good
+    )
+
+
+LARGE = record(bytes(1000))
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [b"", record(b"next"), record(b"next") + b"\0\0", record(bytes(300))[:200]],
+)
+def test_a_record_that_is_too_large_is_no_damage(behind: bytes) -> None:
+    """It ends where another one begins, or the log, or a segment."""
+    cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes_max=500)
+    feed(cursor, [Fetched(LARGE[:400])])
+    assert (cursor.fetch_offset, cursor.is_amid) == (7 + 1019, True)
+    with pytest.raises(NoProgressError, match=r"record of 1020 bytes \(at most 500"):
+        feed(cursor, [Fetched(b"\0" + behind)])
+    assert cursor.fetch_offset == 7
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [NothingThere(), MovedTo(Offset(90)), Fetched(b"\0" * 30), Fetched(b"\xff" * 30)],
+)
+def test_a_length_that_leads_nowhere_is_damage(answer: GetOutcome) -> None:
+    """The next good record is looked for in what there is."""
+    cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes_max=500)
+    bad = with_length(2**31 - 1)
+    feed(cursor, [Fetched(bad + record(b"good"))])
+    with pytest.raises(CorruptRecordError, match="does not end where it says"):
+        feed(cursor, [answer])
+    assert (cursor.offset, cursor.behind_damage) == (7, 7 + len(bad))
+    cursor.seek(cursor.behind_damage)
+    (message,) = cursor.on_reply(Fetched(record(b"good")))
+    assert message.data == b"good"
 
 
 def test_a_beginning_is_dropped_when_the_offset_moves() -> None:
@@ -135,7 +209,10 @@ def test_without_a_good_record_reading_goes_on_behind_the_damage(
     damaged: bytes, behind: int
 ) -> None:
     """What was never looked at may hold good ones."""
-    cursor = PartitionCursor(PARTITION, Offset(7), fetch_bytes=len(damaged) + 10)
+    size = len(damaged) + 10
+    cursor = PartitionCursor(
+        PARTITION, Offset(7), fetch_bytes=size, fetch_bytes_max=size
+    )
     rest = record(b"good" * 20)[:10]
     with pytest.raises(CorruptRecordError, match="no good record"):
         feed(cursor, [Fetched(damaged + rest)] * 10)
@@ -185,7 +262,13 @@ def test_messages_behind_the_end_are_left_out() -> None:
 def test_random_bytes_never_loop(rng: random.Random) -> None:
     """Whatever a broker sends, a bounded number of answers ends in an error."""
     for _ in range(200):
-        cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(10_000))
-        answers = [rng.randbytes(rng.randrange(1, 60)) for _ in range(10)]
+        cursor = PartitionCursor(
+            PARTITION,
+            Offset(0),
+            end=Offset(10_000),
+            fetch_bytes=50,
+            fetch_bytes_max=200,
+        )
+        answers = [rng.randbytes(rng.randrange(1, 60)) for _ in range(300)]
         with pytest.raises((CorruptRecordError, NoProgressError)):
             feed(cursor, [Fetched(b"\x80" + answer) for answer in answers])
