@@ -1,14 +1,20 @@
 """Which partitions there are of topics that are named, or that match a pattern."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from metaq.client.context import ClientContext
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.questions import BACKOFF
+from metaq.errors import NoBrokerError
 from metaq.model import TopicPartition
 from metaq.retry import retry
 from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.paths import partition_name
+
+NAMES_SHOWN_MAX: Final = 10
+"""An error names so many partitions."""
 
 
 async def find_topics(
@@ -64,3 +70,46 @@ async def find_partitions(
     names = sorted(set(topics))
     snapshot = await read_cluster(context, names, deadline_s=deadline_s)
     return tuple(sorted(p for name in names for p in snapshot.get_partitions(name)))
+
+
+async def require_partitions(
+    context: ClientContext,
+    partitions: Iterable[TopicPartition],
+    *,
+    deadline_s: float,
+) -> None:
+    """Return when brokers have told of all of some partitions.
+
+    One that a broker lacks that is there is refused at once; a broker that is away is
+    waited for.
+
+    Raises:
+        NoBrokerError: nobody has one of them, or nothing is known of the cluster.
+        NodeNameError: no topic can have this name.
+    """
+    wanted = sorted(set(partitions))
+    topics = {partition.topic for partition in wanted}
+    snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+    while lacking := [p for p in wanted if p not in snapshot.get_partitions(p.topic)]:
+        refusal = _refusal(snapshot, lacking)
+        # A broker tells of all its partitions of a topic at once.
+        if any(p.broker_id in snapshot.gets.get(p.topic, {}) for p in lacking):
+            raise refusal
+        try:
+            snapshot = await context.metadata.wait_newer(
+                snapshot.epoch, deadline_s=deadline_s
+            )
+        except NoBrokerError as error:
+            raise refusal from error
+
+
+def _refusal(
+    snapshot: ClusterSnapshot, lacking: Sequence[TopicPartition]
+) -> NoBrokerError:
+    names = ", ".join(map(str, lacking[:NAMES_SHOWN_MAX]))
+    topic = lacking[0].topic
+    there = sorted(snapshot.get_partitions(topic))[:NAMES_SHOWN_MAX]
+    known = ", ".join(map(partition_name, there)) or "none"
+    return NoBrokerError(
+        f"no broker has {names}; of topic '{topic}' there are: {known}"
+    )

@@ -50,10 +50,12 @@ class BatchReader(DataSourceReader):
             DataLossError: bytes that are asked for are gone, and that is to fail the
                 query.
             BackwardRangeError: a partition would end before it starts.
+            NoBrokerError: a partition that the options name is nobody's.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, shared_cluster(self._options.wire)
         facts = BrokerFacts(cluster)
+        cluster.require_known(options.named)
         chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
         logs = cluster.spans(chosen)
         starts = resolve_starts(cluster, facts, options, logs)

@@ -12,7 +12,12 @@ from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from metaq.client.catalog import find_partitions, find_topics, read_cluster
+from metaq.client.catalog import (
+    find_partitions,
+    find_topics,
+    read_cluster,
+    require_partitions,
+)
 from metaq.client.context import ClientContext
 from metaq.client.fan_out import all_of
 from metaq.client.log_ends import LogEnds
@@ -121,6 +126,23 @@ class Cluster:
             return await find_partitions(context, topics, deadline_s=deadline_s)
 
         return self.run(find)
+
+    def require_known(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return when brokers have told of partitions that a user wrote down.
+
+        One that a broker lacks that is there is refused at once; a broker that is away
+        is waited for.
+
+        Raises:
+            NoBrokerError: nobody has one of them.
+        """
+        wanted = frozenset(partitions)
+
+        async def wait(context: ClientContext, deadline_s: float) -> None:
+            await require_partitions(context, wanted, deadline_s=deadline_s)
+
+        if wanted:
+            self.run(wait)
 
     async def _matching(
         self, context: ClientContext, pattern: str, deadline_s: float

@@ -193,7 +193,7 @@ OPTIONS: Final = (
     OptionSpec(name="subscribePattern", kind=Kind.PATTERN, uses=_ROWS,
         meaning="Every topic whose whole name matches, also those that come later."),
     OptionSpec(name="assign", kind=Kind.PARTITIONS, uses=_ROWS,
-        meaning="Exactly these partitions."),
+        meaning="Exactly these partitions; one that nobody has is an error."),
     # Where reading starts and ends.
     OptionSpec(name="startingOffsets", kind=Kind.OFFSETS, uses=_ROWS,
         choices=("earliest", "latest", "group"),

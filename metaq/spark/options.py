@@ -6,7 +6,7 @@ in one sentence that names both sides, before anything is connected or read.
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +16,9 @@ from metaq.spark.offsets import EARLIEST, LATEST
 from metaq.spark.option_table import Use, read_options
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
+
+NAMES_SHOWN_MAX: Final = 10
+"""An error names so many partitions."""
 
 _MS_PER_S: Final = 1000
 _NOT_NULL: Final = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
@@ -66,6 +69,11 @@ class Bound:
     """One time for all partitions; wins over everything else."""
     times_ms: Mapping[TopicPartition, Millis] = field(default_factory=dict)
     """Times per partition; win over offsets."""
+
+    @property
+    def named(self) -> frozenset[TopicPartition]:
+        """The partitions that have something of their own."""
+        return frozenset(self.offsets.keys() | self.times_ms.keys())
 
     def of(self, partition: TopicPartition) -> "Edge | Offset | AtTime":
         """Return what holds for one partition: the strongest of the fields."""
@@ -159,6 +167,11 @@ class SourceOptions:
     is_filter_pushdown: bool
     """Filters are asked for and heeded."""
 
+    @property
+    def named(self) -> frozenset[TopicPartition]:
+        """The partitions that the user wrote down one by one."""
+        return self.assigned | self.starting.named | self.ending.named
+
     def chooses(self, partition: TopicPartition) -> bool:
         """Whether a partition, which need not exist, is one that the user chose."""
         if self.assigned:
@@ -187,8 +200,9 @@ class SourceOptions:
         assigned = found.assigned()
         starting = _starting(found, is_stream=is_stream)
         ending = _ending(found)
-        _check_assigned("startingOffsets", starting, assigned)
-        _check_assigned("endingOffsets", ending, assigned)
+        topics, pattern = found.names("subscribe"), found.text("subscribePattern")
+        for name, bound in (("startingOffsets", starting), ("endingOffsets", ending)):
+            check_chosen(name, bound.named, topics, pattern, assigned)
         progress_group = found.text("progressGroup")
         start_group = found.text("group") or progress_group
         if starting.edge is Edge.GROUP and start_group is None:
@@ -196,8 +210,8 @@ class SourceOptions:
         strategy = found.text("startingOffsetsByTimestampStrategy")
         return cls(
             wire=wire,
-            topics=found.names("subscribe"),
-            topic_pattern=found.text("subscribePattern"),
+            topics=topics,
+            topic_pattern=pattern,
             assigned=assigned,
             starting=starting,
             ending=ending,
@@ -365,13 +379,37 @@ def _ending(found: _Found) -> Bound:
     return bound
 
 
-def _check_assigned(
-    name: str, bound: Bound, assigned: frozenset[TopicPartition]
+def check_chosen(
+    name: str,
+    named: Collection[TopicPartition],
+    topics: Collection[str],
+    topic_pattern: str | None,
+    assigned: Collection[TopicPartition],
 ) -> None:
-    """Refuse bounds of partitions that are not among those picked."""
-    named = bound.offsets.keys() | bound.times_ms.keys()
-    if assigned and (strangers := named - assigned):
-        raise OptionError(f"{name} names {min(strangers)}, which assign does not")
+    """Refuse bounds of partitions that the query does not read.
+
+    Args:
+        name: of the option, for the error.
+        named: the partitions that it names.
+        topics: of `subscribe`; empty where another way was chosen.
+        topic_pattern: of `subscribePattern`; None likewise.
+        assigned: of `assign`; empty likewise. Without any of the three all are read.
+
+    Raises:
+        OptionError: some of those named are not read.
+    """
+    if assigned:
+        way, strangers = "assign", set(named) - set(assigned)
+    elif topic_pattern is not None:
+        matches = re.compile(topic_pattern).fullmatch
+        way, strangers = "subscribePattern", {p for p in named if not matches(p.topic)}
+    elif topics:
+        way, strangers = "subscribe", {p for p in named if p.topic not in topics}
+    else:
+        return
+    if strangers:
+        shown = ", ".join(map(str, sorted(strangers)[:NAMES_SHOWN_MAX]))
+        raise OptionError(f"{name} names {shown}, which {way} does not choose")
 
 
 def _limits(found: _Found) -> BatchLimits:

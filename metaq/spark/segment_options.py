@@ -14,6 +14,7 @@ from metaq.spark.options import (
     BadRows,
     ValueFormat,
     ValueOptions,
+    check_chosen,
     read_value_options,
 )
 from metaq.spark.rows import OnCorrupt
@@ -110,6 +111,14 @@ def parse_segment_options(options: Mapping[str, str]) -> SegmentOptions:
             )
     names, pattern = found["subscribe"], found["subscribePattern"]
     assigned = found["assign"]
+    for name, bounds in (("startingOffsets", starts), ("endingOffsets", ends)):
+        check_chosen(
+            name,
+            bounds,
+            names if isinstance(names, tuple) else (),
+            pattern if isinstance(pattern, str) else None,
+            assigned if isinstance(assigned, frozenset) else frozenset(),
+        )
     return SegmentOptions(
         paths=_paths(found),
         topics=frozenset(names) if isinstance(names, tuple) else None,

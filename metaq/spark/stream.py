@@ -66,6 +66,7 @@ class Progress:
         self._left: frozenset[TopicPartition] = frozenset()
         self._gone: frozenset[TopicPartition] = frozenset()
         self._committed: dict[TopicPartition, Offset] = {}
+        self._is_checked = False
         self.ends: dict[TopicPartition, Offset] = {}
         """Log ends as they were seen last."""
 
@@ -75,6 +76,7 @@ class Progress:
         That it is the same after a restart takes the option `pinStart`.
 
         Raises:
+            NoBrokerError: a partition that the options name is nobody's.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, self._cluster
@@ -82,6 +84,8 @@ class Progress:
             kept = cluster.read_start(options.pin_name)
             if kept is not None:
                 return parse_offsets(kept)
+        cluster.require_known(options.named)
+        self._is_checked = True
         logs = cluster.spans(cluster.partitions(options))
         starts = resolve_starts(cluster, self._facts, options, logs)
         if options.pin_name is not None:
@@ -195,6 +199,10 @@ class Progress:
         does not any more: the query keeps where it stands in them.
         """
         cluster, options = self._cluster, self._options
+        if not self._is_checked:
+            # Of a query that goes on: what was read before may be away for a while.
+            cluster.require_known(options.assigned - stand.keys())
+            self._is_checked = True
         known = frozenset(filter(options.chooses, stand))
         self._report_left(frozenset(stand.keys() - known))
         logs = cluster.watched_spans(known.union(cluster.partitions(options)))

@@ -1,5 +1,6 @@
 """Options are read strictly: what is unknown or contradictory ends in one sentence."""
 
+import json
 import pickle
 import re
 
@@ -22,6 +23,7 @@ from metaq.spark.options import (
 )
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
+from metaq.spark.segment_options import parse_segment_options
 
 WIRE = {"brokers": "localhost:8123"}
 LEAST = {**WIRE, "subscribe": "logs"}
@@ -232,6 +234,32 @@ def test_offsets_of_partitions_that_are_not_assigned_are_refused() -> None:
     }
     with pytest.raises(OptionError, match="startingOffsets names logs/0-1"):
         SourceOptions.from_map(options, is_stream=True)
+
+
+@pytest.mark.parametrize(
+    ("way", "text"),
+    [
+        ("subscribe", "logs,other"),
+        ("subscribePattern", "log.|logs|other"),
+        ("assign", '{"logs": ["0-0"], "other": ["0-0"]}'),
+    ],
+)
+@pytest.mark.parametrize("name", ["startingOffsets", "endingOffsets"])
+def test_offsets_of_topics_that_are_not_read_are_refused(
+    way: str, text: str, name: str
+) -> None:
+    """All of them are named."""
+    named = {"logs": {"0-0": 5}, "lgos": {"0-0": 5, "0-1": 6}}
+    options = {**WIRE, way: text, name: json.dumps(named)}
+    with pytest.raises(
+        OptionError, match=f"{name} names lgos/0-0, lgos/0-1, which {way} does not"
+    ):
+        SourceOptions.from_map(options, is_stream=False)
+    times = {**WIRE, way: text, f"{name}ByTimestamp": json.dumps(named)}
+    with pytest.raises(OptionError, match=f"{name} names lgos/0-0"):
+        SourceOptions.from_map(times, is_stream=False)
+    with pytest.raises(OptionError, match=f"{name} names lgos/0-0"):
+        parse_segment_options({"path": "/data", way: text, name: json.dumps(named)})
 
 
 def test_wrong_json_names_its_option() -> None:

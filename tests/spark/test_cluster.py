@@ -1,0 +1,81 @@
+"""What a driver asks of brokers: partitions that nobody has are named."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from metaq.errors import NoBrokerError
+from metaq.model import Offset
+from metaq.spark import cluster as clusters
+from metaq.spark.batch import BatchReader
+from metaq.spark.options import SourceOptions
+from metaq.spark.stream import Progress
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+P0 = tp(0)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={TOPIC: 2}) as found:
+        monkeypatch.setattr(clusters, "_clusters", {})
+        yield found
+        for cluster in clusters._clusters.values():
+            cluster.close()
+
+
+def source_options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
+    given = options_of(broker, **more)
+    texts = {name: str(value) for name, value in given.items() if value is not None}
+    return SourceOptions.from_map(texts, is_stream=True)
+
+
+EARLIEST = {"startingOffsets": "earliest"}
+QUICKLY = {"retryTimeoutMs": 200, "requestTimeoutMs": 200}
+"""What is waited for in vain takes no longer."""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("0-2", "no broker has logs/0-2; of topic 'logs' there are: 0-0, 0-1"),
+        ("7-0", "no broker has logs/7-0; of topic 'logs' there are: 0-0, 0-1"),
+    ],
+)
+def test_a_partition_that_nobody_has_is_named(
+    broker: EmbeddedBroker, name: str, sentence: str
+) -> None:
+    """Of assign and of offsets, of batches and of streams, new ones and old ones."""
+    picked = {"assign": json.dumps({TOPIC: ["0-0", name]})}
+    offset = {"subscribe": TOPIC, "startingOffsets": json.dumps({TOPIC: {name: 0}})}
+    for more in (picked, offset):
+        with pytest.raises(NoBrokerError, match=re.escape(sentence)):
+            Progress(source_options(broker, **QUICKLY, **more)).start()
+        reader = BatchReader(source_options(broker, **QUICKLY, **more), pa.binary())
+        with pytest.raises(NoBrokerError, match=re.escape(sentence)):
+            reader.partitions()
+    goes_on = Progress(source_options(broker, **QUICKLY, **picked))
+    with pytest.raises(NoBrokerError, match=re.escape(sentence)):
+        goes_on.advance({P0: Offset(0)})
+
+
+def test_an_assigned_partition_whose_broker_comes_later_is_waited_for(
+    broker: EmbeddedBroker,
+) -> None:
+    publish(broker, numbered(1), partition=P0)
+    broker.stop()
+    coming = threading.Timer(0.2, broker.start)
+    coming.start()
+    try:
+        picked = {"assign": json.dumps({TOPIC: ["0-0"]}), **EARLIEST}
+        assert Progress(source_options(broker, **picked)).start() == {P0: Offset(0)}
+    finally:
+        coming.join()
