@@ -49,6 +49,12 @@ class OffsetStoreError(ClientError):
     """A store of offsets cannot be read or written; the message names it."""
 
 
+class NoResourcesError(ClientError):
+    """The system gives this process no descriptors, or no thread, for an event loop."""
+
+    retriable = True
+
+
 class HandlerFailedError(ClientError):
     """A handler could not handle a message, and the policy says to stop there."""
 

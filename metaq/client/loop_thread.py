@@ -13,11 +13,14 @@ import asyncio
 import concurrent.futures
 import logging
 import os
+import selectors
+import socket
 import threading
 import weakref
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
+from metaq.client.errors import NoResourcesError
 from metaq.errors import ClosedError, RequestTimeoutError
 
 log = logging.getLogger(__name__)
@@ -38,8 +41,12 @@ class LoopThread:
 
         Args:
             name: for logs and debuggers.
+
+        Raises:
+            NoResourcesError: no descriptors or no thread can be had; nothing is left
+                open, and a later try may succeed.
         """
-        self.loop = asyncio.new_event_loop()
+        self.loop = _new_loop(name)
         """The loop, for `call_soon_threadsafe`."""
         self.is_usable = True
         """False after `stop`, and in the child of a fork."""
@@ -47,7 +54,11 @@ class LoopThread:
         # Whoever is inside has the loop run its coroutine: `stop` comes behind.
         self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self.loop.close()
+            raise NoResourcesError(f"{name}: no thread can begin: {error}") from error
         _all.add(self)
 
     def _run(self) -> None:
@@ -168,6 +179,20 @@ class LoopThread:
         """Mark the loop as another process's; called in the child of a fork."""
         self._is_forked = True
         self.is_usable = False
+
+
+def _new_loop(name: str) -> asyncio.AbstractEventLoop:
+    try:
+        # What a loop opens, first: one that fails half-way complains for ever.
+        with selectors.DefaultSelector():
+            ends = socket.socketpair()
+        for end in ends:
+            end.close()
+        return asyncio.new_event_loop()
+    except OSError as error:
+        raise NoResourcesError(
+            f"{name}: no event loop can begin: {error.strerror or error}"
+        ) from error
 
 
 def _forget_all() -> None:

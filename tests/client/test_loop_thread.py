@@ -1,6 +1,7 @@
 """The client's own loop: whoever waits for it comes back, whatever happens to it."""
 
 import asyncio
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from metaq.client.errors import NoResourcesError
 from metaq.client.loop_thread import LoopThread
 from metaq.errors import ClosedError, RequestTimeoutError
 
@@ -164,3 +166,52 @@ def test_whatever_is_asked_while_it_stops_comes_to_an_end() -> None:
         thread.stop()
         caller.join(30)
         assert ends
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_without_descriptors_it_says_so_and_leaves_nothing_open(left: int) -> None:
+    """In one sentence, and a later try succeeds."""
+    script = f"""
+import os, resource
+from metaq.client import Client
+from metaq.errors import MetaqError
+
+count = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + {left}, count + 9))
+held = []
+while True:
+    try:
+        held.append(os.dup(0))
+    except OSError:
+        break
+for _ in range({left}):
+    os.close(held.pop())
+before = os.listdir("/proc/self/fd") if {left} else []
+client = Client(brokers=["127.0.0.1:1"])
+try:
+    client.start()
+except MetaqError as error:
+    assert "Too many open files" in str(error), error
+    assert not {left} or os.listdir("/proc/self/fd") == before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count + 9, count + 9))
+    client.start()
+client.close()
+print("closed")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.stdout, ended.stderr) == ("closed\n", "")
+
+
+def test_without_a_thread_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NoResourcesError, match="test: no thread can begin"):
+        LoopThread("test")
