@@ -27,6 +27,7 @@ from typing import Final, cast
 
 from metaq.client.batches import Batch, Home, Outcome, SendFuture
 from metaq.client.lanes import Announcer, Lane
+from metaq.client.numbers import SECONDS_MAX, check_timeout
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.room import Room
@@ -134,6 +135,10 @@ class Accumulator:
             ClosedError: the producer is closed.
             TypeError: data is not bytes-like.
         """
+        if timeout_s is None:
+            timeout_s = self._timeout_s
+        elif type(timeout_s) is not float or not 0 <= timeout_s <= SECONDS_MAX:
+            check_timeout(timeout_s)
         flag = 0
         if type(data) is not bytes or attribute is not None:
             data, flag = encode_payload(frozen(data), attribute)
@@ -145,8 +150,6 @@ class Accumulator:
         else:
             message = OutgoingMessage(data, attribute, key, partition)
             lane, may_move = routes.select(topic, message)
-        if timeout_s is None:
-            timeout_s = self._timeout_s
         size_bytes = len(data) + HEADER_BYTES
         self._acquire()
         try:
@@ -206,6 +209,7 @@ class Accumulator:
         Raises:
             As `append`, but for what depends on room.
         """
+        check_timeout(timeout_s)
         listed = list(messages)
         order: list[int] | None = None
         if topic not in self.routes.lanes:

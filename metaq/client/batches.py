@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, overload
 from zlib import crc32
 
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.numbers import check_timeout
 from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
 from metaq.model import MessageId, Offset, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
@@ -370,6 +371,7 @@ class SendFuture:
         return self.result()
 
     def _outcome(self, timeout: float | None) -> SendResult | MetaqError:
+        check_timeout(timeout)
         if not self._batch.wait(timeout):
             raise RequestTimeoutError(
                 f"no outcome within {timeout:g} s; the message is still on its way"

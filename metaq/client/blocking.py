@@ -29,9 +29,9 @@ from metaq.client.client_statistics import ClientStatistics
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
-from metaq.client.hand import check_count
 from metaq.client.handler_threads import Handler, run_threads
 from metaq.client.loop_thread import STOP_TIMEOUT_S, LoopThread
+from metaq.client.numbers import check_timeout, check_whole
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
@@ -116,6 +116,7 @@ class Client:
         Raises:
             ClosedError: called on the client's own thread; nothing is closed.
         """
+        check_timeout(timeout)
         thread = self._thread
         if thread is None or not thread.is_usable:
             return
@@ -329,6 +330,7 @@ class Consumer:
 
     def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
+        check_timeout(timeout)
         is_free = self._is_free
 
         async def close() -> None:
@@ -397,7 +399,8 @@ class Consumer:
         """Return messages of one partition; see `AsyncConsumer.receive_many`."""
         hand = self._twin.hand
         self._require_started()
-        check_count(count_max)
+        check_whole("count_max", count_max, 1)
+        check_timeout(timeout)
         many = hand.some(count_max)
         if many:
             return many

@@ -11,11 +11,12 @@ from typing import Self
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.errors import BufferFullError
 from metaq.client.loop_thread import LoopThread
+from metaq.client.names import check_topic
 from metaq.client.oneway import Handover
 from metaq.client.options import ProducerOptions
 from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.producer import AsyncProducer, ProducerStatistics, check_topic
+from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.client.runs import frozen
 from metaq.clock import Clock
 from metaq.errors import NoBrokerError
@@ -97,7 +98,7 @@ class Producer:
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
         while True:
-            left_s = deadline_s - self._clock.monotonic_s()
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
             self._thread.run(self._twin.prepare(topic, timeout=left_s))
             try:
                 return append(topic, data, attribute, key, partition, timeout)

@@ -27,12 +27,13 @@ from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.fan_out import all_of
 from metaq.client.names import fixed_partitions
+from metaq.client.numbers import WIRE_BYTES_MAX, check_offset, check_whole
 from metaq.client.offset_store import MemoryOffsets
-from metaq.client.options import ConsumerOptions, Start
+from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.questions import BACKOFF, ask, log_range
 from metaq.client.replies import Fetched, MovedTo, NothingThere, parse_get, require_ok
 from metaq.client.starts import first_offset
-from metaq.errors import ConfigError, WireError
+from metaq.errors import WireError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Stats
 from metaq.retry import retry
@@ -64,8 +65,11 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
     """Return the names of all topics, sorted; waits for ZooKeeper to be connected.
 
     Raises:
-        MetaqError: neither ZooKeeper nor a named broker tells any.
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        MetaqError: ZooKeeper cannot be asked.
     """
+    if not context.metadata.snapshot.epoch:
+        await context.metadata.wait_newer(0, deadline_s=deadline_s)
     names = await retry(
         lambda: context.metadata.topics(deadline_s=deadline_s),
         backoff=BACKOFF,
@@ -114,8 +118,8 @@ async def get_at(
         CorruptRecordError: the record at `offset` is damaged.
         MetaqError: the broker cannot be asked, or refuses.
     """
-    if max_bytes < 1:
-        raise ConfigError(f"max_bytes: expected 1 or more, got {max_bytes}")
+    check_whole("max_bytes", max_bytes, 1, WIRE_BYTES_MAX)
+    check_offset("offset", offset)
     cursor = PartitionCursor(
         partition,
         offset,
@@ -214,6 +218,7 @@ async def browse_topic(
 
     Arguments and errors are those of `AsyncClient.browse`.
     """
+    check_start(start)
     deadline_s = context.deadline_s(timeout)
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)

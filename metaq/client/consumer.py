@@ -14,9 +14,10 @@ from typing import Self
 from metaq.client.assignments import PartitionSource
 from metaq.client.bounds import wait_set, within
 from metaq.client.context import ClientContext
-from metaq.client.hand import Hand, check_count, current_task
-from metaq.client.handling import AsyncHandler, Handling
+from metaq.client.hand import Hand, current_task
+from metaq.client.handling import CONCURRENCY_MAX, AsyncHandler, Handling
 from metaq.client.intake import Marks
+from metaq.client.numbers import check_offset, check_timeout, check_whole
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions
 from metaq.client.progress import (
@@ -32,7 +33,7 @@ from metaq.client.progress import (
 from metaq.client.reading import Reading
 from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.totals import Totals, total_of_handling
-from metaq.errors import ClientError, ClosedError, ConfigError, MetaqError
+from metaq.errors import ClientError, ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
 
@@ -127,8 +128,8 @@ class AsyncConsumer:
         """
         if self._state is not ConsumerState.NEW:
             raise ClosedError("a consumer is started once; make another one")
-        self._state = ConsumerState.JOINING
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
+        self._state = ConsumerState.JOINING
         try:
             await within(timeout, self._start_source(), f"{self}: start")
         except BaseException:
@@ -214,12 +215,11 @@ class AsyncConsumer:
         Cancellation: the partitions are given up at once, and the group is left; what
         was not committed is delivered again.
         """
+        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         if self._state is ConsumerState.CLOSED:
             await wait_set(self._ended, timeout)
             return
-        deadline_s = None
-        if timeout is not None:
-            deadline_s = self._context.deadline_s(timeout)
+        if deadline_s is not None:
             self._reading.end_by(deadline_s)
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
@@ -310,7 +310,8 @@ class AsyncConsumer:
             MetaqError: the consumer has failed; `ClosedError` after `close`.
         """
         self.require_started()
-        check_count(count_max)
+        check_whole("count_max", count_max, 1)
+        check_timeout(timeout)
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -367,8 +368,7 @@ class AsyncConsumer:
             ConfigError: there would be no worker.
             ClientError: it is not started, or another `run` is under way.
         """
-        if concurrency < 1:
-            raise ConfigError(f"concurrency: expected 1 or more, got {concurrency}")
+        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         if self._state is ConsumerState.NEW:
             raise ClientError(f"{self} is not started")
         if self._handling is not None and not self._handling.is_closed:
@@ -428,12 +428,13 @@ class AsyncConsumer:
             ClosedError: the partition is not ours.
             RequestTimeoutError: the loop did not come to it, and does not any more.
         """
-        del timeout
+        check_timeout(timeout)
         # Whoever gave up before the loop came to it has cancelled it by now.
         await asyncio.sleep(0)
         self._move(partition, offset)
 
     def _move(self, partition: TopicPartition, offset: Offset) -> None:
+        check_offset("offset", offset)
         self._reading.require_assigned(partition)
         if self.hand.batch is not None and self.hand.batch.partition == partition:
             self.hand.drop()
@@ -473,9 +474,8 @@ class AsyncConsumer:
         Raises:
             MetaqError: a broker cannot be asked.
         """
-        context = self._context
-        deadline_s = context.deadline_s(timeout)
-        lags = await lags_of(context, self.feed.handled(), deadline_s=deadline_s)
+        deadline_s = self._context.deadline_s(timeout)
+        lags = await lags_of(self._context, self.feed.handled(), deadline_s=deadline_s)
         self.last_lags = lags
         return lags
 

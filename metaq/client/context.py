@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from metaq.client.metadata import Metadata
+from metaq.client.numbers import check_timeout
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.pool import ConnectionPool
@@ -38,7 +39,12 @@ class ClientContext:
     """ZooKeeper; None for a client of named brokers."""
 
     def limit_s(self, timeout: float | None) -> float:
-        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        """Return the seconds that a call may take; None: `request_timeout_s`.
+
+        Raises:
+            ConfigError: `timeout` is no time.
+        """
+        check_timeout(timeout)
         return self.options.request_timeout_s if timeout is None else timeout
 
     def deadline_s(self, timeout: float | None = None) -> float:

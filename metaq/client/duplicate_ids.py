@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from metaq.errors import ConfigError
+from metaq.client.numbers import check_whole
 from metaq.model import MessageId
 
 CAPACITY: Final = 4096
@@ -76,8 +76,7 @@ class LruDuplicateIds:
         Raises:
             ConfigError: `capacity` is below 1.
         """
-        if capacity < 1:
-            raise ConfigError(f"capacity: expected 1 or more, got {capacity}")
+        check_whole("capacity", capacity, 1)
         self._capacity = capacity
         self._lock = threading.Lock()
         self._keys: OrderedDict[str, None] = OrderedDict()

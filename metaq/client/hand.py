@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
-from metaq.errors import ConfigError, OwnershipLostError
+from metaq.errors import OwnershipLostError
 from metaq.model import Message
 
 Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
@@ -143,13 +143,3 @@ def _has_ended(looper: Looper) -> bool:
     if isinstance(looper, asyncio.Task):
         return looper.done()
     return not looper.is_alive()
-
-
-def check_count(count_max: int) -> None:
-    """Refuse to hand out no messages: that would never come to an end.
-
-    Raises:
-        ConfigError: `count_max` is below 1.
-    """
-    if count_max < 1:
-        raise ConfigError(f"count_max: expected 1 or more, got {count_max}")

@@ -29,6 +29,7 @@ from metaq.client.errors import HandlerFailedError, MessageTooLargeError
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.hand import current_task
+from metaq.client.numbers import check_timeout
 from metaq.client.parking import Parking
 from metaq.client.producer import AsyncProducer
 from metaq.client.redelivery import RetryPolicy, dead_letter_topic, next_delay_s
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 
 AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
 """Handles a message; what it returns is ignored, what it raises is a failure."""
+
+CONCURRENCY_MAX: Final = 10_000
+"""Most workers of one run."""
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
 """Pauses while a message cannot be given up: nobody takes the dead letter, or the disk
@@ -161,6 +165,7 @@ class Handling:
             StorageError: the directory is unusable, or another process has it.
             RequestTimeoutError: the disk does not answer.
         """
+        check_timeout(timeout_s)
         if self._parking is not None:
             what = f"opening what is parked of group '{self._group}'"
             await within(timeout_s, self._parking.start(), what)

@@ -6,8 +6,8 @@ Source: client spec 8.1.
 from collections.abc import Sequence
 from typing import Final
 
+from metaq.client.names import check_topic
 from metaq.client.partitioner import parse_partition
-from metaq.client.producer import check_topic
 from metaq.errors import ConfigError, LocalProtocolError
 from metaq.model import BrokerId, TopicPartition
 

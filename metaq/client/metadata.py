@@ -153,7 +153,12 @@ class ZooKeeperMetadata:
     """The cluster below one root in ZooKeeper; `Metadata`."""
 
     def __init__(
-        self, coordinator: Coordinator, paths: NodePaths, *, clock: Clock
+        self,
+        coordinator: Coordinator,
+        paths: NodePaths,
+        *,
+        clock: Clock,
+        name: str = "ZooKeeper",
     ) -> None:
         """Prepare to watch.
 
@@ -161,8 +166,10 @@ class ZooKeeperMetadata:
             coordinator: belongs to the caller; may connect before or after `start`.
             paths: the root.
             clock: gives meaning to deadlines.
+            name: of ZooKeeper in errors, with its address.
         """
         self._clock = clock
+        self._name = name
         self._watch = ClusterWatch(coordinator, paths, clock=clock)
 
     @property
@@ -203,7 +210,7 @@ class ZooKeeperMetadata:
             return await self._watch.wait_newer(epoch, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
             raise NoBrokerError(
-                f"no news from ZooKeeper within {left_s:.3g} s"
+                f"no news from {self._name} within {left_s:.3g} s"
             ) from error
 
     def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:

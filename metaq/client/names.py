@@ -5,11 +5,12 @@ topics, in a comma-joined list, so what would break there is refused where the u
 see it. Source: client spec 5.4, 12.3 and 15.3.
 """
 
+import os
 from collections.abc import Collection
 from typing import Final
 
 from metaq.config.topic_rules import is_safe_topic
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, LocalProtocolError
 from metaq.model import TopicPartition
 from metaq.zk.paths import is_legal_step, parse_partition
 
@@ -32,6 +33,16 @@ def check_group(group: str) -> str:
     if not group.strip() or not is_legal_step(group) or len(group.split()) > 1:
         raise ConfigError(f"group: expected a name without blanks, got {group!r}")
     return group
+
+
+def check_topic(topic: str) -> None:
+    """Refuse what can be no topic's name (client spec 2.1).
+
+    Raises:
+        LocalProtocolError: it is empty, or has a space or line end.
+    """
+    if not topic or any(mark in topic for mark in " \r\n"):
+        raise LocalProtocolError(f"topic: {topic!r} cannot travel as a token")
 
 
 def check_topics(topics: Collection[str]) -> tuple[str, ...]:
@@ -76,6 +87,16 @@ def fixed_partitions(
             raise ConfigError(f"partitions: expected names as '0-1', got {name!r}")
         found.update(TopicPartition(topic, *parsed) for topic in topics)
     return tuple(sorted(found))
+
+
+def member_id(host: str, chance: object) -> str:
+    """Return a member's name as MetaQ makes it: `<host>-<pid>-<chance>`.
+
+    Args:
+        host: this machine's address.
+        chance: what nobody else has.
+    """
+    return f"{host}-{os.getpid()}-{chance}"
 
 
 def broadcast_group(group: str, host: str) -> str:

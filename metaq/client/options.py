@@ -10,14 +10,23 @@ both.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, TypeAlias, TypedDict
 
 from metaq.client.duplicate_ids import DuplicateIds
+from metaq.client.numbers import (
+    WIRE_BYTES_MAX,
+    check_offset,
+    check_seconds,
+    check_whole,
+)
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.paths import DEFAULT_ROOT
 
 MIB: Final = 1024 * 1024
+
+SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
+"""What ZooKeeper can be told: milliseconds in 32 bits, signed."""
 
 Start: TypeAlias = (
     Literal["earliest", "latest"] | datetime | Offset | Mapping[TopicPartition, Offset]
@@ -59,6 +68,11 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("close_timeout_s",))
+        if self.session_timeout_s > SESSION_TIMEOUT_S_MAX:
+            raise ConfigError(
+                f"session_timeout_s: expected at most {SESSION_TIMEOUT_S_MAX}, got"
+                f" {self.session_timeout_s}"
+            )
         _check_order(self, "reconnect_first_s", "reconnect_max_s")
 
 
@@ -162,15 +176,9 @@ class ConsumerOptions:
         _check_numbers(self, zero=("wait_s", "revoke_timeout_s"))
         # A get brings whole records of its size, the largest one included or not.
         _check_order(self, "fetch_bytes", "fetch_bytes_max")
-        _check_start(self.start)
+        check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
+        check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
-
-
-_NUMBERS: Final[dict[object, tuple[Any, str]]] = {
-    int: (int, "a whole number"),
-    float: (int | float, "a number"),
-    float | None: (int | float, "a number"),
-}
 
 
 def _check_numbers(
@@ -181,12 +189,10 @@ def _check_numbers(
     """Refuse what is no number, or not above 0; those named in `zero` may be 0."""
     for field in fields(options):
         value, name = getattr(options, field.name), field.name
-        if field.type not in _NUMBERS or (value is None and field.type == float | None):
-            continue
-        kind, what = _NUMBERS[field.type]
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise ConfigError(f"{name}: expected {what}, got {value!r}")
-        _check_sign(name, value, may_be_zero=name in zero)
+        if field.type is int:
+            check_whole(name, value, 1)
+        elif field.type is float or (field.type == float | None and value is not None):
+            check_seconds(name, value, may_be_zero=name in zero)
 
 
 def _check_order(
@@ -203,20 +209,20 @@ def _check_order(
         raise ConfigError(f"{low}: expected {bound} {high}, got {one} and {other}")
 
 
-def _check_sign(name: str, value: float, *, may_be_zero: bool) -> None:
-    if may_be_zero:
-        if not value >= 0:
-            raise ConfigError(f"{name}: expected 0 or more, got {value}")
-    elif not value > 0:
-        raise ConfigError(f"{name}: expected more than 0, got {value}")
+def check_start(start: object) -> None:
+    """Refuse what says of no partition where to begin.
 
-
-def _check_start(start: object) -> None:
+    Raises:
+        ConfigError: it is none of `Start`, or an offset of it is none.
+    """
     if isinstance(start, str):
         _check_choice("start", start, ("earliest", "latest"))
+    elif isinstance(start, Mapping):
+        for partition, offset in start.items():
+            check_offset(f"start of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
-        _check_sign("start", start, may_be_zero=True)
-    elif not isinstance(start, datetime | Mapping):
+        check_offset("start", start)
+    elif not isinstance(start, datetime):
         raise ConfigError(
             "start: expected earliest, latest, a datetime, an offset or a mapping of"
             f" them, got {start!r}"

@@ -30,6 +30,7 @@ from metaq.client.batches import SendResult
 from metaq.client.bounds import within
 from metaq.client.context import ClientContext
 from metaq.client.errors import MessageTooLargeError, NotSentError
+from metaq.client.numbers import check_timeout
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.ordered_lane import OrderedLane
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector
@@ -173,6 +174,7 @@ class AsyncOrderedProducer:
         """
         if self._is_started:
             raise ClosedError("an ordered producer is started once; make another one")
+        check_timeout(timeout)
         self._is_started = self._is_opening = True
         clock = self._context.clock
         deadline_s = None if timeout is None else clock.monotonic_s() + timeout
@@ -226,6 +228,7 @@ class AsyncOrderedProducer:
 
         Cancellation: the files are closed all the same.
         """
+        check_timeout(timeout)
         if self._unlisten is not None:
             self._unlisten()
         limit_s = self._context.options.close_timeout_s if timeout is None else timeout
@@ -306,6 +309,7 @@ class AsyncOrderedProducer:
 
         Cancellation: the message may be stored or spooled all the same.
         """
+        check_timeout(timeout)
         message = OutgoingMessage(frozen(data), attribute, key)
         payload, _flag = encode_payload(message.data, attribute)
         lane = self._lane_of(message)

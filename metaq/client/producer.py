@@ -28,6 +28,8 @@ from metaq.client.batches import SendFuture, SendResult
 from metaq.client.bounds import wait_set
 from metaq.client.delivery import Delivery
 from metaq.client.errors import BufferFullError
+from metaq.client.names import check_topic
+from metaq.client.numbers import check_timeout
 from metaq.client.oneway import OnewayMessages
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Pool
@@ -189,10 +191,10 @@ class AsyncProducer:
             ClosedError: the producer is closed.
         """
         self._check_open()
+        deadline_s = self._deadline_s(timeout)
         if topic in self._topics:
             return
         check_topic(topic)
-        deadline_s = self._deadline_s(timeout)
         snapshot = await self._metadata.topic(topic, deadline_s=deadline_s)
         self._check_open()
         self._learn(topic, snapshot)
@@ -285,7 +287,8 @@ class AsyncProducer:
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
         while True:
-            await self.prepare(topic, timeout=deadline_s - self._clock.monotonic_s())
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            await self.prepare(topic, timeout=left_s)
             try:
                 return append(topic, data, attribute, key, partition, timeout)
             except BufferFullError as error:
@@ -376,6 +379,7 @@ class AsyncProducer:
         Raises:
             RequestTimeoutError: some have none yet; they go on.
         """
+        check_timeout(timeout)
         batches = self.accumulator.unanswered()
         self._delivery.fill()
         try:
@@ -413,12 +417,12 @@ class AsyncProducer:
 
         Cancellation: everything without an outcome fails at once.
         """
+        limit_s = self._close_timeout_s if timeout is None else timeout
+        deadline_s = self._deadline_s(limit_s)
         if self._is_closed:
             await wait_set(self._ended, timeout)
             return
         self._is_closed = True
-        limit_s = self._close_timeout_s if timeout is None else timeout
-        deadline_s = self._deadline_s(limit_s)
         try:
             try:
                 await self.oneway.close(limit_s)
@@ -470,6 +474,7 @@ class AsyncProducer:
             raise ClosedError("the producer is closed")
 
     def _deadline_s(self, timeout: float | None) -> float:
+        check_timeout(timeout)
         timeout_s = self._options.timeout_s if timeout is None else timeout
         return self._clock.monotonic_s() + timeout_s
 
@@ -488,13 +493,3 @@ class AsyncProducer:
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)
-
-
-def check_topic(topic: str) -> None:
-    """Refuse what can be no topic's name (client spec 2.1).
-
-    Raises:
-        LocalProtocolError: it is empty, or has a space or line end.
-    """
-    if not topic or any(mark in topic for mark in " \r\n"):
-        raise LocalProtocolError(f"topic: {topic!r} cannot travel as a token")

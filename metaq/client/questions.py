@@ -68,6 +68,9 @@ async def ask(
         RequestTimeoutError: it does not answer.
         WireError: it goes on refusing with a status that passes (503, 504).
     """
+    if not context.metadata.snapshot.epoch:
+        # Whose address is wrong, or who is away, is told by name.
+        await context.metadata.wait_newer(0, deadline_s=deadline_s)
 
     async def attempt() -> Reply:
         address = context.address_of(partition.broker_id)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from metaq.client.numbers import check_seconds, check_whole
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
 
@@ -61,11 +62,12 @@ class RetryPolicy:
             ConfigError: a number is out of range, a directory is missing, or a place
                 is named that nothing goes to.
         """
-        if self.attempts_max < 1:
-            raise ConfigError(
-                f"attempts_max: expected 1 or more, got {self.attempts_max}"
-            )
-        if not 0 < self.first_s <= self.max_s:
+        check_whole("attempts_max", self.attempts_max, 1)
+        check_seconds("first_s", self.first_s, may_be_zero=False)
+        check_seconds("max_s", self.max_s, may_be_zero=False)
+        check_seconds("replay_first_s", self.replay_first_s)
+        check_seconds("replay_interval_s", self.replay_interval_s, may_be_zero=False)
+        if self.first_s > self.max_s:
             raise ConfigError(
                 f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
             )
@@ -83,11 +85,6 @@ class RetryPolicy:
                     f"{name}: expected then={then!r} with it, got {value!r} and"
                     f" then={self.then!r}"
                 )
-        if self.replay_first_s < 0 or self.replay_interval_s <= 0:
-            raise ConfigError(
-                "expected replay_first_s >= 0 and replay_interval_s > 0, got"
-                f" {self.replay_first_s} and {self.replay_interval_s}"
-            )
 
 
 DEFAULT_POLICY: Final = RetryPolicy()

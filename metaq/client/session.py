@@ -38,7 +38,9 @@ from metaq.client.names import (
     check_group,
     check_topics,
     fixed_partitions,
+    member_id,
 )
+from metaq.client.numbers import check_timeout
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
     ClientKeywords,
@@ -107,6 +109,7 @@ class AsyncClient:
         self._clock = clock or SystemClock()
         self._addresses = [] if brokers is None else parse_addresses(brokers)
         self._make_coordinator = coordinator
+        self._zookeeper_name = f"ZooKeeper at {zookeeper}" if zookeeper else "ZooKeeper"
         if zookeeper is not None:
             self._make_coordinator = lambda clock: KazooCoordinator(
                 zookeeper,
@@ -144,7 +147,9 @@ class AsyncClient:
         else:
             coordinator = self._make_coordinator(clock)
             coordinator.start()
-            metadata = ZooKeeperMetadata(coordinator, paths, clock=clock)
+            metadata = ZooKeeperMetadata(
+                coordinator, paths, clock=clock, name=self._zookeeper_name
+            )
         self._context = ClientContext(
             clock, options, pool, metadata, paths, self._make_producer, coordinator
         )
@@ -172,6 +177,7 @@ class AsyncClient:
 
         Cancellation: everything is closed at once, as the `close` of each says.
         """
+        check_timeout(timeout)
         self._is_closed = True
         now_s = self._clock.monotonic_s()
         deadline_s = None if timeout is None else now_s + timeout
@@ -339,7 +345,7 @@ class AsyncClient:
                 group=name,
                 topics=check_topics(topics),
                 partitions=partitions,
-                consumer_id=settings.consumer_id or _new_consumer_id(),
+                consumer_id=settings.consumer_id or member_id(own_host(), uuid.uuid4()),
                 strategy=settings.strategy,
             ),
             store=offsets or make_store(context, is_broadcast=broadcast),
@@ -492,7 +498,3 @@ class AsyncClient:
         self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]
-
-
-def _new_consumer_id() -> str:
-    return f"{own_host()}-{os.getpid()}-{uuid.uuid4()}"

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from metaq.client import AsyncClient
+from metaq.client import AsyncClient, Client
 from metaq.client.addresses import parse_address
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, NoBrokerError
+from metaq.model import Offset
 from metaq.zk.znodes import BrokerAddress
 
 
@@ -41,3 +42,24 @@ def test_brokers_that_are_no_list_are_refused_as_that(brokers: Any) -> None:
 def test_addresses_are_taken_with_and_without_their_scheme() -> None:
     assert parse_address("h:1") == parse_address("meta://h:1") == BrokerAddress("h", 1)
     assert parse_address("[::1]:8123") == BrokerAddress("::1", 8123)
+
+
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        ({"zookeeper": "127.0.0.1:1"}, "ZooKeeper at 127.0.0.1:1"),
+        ({"brokers": ["127.0.0.1:1"]}, "meta://127.0.0.1:1"),
+    ],
+)
+def test_an_address_where_nobody_is_is_named(way: dict[str, Any], name: str) -> None:
+    """Whatever was asked: the answer to "why?" is the address."""
+    with Client(**way) as client:
+        for ask in (
+            lambda: client.topics(timeout=0.1),
+            lambda: client.partitions("t", timeout=0.1),
+            lambda: client.stats(timeout=0.1),
+            lambda: client.get("t", "0-0", Offset(0), timeout=0.1),
+            lambda: client.producer().send("t", b"a", timeout=0.1),
+        ):
+            with pytest.raises(NoBrokerError, match=f"no news from {name} within"):
+                ask()

@@ -101,7 +101,7 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         with pytest.raises(RequestTimeoutError, match="still on its way"):
             future.result(timeout=0)
         with pytest.raises(RequestTimeoutError, match="still on its way"):
-            future.result(timeout=-1)
+            future.result(timeout=0)
         error = ServerError("no")
         batch.resolve(
             [

@@ -236,7 +236,7 @@ def test_get_tells_where_the_log_is(java: Any, java_client: Any) -> None:
     java.inner.trim()
     result = java_client.get("test", "0-0", Offset(0))
     assert (result.messages, result.next_offset, result.is_moved) == ([], start, True)
-    with pytest.raises(ConfigError, match="max_bytes: expected 1 or more, got 0"):
+    with pytest.raises(ConfigError, match="max_bytes: expected 1 to 2147483647, got 0"):
         java_client.get("test", "0-0", start, 0)
     with pytest.raises(ConfigError, match="got '0'"):
         java_client.get("test", "0", start)

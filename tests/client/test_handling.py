@@ -439,7 +439,7 @@ def test_a_consumer_that_is_not_started_is_not_run(broker: AnyBroker) -> None:
             with pytest.raises(ClientError, match="not started"):
                 await consumer.run(handler)
             async with consumer:
-                with pytest.raises(ConfigError, match="expected 1 or more, got 0"):
+                with pytest.raises(ConfigError, match="expected 1 to 10000, got 0"):
                     await consumer.run(handler, concurrency=0)
 
     asyncio.run(scenario())

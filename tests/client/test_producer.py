@@ -11,8 +11,8 @@ from metaq.client.errors import (
     NotSentError,
     OutcomeUnknownError,
 )
+from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
-from metaq.client.producer import check_topic
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,

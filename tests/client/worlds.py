@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
-from metaq.client.consumer import AsyncConsumer
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.testing.loop_thread import LoopThread
 
@@ -23,10 +22,10 @@ IDLE: dict[str, Any] = {"idle_step_s": 0.01, "idle_max_s": 0.02}
 """The same for consumers of a broker without long poll."""
 
 
-class AsyncWorldConsumer:
-    """An async consumer, called from outside its loop."""
+class AsyncWorldPart:
+    """What was made from an async client, called from outside its loop."""
 
-    def __init__(self, twin: AsyncConsumer, run: Callable[..., Any]) -> None:
+    def __init__(self, twin: Any, run: Callable[..., Any]) -> None:
         self.twin = twin
         self._run = run
 
@@ -42,6 +41,16 @@ class AsyncWorldConsumer:
     ) -> None:
         self._run(self.twin.__aexit__(kind, error, trace))
 
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.twin, name)
+        if name in {"assignment", "health", "statistics"} or not callable(value):
+            return value
+        return lambda *args, **named: self._run(value(*args, **named))
+
+
+class AsyncWorldConsumer(AsyncWorldPart):
+    """An async consumer."""
+
     def __iter__(self) -> Iterator[Message]:
         iterator = aiter(self.twin)
 
@@ -56,12 +65,6 @@ class AsyncWorldConsumer:
                 yield message
         finally:
             self._run(close())
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(self.twin, name)
-        if name in {"assignment", "health", "statistics"} or not callable(value):
-            return value
-        return lambda *args, **named: self._run(value(*args, **named))
 
 
 class AsyncWorld:
@@ -95,6 +98,13 @@ class AsyncWorld:
         return AsyncWorldConsumer(
             self._call(self.twin.consumer, *args, **options), self._run
         )
+
+    def producer(self, **options: Any) -> AsyncWorldPart:
+        return AsyncWorldPart(self._call(self.twin.producer, **options), self._run)
+
+    def ordered_producer(self, *args: Any, **options: Any) -> AsyncWorldPart:
+        made = self._call(self.twin.ordered_producer, *args, **options)
+        return AsyncWorldPart(made, self._run)
 
     def browse(self, *args: Any, **options: Any) -> Iterator[Message]:
         iterator = self._call(self.twin.browse, *args, **options)

@@ -1,0 +1,76 @@
+"""Numbers that users give: refused at the call where they mean nothing. Pure."""
+
+import math
+from typing import Final
+
+from metaq.errors import ConfigError
+from metaq.model import MAX_OFFSET
+
+SECONDS_MAX: Final = 1_000_000_000
+"""Longest time: three decades. Clocks of the system take some more, and no infinity."""
+
+WHOLE_MAX: Final = 2**63 - 1
+"""Largest size or count, where nothing else is said."""
+
+WIRE_BYTES_MAX: Final = 2**31 - 1
+"""Largest size that a get can ask for: 32 bits, signed."""
+
+
+def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None:
+    """Refuse what is no time from 0 to SECONDS_MAX.
+
+    Args:
+        name: of the option or argument, for the error.
+        value: what was given.
+        may_be_zero: 0 is a time, too.
+
+    Raises:
+        ConfigError: no number, a boolean, not a number (NaN), or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name}: expected a number of seconds, got {value!r}")
+    if not 0 <= value <= SECONDS_MAX or (value == 0 and not may_be_zero):
+        low = "0" if may_be_zero else "more than 0"
+        raise ConfigError(
+            f"{name}: expected {low} to {SECONDS_MAX} seconds, got {_shown(value)}"
+        )
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse a time-out that is neither None nor a time; see `check_seconds`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if timeout is not None:
+        check_seconds("timeout", timeout)
+
+
+def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> None:
+    """Refuse what is no whole number from `low` to `high`.
+
+    Raises:
+        ConfigError: no whole number, a boolean, or out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: expected a whole number, got {value!r}")
+    if not low <= value <= high:
+        upper = "or more" if high == WHOLE_MAX else f"to {high}"
+        raise ConfigError(f"{name}: expected {low} {upper}, got {_shown(value)}")
+
+
+def check_offset(name: str, value: object) -> None:
+    """Refuse what is no offset.
+
+    Raises:
+        ConfigError: no whole number of 0 or more in 63 bits.
+    """
+    check_whole(name, value, 0, MAX_OFFSET)
+
+
+def _shown(value: float) -> str:
+    """Return a number for a sentence: int() of a user may have a million digits."""
+    if isinstance(value, int) and not -WHOLE_MAX <= value <= WHOLE_MAX:
+        digits = int(value.bit_length() * math.log10(2))
+        return f"about {'-' if value < 0 else ''}10^{digits}"
+    return repr(value)
