@@ -1,6 +1,5 @@
 """The argument tree of what goes through the client: messages, groups and offsets."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,14 @@ from metaq.cli.offsets import (
     reset_offsets,
     show_offsets,
 )
-from metaq.cli.options import F, SecondsRange, example, json_option, target_options
+from metaq.cli.options import (
+    SecondsRange,
+    count_option,
+    example,
+    group_option,
+    json_option,
+    target_options,
+)
 from metaq.cli.produce import ProduceOptions, produce
 from metaq.cli.tail import TailOptions, tail
 
@@ -144,7 +150,7 @@ def cat_command(
     ),
 )
 @click.argument("topic")
-@click.option("--group", required=True, help="Read as a member of this group.")
+@group_option
 @click.option(
     "--start",
     default="earliest",
@@ -403,17 +409,6 @@ size_option = click.option(
     show_default=True,
     help="Bytes of a message.",
 )
-
-
-def count_option(default: int) -> Callable[[F], F]:
-    """Return the option that says how many messages."""
-    return click.option(
-        "--count",
-        type=click.IntRange(1),
-        default=default,
-        show_default=True,
-        help="Messages in all.",
-    )
 
 
 @click.group("bench")

@@ -16,6 +16,8 @@ from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
+from metaq.zk._kazoo_client import check_hosts
+from metaq.zk.paths import normalize_root
 from metaq.zk.znodes import BrokerAddress
 
 T = TypeVar("T")
@@ -104,6 +106,24 @@ class Target:
         if self.brokers:
             return f"no broker answers at {', '.join(self.brokers)} {waited}"
         return f"no ZooKeeper answers at {self.zookeeper} {waited}"
+
+
+def check_target(target: Target) -> None:
+    """Refuse options that say nowhere where the cluster is.
+
+    Raises:
+        click.BadParameter: names the option.
+    """
+    if target.brokers:
+        return
+    for check, text, hint in (
+        (check_hosts, target.zookeeper, "--zookeeper"),
+        (normalize_root, target.root, "--zk-root"),
+    ):
+        try:
+            check(text)
+        except ConfigError as error:
+            raise click.BadParameter(str(error), param_hint=hint) from error
 
 
 def check_address(text: str) -> None:

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final, Self
 
+from metaq.cli import render
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 EXIT_SIGNAL: Final = 128
 """What shells add to the number of the signal that ended a process."""
@@ -65,6 +67,8 @@ class Interrupts:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         is_second = self._first is not None
         self._first = number
+        if number == signal.SIGINT:
+            render.leave_echo()
         if self._may_end or is_second:
             _raise(number)
 

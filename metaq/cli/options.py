@@ -10,7 +10,9 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from metaq.cli import logs
-from metaq.cli.cluster import Target
+from metaq.cli.cluster import Target, check_target
+from metaq.client.names import check_group
+from metaq.errors import ConfigError
 
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
@@ -95,6 +97,7 @@ def target_options(command: F) -> F:
         **kwargs: Any,
     ) -> Any:
         target = Target(zookeeper, zk_root, brokers, timeout)
+        check_target(target)
         return command(*args, target=target, **kwargs)
 
     wrapped: Any = with_target
@@ -124,3 +127,29 @@ def place_options(command: F) -> F:
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
 )
+
+
+def _check_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
+    try:
+        return check_group(group)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+group_option = click.option(
+    "--group",
+    required=True,
+    callback=_check_group,
+    help="Read as a member of this group.",
+)
+
+
+def count_option(default: int) -> Callable[[F], F]:
+    """Return the option that says how many messages."""
+    return click.option(
+        "--count",
+        type=click.IntRange(1),
+        default=default,
+        show_default=True,
+        help="Messages in all.",
+    )

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, Protocol, TextIO
 
 import click
@@ -46,8 +46,12 @@ BAR_WIDTH_MAX: Final = 40
 FIGURES_WIDTH: Final = 42
 """Characters that sizes, speed and time beside a bar take at most."""
 UNIT: Final = 1024
-STANDARD_DESCRIPTOR_MAX: Final = 2
+STANDARD_ERROR: Final = 2
+"""Its descriptor, which is the last one of the standard."""
 MARKED_STYLE: Final = "bold red"
+
+_bars: Final[list[Progress]] = []
+"""Those that are shown now."""
 
 Cell = str | int | float | bool | None
 """What a table may hold."""
@@ -56,6 +60,17 @@ Cell = str | int | float | bool | None
 def say(text: str) -> None:
     """Print one sentence for people, on standard error."""
     click.echo(f"{SPEAKER}{text}", err=True)
+
+
+def leave_echo() -> None:
+    """Go to a new line of the terminal: behind the `^C` that it shows for the key.
+
+    A bar takes its line away, with all that stands there. Called in a signal handler,
+    so nothing that buffers is used.
+    """
+    with suppress(OSError):
+        if not _bars and os.isatty(STANDARD_ERROR):
+            os.write(STANDARD_ERROR, b"\n")
 
 
 def print_json(value: Mapping[str, object]) -> None:
@@ -205,7 +220,11 @@ def progress(
     )
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total_bytes)
-        yield lambda done_bytes: bar.update(task, completed=done_bytes)
+        _bars.append(bar)
+        try:
+            yield lambda done_bytes: bar.update(task, completed=done_bytes)
+        finally:
+            _bars.remove(bar)
 
 
 def print_any_character() -> None:
@@ -224,7 +243,7 @@ def fill_standard_descriptors() -> None:
     A segment that was opened as descriptor 2 would take in whatever a library prints
     to standard error. Python leaves out the streams of those that it found closed.
     """
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_DESCRIPTOR_MAX:
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= STANDARD_ERROR:
         pass
     os.close(fd)
     if sys.stdout is None:

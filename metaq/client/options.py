@@ -21,7 +21,7 @@ from metaq.client.numbers import (
 )
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
-from metaq.zk.paths import DEFAULT_ROOT
+from metaq.zk.paths import DEFAULT_ROOT, normalize_root
 
 MIB: Final = 1024 * 1024
 
@@ -68,6 +68,7 @@ class ClientOptions:
 
     def __post_init__(self) -> None:
         _check_numbers(self, zero=("close_timeout_s",))
+        normalize_root(self.root)
         if self.session_timeout_s > SESSION_TIMEOUT_S_MAX:
             raise ConfigError(
                 f"session_timeout_s: expected at most {SESSION_TIMEOUT_S_MAX}, got"

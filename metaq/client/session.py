@@ -60,6 +60,7 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.net.own_host import own_host
 from metaq.zk._kazoo import KazooCoordinator
+from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
@@ -111,6 +112,7 @@ class AsyncClient:
         self._make_coordinator = coordinator
         self._zookeeper_name = f"ZooKeeper at {zookeeper}" if zookeeper else "ZooKeeper"
         if zookeeper is not None:
+            check_hosts(zookeeper)
             self._make_coordinator = lambda clock: KazooCoordinator(
                 zookeeper,
                 session_timeout_ms=int(self.options.session_timeout_s * 1000),
@@ -179,8 +181,7 @@ class AsyncClient:
         """
         check_timeout(timeout)
         self._is_closed = True
-        now_s = self._clock.monotonic_s()
-        deadline_s = None if timeout is None else now_s + timeout
+        deadline_s = None if timeout is None else self._clock.monotonic_s() + timeout
         try:
             async with asyncio.timeout(timeout):
                 await self._closing.acquire()
@@ -475,8 +476,7 @@ class AsyncClient:
             MetaqError: a broker that should be there cannot be asked.
         """
         context = self.context
-        deadline_s = context.deadline_s(timeout)
-        return await stats_of(context, item, deadline_s=deadline_s)
+        return await stats_of(context, item, deadline_s=context.deadline_s(timeout))
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the client's counters, and of what was made from it.

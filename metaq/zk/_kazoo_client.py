@@ -12,6 +12,7 @@ from typing import Any, Final
 from kazoo import __version__ as kazoo_version
 from kazoo import exceptions as kz
 from kazoo.client import KazooClient
+from kazoo.hosts import collect_hosts
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
 
@@ -43,6 +44,7 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
     Raises:
         ConfigError: `hosts` is not of that form.
     """
+    check_hosts(hosts)
     try:
         client = KazooClient(
             hosts=_repeated(hosts),
@@ -55,15 +57,34 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
             ),
             logger=_client_log(),
         )
-        for host, _port in client.hosts:
-            # kazoo's thread would end at a name that no resolver can be asked for.
-            host.encode("idna")
     except (ValueError, kz.KazooException) as error:
-        raise ConfigError(
-            f"zk.zkConnect={hosts!r}: expected host:port,host:port/root, got {error}"
-        ) from error
+        raise _refusal(hosts, error) from error
     _watch_greetings(client)
     return client
+
+
+def check_hosts(hosts: str) -> None:
+    """Refuse what says nowhere where ZooKeeper is; connects to nobody.
+
+    Args:
+        hosts: as in `make_client`.
+
+    Raises:
+        ConfigError: `hosts` is not of that form.
+    """
+    try:
+        servers, _root = collect_hosts(hosts)
+        for host, _port in servers:
+            # kazoo's thread would end at a name that no resolver can be asked for.
+            host.encode("idna")
+    except ValueError as error:
+        raise _refusal(hosts, error) from error
+
+
+def _refusal(hosts: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"zk.zkConnect={hosts!r}: expected host:port,host:port/root, got {error}"
+    )
 
 
 def close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
