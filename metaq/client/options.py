@@ -220,6 +220,11 @@ def check_start(start: object) -> None:
         _check_choice("start", start, ("earliest", "latest"))
     elif isinstance(start, Mapping):
         for partition, offset in start.items():
+            if not isinstance(partition, TopicPartition):
+                # Nobody would ever ask for it, and reading begin at the log start.
+                raise ConfigError(
+                    f"start: expected TopicPartition(...) as key, got {partition!r}"
+                )
             check_offset(f"start of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
         check_offset("start", start)

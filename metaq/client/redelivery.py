@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from metaq.client.numbers import check_seconds, check_whole
+from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError
 from metaq.retry import Backoff
 
@@ -74,6 +75,11 @@ class RetryPolicy:
         if self.then not in _LAST_RESORTS:
             raise ConfigError(
                 f"then: expected one of {', '.join(_LAST_RESORTS)}, got {self.then!r}"
+            )
+        topic = self.dead_letter_topic
+        if topic is not None and not is_safe_topic(topic):
+            raise ConfigError(
+                f"dead_letter_topic: expected a name without blanks, got {topic!r}"
             )
         if self.then == "park" and self.park_dir is None:
             raise ConfigError("then='park' needs a park_dir")

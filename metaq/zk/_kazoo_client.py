@@ -63,7 +63,7 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
     return client
 
 
-def check_hosts(hosts: str) -> None:
+def check_hosts(hosts: object) -> None:
     """Refuse what says nowhere where ZooKeeper is; connects to nobody.
 
     Args:
@@ -72,6 +72,8 @@ def check_hosts(hosts: str) -> None:
     Raises:
         ConfigError: `hosts` is not of that form.
     """
+    if not isinstance(hosts, str):
+        raise _refusal(hosts, TypeError(type(hosts).__name__))
     try:
         servers, _root = collect_hosts(hosts)
         for host, _port in servers:
@@ -81,7 +83,7 @@ def check_hosts(hosts: str) -> None:
         raise _refusal(hosts, error) from error
 
 
-def _refusal(hosts: str, error: Exception) -> ConfigError:
+def _refusal(hosts: object, error: Exception) -> ConfigError:
     return ConfigError(
         f"zk.zkConnect={hosts!r}: expected host:port,host:port/root, got {error}"
     )

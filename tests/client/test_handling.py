@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from metaq.client import handling
 from metaq.client.blocking import Client
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import read_origin
@@ -256,10 +257,11 @@ def problems(consumer: AsyncConsumer) -> tuple[str, ...]:
 
 
 def test_a_dead_letter_that_can_never_be_taken_ends_the_run(
-    broker: AnyBroker,
+    broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error, not silence."""
-    policy = RetryPolicy(then="dead_letter", dead_letter_topic="no topic")
+    policy = RetryPolicy(then="dead_letter")
+    monkeypatch.setattr(handling, "dead_letter_topic", lambda *_args: "no topic")
 
     async def handler(message: Message) -> None:
         raise Reject("never")

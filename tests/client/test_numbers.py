@@ -20,7 +20,7 @@ from metaq.client.numbers import (
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
 from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ConfigError
-from metaq.model import MAX_OFFSET
+from metaq.model import MAX_OFFSET, Offset
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS, partition, take
 
@@ -76,6 +76,12 @@ def test_every_option_that_is_a_number_refuses_what_is_none(options: type[Any]) 
 def test_no_consumer_starts_where_no_offset_is(start: Any) -> None:
     with pytest.raises(ConfigError, match=r"^start"):
         ConsumerOptions(start=start)
+
+
+def test_a_start_by_the_name_of_a_partition_is_refused() -> None:
+    """It would be heeded by nobody: all would begin at the log start."""
+    with pytest.raises(ConfigError, match=r"start: expected TopicPartition.*'0-0'"):
+        ConsumerOptions(start={"0-0": Offset(5)})  # type: ignore[dict-item]
 
 
 def test_what_goes_over_the_wire_is_bounded_by_it() -> None:

@@ -26,6 +26,7 @@ REFUSED: list[tuple[type[Any], str, object]] = [
     (ConsumerOptions, "start", "newest"),
     (ConsumerOptions, "start", None),
     (ConsumerOptions, "start", 1.5),
+    (RetryPolicy, "dead_letter_topic", "a b"),
     (ConsumerOptions, "wait_s", float("nan")),
     (ConsumerOptions, "on_corrupt", "loop"),
     (ClientOptions, "request_timeout_s", "5"),

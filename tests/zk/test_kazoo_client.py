@@ -13,6 +13,7 @@ import pytest
 from kazoo.handlers import utils
 from kazoo.protocol.connection import ConnectionHandler
 
+from metaq.client import Client
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError
 from metaq.zk import _kazoo, _kazoo_client
@@ -32,6 +33,12 @@ def test_a_name_that_no_resolver_takes_is_refused(host: str) -> None:
     """It would end kazoo's thread, and nobody would hear of it."""
     with pytest.raises(ConfigError, match="expected host:port,host:port/root, got"):
         make(f"127.0.0.1:1,{host}:2181/root")
+
+
+@pytest.mark.parametrize("hosts", [["127.0.0.1:2181"], b"127.0.0.1:2181", 2181])
+def test_what_is_no_text_is_refused(hosts: Any) -> None:
+    with pytest.raises(ConfigError, match="expected host:port,host:port/root, got"):
+        Client(hosts)
 
 
 def test_the_kazoo_that_is_installed_is_one_that_is_known() -> None:
