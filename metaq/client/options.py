@@ -228,7 +228,12 @@ def check_start(start: object) -> None:
             check_offset(f"start of {partition}", offset)
     elif isinstance(start, int) and not isinstance(start, bool):
         check_offset("start", start)
-    elif not isinstance(start, datetime):
+    elif isinstance(start, datetime):
+        try:
+            start.timestamp()
+        except (ValueError, OverflowError, OSError) as error:
+            raise ConfigError(f"start: no time is {start}: {error}") from error
+    else:
         raise ConfigError(
             "start: expected earliest, latest, a datetime, an offset or a mapping of"
             f" them, got {start!r}"

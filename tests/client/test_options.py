@@ -1,6 +1,7 @@
 """Options out of their range are refused when they are given, by name."""
 
 import re
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -46,6 +47,19 @@ def test_what_is_out_of_range_is_refused(
         ConfigError, match=rf"{name}: expected .*, got {re.escape(repr(value))}"
     ):
         options(**{name: value})
+
+
+class Timeless(datetime):
+    """As `datetime.min` is, east of Greenwich."""
+
+    def timestamp(self) -> float:
+        raise ValueError("year 0 is out of range")
+
+
+def test_a_time_before_all_times_is_refused() -> None:
+    """It has no place among the milliseconds since 1970."""
+    with pytest.raises(ConfigError, match="start: no time is 0001-01-01"):
+        ConsumerOptions(start=Timeless.min)
 
 
 CONTRADICTIONS: list[tuple[type[Any], dict[str, Any], str]] = [
