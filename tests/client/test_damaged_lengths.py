@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from metaq.client.errors import NoProgressError
 from metaq.errors import CorruptRecordError
 from tests.brokers import AnyBroker, Metaq14Broker, PythonBroker, StartBroker
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
@@ -70,3 +71,18 @@ def test_it_is_an_error_that_names_the_next_good_record(
         assert caught.value.next_good_offset == offsets[2]
     with pytest.raises(CorruptRecordError, match=f"offset {offsets[1]}"):
         client.get("test", "0-0", offsets[1], 1000)
+
+
+def test_a_message_that_is_larger_than_what_is_fetched_is_not_skipped(
+    broker: AnyBroker, client: Any
+) -> None:
+    """It is whole, and somebody who fetches more can read it."""
+    offsets = broker.put(b"a", bytes(200_000), b"b")
+    options = {"on_corrupt": "skip", "fetch_bytes": 70_000, "fetch_bytes_max": 100_000}
+    with client.consumer("g", ["test"], **options, **IDLE) as consumer:
+        assert payloads(take(consumer, 1)) == [b"a"]
+        with pytest.raises(NoProgressError, match=r"record of 200020 bytes \(at most"):
+            take(consumer, 1)
+        assert consumer.statistics().fetches[ZERO].skipped_count == 0
+    with client.consumer("g", ["test"], start=offsets[1], **IDLE) as consumer:
+        assert payloads(take(consumer, 2)) == [bytes(200_000), b"b"]
