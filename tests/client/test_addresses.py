@@ -44,6 +44,7 @@ def test_addresses_are_taken_with_and_without_their_scheme() -> None:
     assert parse_address("[::1]:8123") == BrokerAddress("::1", 8123)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "name"),
     [

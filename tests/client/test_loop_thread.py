@@ -168,6 +168,7 @@ def test_whatever_is_asked_while_it_stops_comes_to_an_end() -> None:
         assert ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", range(4))
 def test_without_descriptors_it_says_so_and_leaves_nothing_open(left: int) -> None:
     """In one sentence, and a later try succeeds."""
