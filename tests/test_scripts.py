@@ -91,6 +91,18 @@ def test_a_machine_without_java_is_told_what_to_install(
     assert not (machine.checkout / ".venv").exists()
 
 
+def test_all_that_a_machine_lacks_is_said_at_once(machine: Machine) -> None:
+    """Whoever has to ask an administrator asks one time, for what this release has."""
+    machine.python(no_venv=1)
+    machine.fake("apt-cache", "[[ $2 == default-* ]] && echo Package: $2")
+    done = machine.install()
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "no Java 17 or newer found" in done.stderr
+    assert "install the packages default-jre-headless and python3.11-venv." in (
+        done.stderr
+    )
+
+
 def test_a_machine_without_python_is_told_what_to_install(machine: Machine) -> None:
     """No interpreter ends in one sentence."""
     machine.java("17.0.9")
@@ -128,11 +140,25 @@ def test_missing_java_comes_from_the_package_manager(machine: Machine) -> None:
     machine.fake(
         "apt-get",
         f"[[ $* == *openjdk-17-jre-headless* ]] || exit 0\n"
+        f"echo Unpacking\n"
         f"echo $'#!{shutil.which('bash')}\\n{made}' > {machine.bin}/java\n"
         f"chmod 755 {machine.bin}/java",
     )
     done = machine.install()
     assert (done.returncode, done.stderr[-5:]) == (0, "done\n")
+    assert "Unpacking" not in done.stderr
+
+
+def test_what_apt_get_says_is_shown_when_it_fails(machine: Machine) -> None:
+    """Behind it the one sentence about what is missing."""
+    machine.python()
+    (machine.bin / "id").unlink()
+    machine.fake("id", "echo 0")
+    machine.fake("apt-get", "[[ $* == *update* ]] || { echo E: no room; exit 100; }")
+    done = machine.install()
+    assert done.returncode == 1
+    assert "E: no room\n" in done.stderr
+    assert "no Java 17 or newer found" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.slow

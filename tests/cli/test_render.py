@@ -142,6 +142,7 @@ def test_progress_is_silent_where_nobody_looks(
 
 def test_progress_shows_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a terminal the bar names its work."""
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     console = Console(file=terminal, force_terminal=True, width=100)
     monkeypatch.setattr(render, "Console", lambda **_options: console)
@@ -158,6 +159,7 @@ def test_progress_keeps_to_one_line_of_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The bar gives way, not the figures; all of them are in one kind of unit."""
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     console = Console(file=terminal, force_terminal=True, width=56, color_system=None)
     monkeypatch.setattr(render, "Console", lambda **_options: console)
