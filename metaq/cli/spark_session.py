@@ -65,6 +65,8 @@ def spark_session(
     if master.startswith("local"):
         # Its workers are ours: they need the Python that has this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # Nobody else asks for it, and not every machine can look its own name up.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     level = "ERROR" if log is None else "WARN"
     with _log_file(log) as file:
         with _standard_error_to(file):

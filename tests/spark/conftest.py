@@ -14,6 +14,9 @@ ROOT = Path(__file__).parents[2]
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 """Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""
 
+# Of the sessions of child processes as well: not every machine knows its own name.
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Pardon PySpark before 4.2 for sockets that it leaves to the garbage."""

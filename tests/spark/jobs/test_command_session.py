@@ -1,5 +1,7 @@
 """The session of a command, without Spark: which thread talks to it."""
 
+import os
+import sys
 import threading
 from typing import Any
 
@@ -34,3 +36,31 @@ def test_no_call_is_made_where_ctrl_c_would_break_it_off(
     assert set(session.calls) == {"start", "activate", "stop"}
     assert threading.current_thread() not in session.calls.values()
     assert session.calls["activate"] is at_work
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "wanted"),
+    [
+        ("local[2]", None, "127.0.0.1"),
+        ("local[2]", "192.0.2.7", "192.0.2.7"),
+        ("yarn", None, None),
+    ],
+)
+def test_a_local_spark_needs_no_name_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch, master: str, given: str | None, wanted: str | None
+) -> None:
+    """Spark looks it up, and ends where nobody knows it; a cluster has to find it."""
+    seen: list[str | None] = []
+
+    def start(*_arguments: Any, **_more: Any) -> Session:
+        seen.append(os.environ.get("SPARK_LOCAL_IP"))
+        return Session()
+
+    monkeypatch.setattr(jobs_session, "start_session", start)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    # Whatever was there before comes back behind the test.
+    monkeypatch.setenv("SPARK_LOCAL_IP", given or "")
+    if given is None:
+        del os.environ["SPARK_LOCAL_IP"]
+    with spark_session(master, {}, None):
+        assert seen == [wanted]
