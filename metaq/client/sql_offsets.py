@@ -8,16 +8,22 @@ never find it. Here a row is updated by group, and inserted when there is none.
 
 Databases differ in what they take for equal, in what they count, and in whom they let
 wait: a table that is made here compares names byte by byte, one that takes `G` for `g`
-is refused when a row is read, a count of updated rows is checked by a question when it
-says none, and a transaction that a deadlock ended is made once more.
+is refused when a row is read, and a count of updated rows is checked by a question when
+it says none.
+
+A transaction that fails is made again as a whole, a bounded number of times: after a
+deadlock, a conflict of serializable transactions, a row that another member inserted
+meanwhile, a lost connection. What class of error tells of which is another one in each
+driver, so all are alike; and there is no savepoint, for a deadlock takes those with it.
 
 Source: client spec 13 and 21, row 6.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from functools import partial
-from typing import Final
+from threading import Event
+from typing import Final, TypeVar
 
 from metaq.client.assignments import Fence
 from metaq.client.errors import OffsetStoreError
@@ -26,18 +32,14 @@ from metaq.client.starts import NO_MESSAGE
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition
+from metaq.retry import Backoff
 from metaq.zk.paths import partition_name
 from metaq.zk.znodes import GroupOffset
 
 try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
-    from sqlalchemy.exc import (
-        ArgumentError,
-        IntegrityError,
-        OperationalError,
-        SQLAlchemyError,
-    )
+    from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 except ModuleNotFoundError as missing:
     raise ConfigError(
         "offsets in a database need SQLAlchemy, which is not installed:"
@@ -50,8 +52,13 @@ NAME_CHARS_MAX: Final = 255
 """Length of the columns of names in a table that is made here."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on giving the connection back."""
-COMMIT_TRIES: Final = 2
-"""Two first commits of the same rows may end in a deadlock; its victim goes again."""
+TRANSACTION_TRIES: Final = 10
+"""How often a transaction is made before its error is told; of members that commit at
+once, each time one at least gets through."""
+BACKOFF: Final = Backoff(first_s=0.005, max_s=0.1)
+"""The pauses in between."""
+
+T = TypeVar("T")
 
 _NAME: Final = (
     sa.String(NAME_CHARS_MAX)
@@ -98,20 +105,29 @@ class SqlOffsets:
         """Name the table; nothing is connected before the first call.
 
         Args:
-            url: SQLAlchemy's URL of the database: `postgresql://user@host/name`.
+            url: SQLAlchemy's URL of the database, with one of its blocking drivers:
+                `postgresql+psycopg://user@host/name`.
             table: its name.
             create: make the table when it is not there.
             clock: gives meaning to deadlines, for tests.
 
         Raises:
-            ConfigError: the URL is none, or its driver is not installed.
+            ConfigError: the URL is none, its driver is not installed, or is one for
+                `asyncio`.
         """
         try:
             self._engine = sa.create_engine(url, pool_pre_ping=True)
         except (ArgumentError, ModuleNotFoundError) as error:
             # What was given is not repeated: it may hold a password.
             raise ConfigError(f"offsets in a database: {error}") from error
-        self._name = f"offsets in {self._engine.url.render_as_string()}, table {table}"
+        if self._engine.dialect.is_async:
+            raise ConfigError(
+                "offsets in a database: expected a driver that blocks, which gets a"
+                f" thread of its own, got {self._engine.driver}"
+            )
+        # Options of drivers hold passwords and keys, too.
+        place = self._engine.url.set(query={})
+        self._name = f"offsets in {place.render_as_string()}, table {table}"
         self._table = offsets_table(table)
         self._is_creation_due = create
         self._clock = clock or SystemClock()
@@ -126,7 +142,7 @@ class SqlOffsets:
             OffsetStoreError: the database refused, or holds what is no offset.
             RequestTimeoutError: it does not answer.
         """
-        work = partial(self._load, group, partition)
+        work = partial(self._load, group, partition, deadline_s)
         return await self._off_loop.run(work, deadline_s=deadline_s)
 
     async def commit(
@@ -146,7 +162,7 @@ class SqlOffsets:
         """
         del fence  # a database knows nothing of owners
         if offsets:
-            work = partial(self._commit, group, dict(offsets))
+            work = partial(self._commit, group, dict(offsets), deadline_s)
             await self._off_loop.run(work, deadline_s=deadline_s)
         return {}
 
@@ -163,14 +179,11 @@ class SqlOffsets:
 
     # -- on the thread ----------------------------------------------------------------
 
-    def _load(self, group: str, partition: TopicPartition) -> GroupOffset | None:
+    def _load(
+        self, group: str, partition: TopicPartition, deadline_s: float
+    ) -> GroupOffset | None:
         query = self._table.select().where(*self._is_row(group, partition))
-        try:
-            self._create_if_due()
-            with self._engine.connect() as connection:
-                row = connection.execute(query).first()
-        except SQLAlchemyError as error:
-            raise self._failure(error) from error
+        row = self._transact(lambda link: link.execute(query).first(), deadline_s)
         if row is None:
             return None
         *found, offset, message_id = row
@@ -192,22 +205,35 @@ class SqlOffsets:
         )
 
     def _commit(
-        self, group: str, offsets: Mapping[TopicPartition, GroupOffset]
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, GroupOffset],
+        deadline_s: float,
     ) -> None:
+        def store(connection: sa.Connection) -> None:
+            # In one order everywhere: rows that two members lock never cross.
+            for partition in sorted(offsets):
+                self._upsert(connection, group, partition, offsets[partition])
+
+        self._transact(store, deadline_s)
+
+    def _transact(self, work: Callable[[sa.Connection], T], deadline_s: float) -> T:
         tries = 0
         while True:
             tries += 1
             try:
                 self._create_if_due()
                 with self._engine.begin() as connection:
-                    # In one order everywhere: rows that two members lock never cross.
-                    for partition in sorted(offsets):
-                        self._upsert(connection, group, partition, offsets[partition])
-            except SQLAlchemyError as error:
-                if tries < COMMIT_TRIES and isinstance(error, OperationalError):
-                    continue
-                raise self._failure(error) from error
-            return
+                    return work(connection)
+            except Exception as error:  # drivers raise more than SQLAlchemy's
+                pause_s = BACKOFF.delay_s(tries)
+                if (
+                    not isinstance(error, DBAPIError)
+                    or tries == TRANSACTION_TRIES
+                    or self._clock.monotonic_s() + pause_s >= deadline_s
+                ):
+                    raise self._failure(error) from error
+            Event().wait(pause_s)
 
     def _upsert(
         self,
@@ -221,31 +247,20 @@ class SqlOffsets:
         is_row = self._is_row(group, partition)
         update = self._table.update().where(*is_row).values(values)
 
-        def is_updated() -> bool:
-            # Some count only what became different, some do not count at all.
-            if connection.execute(update).rowcount > 0:
-                return True
-            question = sa.select(self._table.c.offset).where(*is_row)
-            if connection.execute(question).first() is None:
-                return False
+        # Some count only what became different, some do not count at all.
+        if connection.execute(update).rowcount > 0:
+            return
+        question = sa.select(self._table.c.offset).where(*is_row)
+        if connection.execute(question).first() is not None:
             # It was there, or came in between.
             connection.execute(update)
-            return True
-
-        if is_updated():
             return
         names = {
             "topic": partition.topic,
             "partition": partition_name(partition),
             "group_id": group,
         }
-        try:
-            with connection.begin_nested():
-                connection.execute(self._table.insert().values(names | values))
-        except IntegrityError:
-            # Another process was first with this row, or the row is refused.
-            if not is_updated():
-                raise
+        connection.execute(self._table.insert().values(names | values))
 
     def _is_row(
         self, group: str, partition: TopicPartition
@@ -268,6 +283,9 @@ class SqlOffsets:
                 raise
         self._is_creation_due = False
 
-    def _failure(self, error: SQLAlchemyError) -> OffsetStoreError:
-        cause = str(error).splitlines()[0]
+    def _failure(self, error: Exception) -> OffsetStoreError:
+        if isinstance(error, SQLAlchemyError):
+            cause = str(error).splitlines()[0]
+        else:
+            cause = repr(error)
         return OffsetStoreError(f"{self._name}: {cause}")

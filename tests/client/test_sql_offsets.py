@@ -11,14 +11,28 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mssql, mysql, oracle, postgresql
 from sqlalchemy.dialects.mysql import mariadb
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+)
 from sqlalchemy.schema import CreateTable
 
+from metaq.client import sql_offsets
 from metaq.client.errors import OffsetStoreError
-from metaq.client.sql_offsets import TABLE, SqlOffsets, offsets_table
+from metaq.client.sql_offsets import (
+    TABLE,
+    TRANSACTION_TRIES,
+    SqlOffsets,
+    offsets_table,
+)
 from metaq.clock import SystemClock
-from metaq.errors import MetaqError
+from metaq.errors import ConfigError, MetaqError
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.retry import Backoff
 from metaq.zk.znodes import GroupOffset
 
 CLOCK = SystemClock()
@@ -120,6 +134,13 @@ def test_every_database_gets_words_that_it_does_not_keep_for_itself(
 # -- what databases answer ------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make those between two tries short."""
+    short = Backoff(first_s=1e-6, max_s=1e-6)
+    monkeypatch.setattr(sql_offsets, "BACKOFF", short)
+
+
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'offsets.db'}"
@@ -177,27 +198,35 @@ def test_a_count_of_updated_rows_that_says_nothing_is_checked(
             assert load(store, "g", partition) == offset
 
 
-def failing(times: int) -> tuple[list[int], Callable[..., Any]]:
+def failing(
+    times: int, error: Exception | None = None
+) -> tuple[list[int], Callable[..., Any]]:
     tries: list[int] = []
     real = SqlOffsets._upsert
 
     def upsert(self: SqlOffsets, *args: Any) -> None:
         tries.append(1)
         if len(tries) <= times:
-            raise OperationalError("update", {}, Exception("deadlock found"))
+            raise error or OperationalError("", {}, Exception("deadlock found"))
         real(self, *args)
 
     return tries, upsert
 
 
-def test_the_victim_of_a_deadlock_goes_again(
-    url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "kind",
+    [IntegrityError, InterfaceError, InternalError, OperationalError, ProgrammingError],
+)
+def test_a_transaction_that_loses_goes_again_whatever_its_driver_calls_that(
+    url: str, monkeypatch: pytest.MonkeyPatch, kind: type[DBAPIError]
 ) -> None:
-    tries, upsert = failing(1)
+    """A deadlock, a conflict, a row that is there now: of many, some lose often."""
+    lost = kind("", {}, Exception("deadlock found"))
+    tries, upsert = failing(TRANSACTION_TRIES - 1, lost)
     monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
     commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
     assert load(SqlOffsets(url), "g", ZERO) == at(1)
-    assert len(tries) == 2
+    assert len(tries) == TRANSACTION_TRIES
 
 
 def test_a_database_that_goes_on_failing_is_an_error(
@@ -207,7 +236,61 @@ def test_a_database_that_goes_on_failing_is_an_error(
     monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
     with pytest.raises(OffsetStoreError, match="deadlock found"):
         commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
-    assert len(tries) == 2
+    assert len(tries) == TRANSACTION_TRIES
+
+
+def test_no_transaction_begins_behind_the_deadline(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for it, and it would write what is old by then."""
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+    tries, upsert = failing(1)
+    monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
+    with pytest.raises(OffsetStoreError, match="deadlock found"):
+        SqlOffsets(url)._commit("g", {ZERO: at(2)}, CLOCK.monotonic_s())
+    assert len(tries) == 1
+
+
+def test_whatever_a_driver_raises_is_an_error_of_the_store(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyMySQL without its package for a server's kind of password, for one."""
+    commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
+
+    def refuse(*_arguments: Any) -> None:
+        raise RuntimeError("'cryptography' package is required")
+
+    monkeypatch.setattr(sa.Engine, "connect", refuse)
+    for call in (
+        lambda: load(SqlOffsets(url), "g", ZERO),
+        lambda: commit(SqlOffsets(url), "g", {ZERO: at(2)}),
+    ):
+        with pytest.raises(OffsetStoreError, match="'cryptography' package"):
+            call()
+
+
+def test_a_driver_for_asyncio_is_refused(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for an `AsyncClient`: the store has a thread of its own."""
+    create = sa.create_engine
+
+    def create_another(*arguments: Any, **options: Any) -> sa.Engine:
+        engine = create(*arguments, **options)
+        engine.dialect.is_async = True
+        return engine
+
+    monkeypatch.setattr(sa, "create_engine", create_another)
+    with pytest.raises(ConfigError, match=r"a driver that blocks.*got pysqlite"):
+        SqlOffsets(url)
+
+
+def test_no_error_tells_the_options_of_a_driver() -> None:
+    """They hold passwords as well."""
+    store = SqlOffsets("sqlite:////no/such/directory/x.db?timeout=7.25")
+    with pytest.raises(OffsetStoreError) as caught:
+        load(store, "g", ZERO)
+    assert "7.25" not in str(caught.value)
 
 
 # -- a race ---------------------------------------------------------------------------
