@@ -4,9 +4,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, Self, get_type_hints
 
 import pytest
 from kazoo.client import KazooClient
@@ -24,6 +24,7 @@ from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
 SESSION_TIMEOUT_MS = 4000
 TEXT = PAGE.read_text()
+REDIS_IDS = "redis_ids.py"
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 
 
@@ -59,7 +60,46 @@ def test_keywords_have_the_fields_and_types_of_their_options(
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 5
+    assert TEXT.count("```python") == len(FILES) == 6
+
+
+class Redis:
+    """What the page needs of Redis, as its package shows it."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._waiting: list[tuple[str, bytes]] = []
+
+    def mget(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [self._values.get(key) for key in keys]
+
+    def pipeline(self, *, transaction: bool) -> Self:
+        assert not transaction
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        assert self._waiting == []
+
+    def set(self, key: str, value: bytes, *, ex: int) -> None:
+        assert ex > 0
+        self._waiting.append((key, value))
+
+    def execute(self) -> None:
+        self._values.update(self._waiting)
+        self._waiting.clear()
+
+
+def test_ids_that_one_member_added_to_redis_another_one_has_seen() -> None:
+    """The class of the page; when they are asked is tested with the consumer."""
+    names: dict[str, Any] = {}
+    exec(FILES[REDIS_IDS], names)
+    redis = Redis()
+    one, other = names["RedisIds"](redis), names["RedisIds"](redis)
+    one.add(["g1", "g2"])
+    assert list(other.seen(["g1", "x", "g2"])) == ["g1", "g2"]
 
 
 README = {
@@ -119,6 +159,8 @@ def cluster(request: pytest.FixtureRequest, zookeeper: str, seed: int) -> Iterat
 def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> None:
     """As they stand, but for the port: the page's, then the README's."""
     for name, text in {**FILES, **README}.items():
+        if name == REDIS_IDS:
+            continue  # a class, run below
         assert text.count('"127.0.0.1:2181"') == 1, name
         script = tmp_path / name
         script.write_text(text.replace("127.0.0.1:2181", cluster))
