@@ -17,33 +17,33 @@ def threads():
 
 def test_results_and_errors_are_those_of_the_call(threads: HelperThreads) -> None:
     """As with any executor."""
-    assert threads.submit(divmod, 7, 2).result(5) == (3, 1)
-    assert threads.submit(int, "11", base=2).result(5) == 3
+    assert threads.submit(divmod, 7, 2).result(30) == (3, 1)
+    assert threads.submit(int, "11", base=2).result(30) == 3
     with pytest.raises(ZeroDivisionError):
-        threads.submit(divmod, 1, 0).result(5)
+        threads.submit(divmod, 1, 0).result(30)
 
 
 def test_as_many_calls_at_once_as_there_are_threads(threads: HelperThreads) -> None:
     """One that hangs leaves the others the rest of the threads."""
     may_end = threading.Event()
-    hanging = threads.submit(may_end.wait, 10)
+    hanging = threads.submit(may_end.wait, 60)
     names = {
-        threads.submit(lambda: threading.current_thread().name).result(5)
+        threads.submit(lambda: threading.current_thread().name).result(30)
         for _ in range(4)
     }
     assert len(names) == 1
     may_end.set()
-    assert hanging.result(5)
+    assert hanging.result(30)
 
 
 def test_a_shutdown_ends_the_threads_behind_the_queue() -> None:
     """What was asked for before is done, unless it is called off; then nothing is."""
     threads = HelperThreads(1, "helper")
     may_end = threading.Event()
-    running, queued = threads.submit(may_end.wait, 10), threads.submit(int)
+    running, queued = threads.submit(may_end.wait, 60), threads.submit(int)
     threads.shutdown(wait=False)
     may_end.set()
-    assert (running.result(5), queued.result(5)) == (True, 0)
+    assert (running.result(30), queued.result(30)) == (True, 0)
     with pytest.raises(RuntimeError, match="helper: a call after the shutdown"):
         threads.submit(int)
 
@@ -55,15 +55,15 @@ def test_a_shutdown_may_cancel_what_has_not_begun() -> None:
 
     def work() -> bool:
         has_begun.set()
-        return may_end.wait(10)
+        return may_end.wait(60)
 
     running, queued = threads.submit(work), threads.submit(int)
-    assert has_begun.wait(5)
+    assert has_begun.wait(30)
     threads.shutdown(wait=False, cancel_futures=True)
     with pytest.raises(CancelledError):
-        queued.result(5)
+        queued.result(30)
     may_end.set()
-    assert running.result(5)
+    assert running.result(30)
 
 
 def test_a_system_without_room_for_threads_is_found_out_at_the_start(
@@ -83,7 +83,7 @@ def test_a_system_without_room_for_threads_is_found_out_at_the_start(
     monkeypatch.setattr(threading.Thread, "start", start_one)
     with pytest.raises(RuntimeError, match="can't start"):
         HelperThreads(2, "more").begin()
-    begun[0].join(5)
+    begun[0].join(30)
     assert not begun[0].is_alive()
-    assert threads.submit(int, "7").result(5) == 7
+    assert threads.submit(int, "7").result(30) == 7
     threads.shutdown()

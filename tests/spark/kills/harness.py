@@ -17,6 +17,7 @@ import pytest
 
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
+from tests.conftest import LATE_WORKER, LATE_WORKER_TRIES
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
 from tests.spark.kills.steps import DIRECTORY, give_order, passes
@@ -37,7 +38,7 @@ DRIVER_MARKS = [
     pytest.mark.crash,
     OWN_FORMAT,
     pytest.mark.zookeeper,
-    pytest.mark.timeout(1200 * ROUNDS),
+    pytest.mark.timeout(2400 * ROUNDS),
 ]
 """Of tests that kill drivers."""
 MASTER = "local[2]"
@@ -83,13 +84,19 @@ class Driver:
     def ask(self, job: str, **words: Any) -> dict[str, Any]:
         """Run a job and return its answer: `done`, or `error`.
 
+        A job that failed for a Python that Spark did not wait for is run again.
+
         Raises:
             DriverDied: There is no answer, and there will be none.
         """
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"job": job, **words}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        for _ in range(LATE_WORKER_TRIES):
+            self._process.stdin.write(json.dumps({"job": job, **words}) + "\n")
+            self._process.stdin.flush()
+            answer = self._answer()
+            if LATE_WORKER not in answer.get("error", ""):
+                break
+        return answer
 
     def close(self) -> None:
         """End it, whatever it does."""

@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.crash,
     OWN_FORMAT,
-    pytest.mark.timeout(1200 * ROUNDS),
+    pytest.mark.timeout(2400 * ROUNDS),
 ]
 
 TASK_STEPS = (*READ_STEPS, *WRITE_STEPS)
