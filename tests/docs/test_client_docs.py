@@ -169,7 +169,7 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> N
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ def run_tests(directory: Path, *names: str) -> "subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         cwd=directory,
         check=False,
     )

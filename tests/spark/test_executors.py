@@ -89,7 +89,7 @@ def test_executors_read_and_write_and_a_lost_task_doubles_nothing(
         },
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=800,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
