@@ -18,7 +18,7 @@ PLACE = '"topic": "t", "partition": {"brokerId": 0, "partition": 0}'
 
 
 def soon() -> float:
-    return CLOCK.monotonic_s() + 10
+    return CLOCK.monotonic_s() + 60
 
 
 def at(offset: int, message_id: int = -1) -> GroupOffset:

@@ -205,7 +205,7 @@ def test_processes_do_not_overwrite_each_other_s_groups(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join(240)
         assert process.exitcode == 0
     for n in range(4):
         assert load(FileOffsets(path), f"g{n}", ZERO) == at(30)

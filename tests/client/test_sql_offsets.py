@@ -300,7 +300,7 @@ def write(url: str, gate: Any, rounds: int, sign: int) -> None:
     """Commit all partitions, again and again, with one's own number in every row."""
     store = SqlOffsets(url, create=True)
     for number in range(rounds):
-        gate.wait(60)
+        gate.wait(240)
         value = at(2 * number + sign, sign)
         commit(store, f"g{number}", dict.fromkeys(PARTITIONS, value))
 
@@ -311,13 +311,15 @@ def test_of_two_writers_one_is_last_in_all_rows(url: str) -> None:
     rounds = 12
     context = multiprocessing.get_context("spawn")
     gate = context.Barrier(2)
+    # Whoever waits for SQLite's lock gives up after 5 s else.
+    url += "?timeout=120"
     writers = [
         context.Process(target=write, args=(url, gate, rounds, sign)) for sign in (0, 1)
     ]
     for writer in writers:
         writer.start()
     for writer in writers:
-        writer.join(60)
+        writer.join(240)
     assert [writer.exitcode for writer in writers] == [0, 0]
     for number in range(rounds):
         found = {load(SqlOffsets(url), f"g{number}", one) for one in PARTITIONS}
