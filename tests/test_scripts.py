@@ -245,8 +245,9 @@ def test_spark(tmp_path, late_count):
         number = len(tries.read())
     assert not list(tmp_path.iterdir())
     (tmp_path / "left").touch()
-    if number <= late_count:
-        raise RuntimeError("[STREAM_FAILED] Python worker failed to connect back.")
+    words = "Query [id = 2b6ebfeb-f259-4bb5-93ab] terminated with exception:"
+    error = f"[STREAM_FAILED] {words} Python worker failed to connect back."
+    assert (1, error if number <= late_count else "") == (1, "")
 
 def test_else():
     raise RuntimeError("Python worker failed to connect back.")
