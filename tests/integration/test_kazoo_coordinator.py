@@ -92,7 +92,7 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
     """A connection that is accepted and then ignored is given up well in time."""
 
     async def scenario() -> None:
-        coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=12_000)
+        coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=30_000)
         coordinator.start()
         await until(lambda: coordinator.status.epoch == 1)
         port = int(zookeeper_alone.address.rpartition(":")[2])

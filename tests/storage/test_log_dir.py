@@ -448,7 +448,7 @@ def test_the_thread_takes_everything_that_is_queued() -> None:
     thread.stop()
     for _ in range(3):
         gate.go_on.release()
-    thread.join(10)
+    thread.join(30)
     assert gate.batches == [1, 6, 1]
 
 
@@ -460,7 +460,7 @@ def test_the_thread_ends_when_the_queue_is_empty() -> None:
         thread.submit(request(1))
     thread.stop()
     thread.start()
-    thread.join(10)
+    thread.join(30)
     assert sum(done) == 3
 
 
@@ -476,7 +476,7 @@ def test_the_thread_rests_once_when_nothing_is_queued() -> None:
     thread = StorageThread("test", lambda _batch: done.append("run"), rest)
     thread.start()
     thread.submit(request(1))
-    assert rested.wait(10)
+    assert rested.wait(30)
     thread.stop()
-    thread.join(10)
+    thread.join(30)
     assert done == ["run", "rest"]

@@ -436,7 +436,7 @@ async def life(settings: BrokerConfig, count: int) -> int:
     syncs = sum(log.statistics().sync_count for log in manager.logs().values())
     closed = loop.create_future()
     manager.close(lambda: closed.set_result(None))
-    await asyncio.wait_for(closed, 10)
+    await asyncio.wait_for(closed, 30)
     return syncs
 
 

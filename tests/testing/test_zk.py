@@ -26,7 +26,7 @@ async def connected(coordinator: MemoryCoordinator) -> MemoryCoordinator:
     is_there = asyncio.Event()
     coordinator.add_listener(lambda _status: is_there.set())
     coordinator.start()
-    await asyncio.wait_for(is_there.wait(), 10)
+    await asyncio.wait_for(is_there.wait(), 30)
     return coordinator
 
 
@@ -101,7 +101,7 @@ def test_an_ended_session_creates_nothing_before_its_client_hears() -> None:
         # Another thread, so that the client hears of it in a later turn.
         thread = threading.Thread(target=server.expire, args=(client,))
         thread.start()
-        thread.join(10)
+        thread.join(30)
         assert client.status.state is SessionState.CONNECTED
         with (
             pytest.raises(SessionLostError),

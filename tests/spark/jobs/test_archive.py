@@ -148,7 +148,7 @@ def test_it_goes_on_until_the_query_is_stopped(
 
     def stop() -> None:
         # A query cannot be stopped from inside of its batch: it waits for the batch.
-        assert has_all.wait(100)
+        assert has_all.wait(400)
         for query in spark.streams.active:
             query.stop()
 

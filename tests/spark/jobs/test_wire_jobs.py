@@ -165,7 +165,7 @@ def test_windows_of_what_arrives(spark: SparkSession, broker: EmbeddedBroker) ->
 
     def stop() -> None:
         # A query cannot be stopped from inside of its batch: it waits for the batch.
-        assert is_through.wait(100)
+        assert is_through.wait(400)
         for query in spark.streams.active:
             query.stop()
 
