@@ -1,9 +1,9 @@
 """Ports that stay with who picked them, also while nobody listens there.
 
 A port that was free a moment ago goes to whoever asks the system for one next: tests
-that run side by side take it from a broker that restarts. A socket that is bound and
-does not listen keeps it. Connecting is refused, no other program is given the port, and
-who names it and reuses addresses, as every server here does, may listen on it.
+that run side by side take it from a broker that restarts. On Linux a socket that is
+bound and does not listen keeps it. Connecting is refused, no other program is given the
+port; a server that names it and reuses addresses, as all of ours do, may listen there.
 """
 
 import contextlib

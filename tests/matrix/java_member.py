@@ -17,8 +17,9 @@ from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
 from tests.matrix.ledger import Event, Ledger
 
-SYNC_S = 0.2
-"""zkSyncTimeMs: pause after a rebalance that failed."""
+SYNC_S = 1.0
+"""zkSyncTimeMs: pause after a rebalance that failed; 5 s by default. It gives up after
+seven of them, and a busy machine has to let others release within."""
 TRIES = 7
 COMMIT_S = 0.3
 FETCH_BYTES = 1 << 16
