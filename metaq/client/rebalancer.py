@@ -35,6 +35,7 @@ import logging
 import math
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Final
 
 from metaq.assignment import Strategy
 from metaq.client.assignments import RETRY, AssignmentSink, Fence
@@ -53,6 +54,9 @@ from metaq.zk.paths import NodeKind, NodePaths, partition_name
 from metaq.zk.session import Coordinator, SessionState, SessionStatus
 
 log = logging.getLogger(__name__)
+
+HANDOVER_S_MAX: Final = 10.0
+"""Longest wait for partitions of others that is an event, not yet a warning."""
 
 Partitions = Collection[TopicPartition]
 
@@ -94,6 +98,7 @@ class GroupSource:
         """Monotonic time since which we do not have what is ours; None: we do."""
         self.last_error: MetaqError | None = None
         """Why the last attempt failed; None when it did not."""
+        self._told_level = logging.NOTSET
         self.generation = 0
         """Rebalances so far that changed what is read."""
         self._coordinator = coordinator
@@ -481,16 +486,15 @@ class GroupSource:
 
     def _note_unsettled(self, error: MetaqError) -> None:
         """Remember why; tell the log once for each kind of error in a row."""
-        if type(error) is not type(self.last_error):
-            log.warning(
-                "partitions of ours are not read: group=%s member=%s: %s",
-                self._membership.group,
-                self._membership.member,
-                error,
-            )
+        self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
+        waited_s = self._clock.monotonic_s() - self.unsettled_since_s
+        is_event = isinstance(error, NotSettledError) and waited_s <= HANDOVER_S_MAX
+        level = logging.INFO if is_event else logging.WARNING
+        if type(error) is not type(self.last_error) or level > self._told_level:
+            text = "partitions of ours are not read: group=%s member=%s: %s"
+            log.log(level, text, self._membership.group, self._membership.member, error)
+            self._told_level = level
         self.last_error = error
-        if self.unsettled_since_s is None:
-            self.unsettled_since_s = self._clock.monotonic_s()
 
     def _deadline_s(self) -> float:
         return self._clock.monotonic_s() + self._options.request_timeout_s

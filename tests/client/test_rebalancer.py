@@ -93,6 +93,30 @@ def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
     run_group(scenario, 2)
 
 
+@pytest.mark.parametrize(("revoke_s", "warnings"), [(5.0, 0), (60.0, 1)])
+def test_a_handover_is_a_warning_when_it_takes_long(
+    caplog: pytest.LogCaptureFixture, revoke_s: float, warnings: int
+) -> None:
+    """Once; what every rebalance begins with alarms nobody, again and again."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        for name in ("c2", "c3"):
+            one.sink.revoke_s = revoke_s
+            other = await group.join(name)
+            await until(lambda: one.reading != parts(0, 1))
+            await until(lambda: len(one.reading) == 1)
+            one.sink.revoke_s = 0.0
+            await other.leave()
+            await until(lambda: one.reading == parts(0, 1))
+
+    caplog.set_level(logging.INFO, "metaq.client.rebalancer")
+    run_group(scenario, 2)
+    told = [record for record in caplog.records if "are not read" in record.message]
+    for name in ("g_c2", "g_c3"):
+        levels = [one.levelno for one in told if f"member={name}" in one.message]
+        assert levels == [logging.INFO] + [logging.WARNING] * warnings
+
+
 def test_changes_during_a_rebalance_are_looked_at_after_it() -> None:
     """Two join while a slow revocation is under way; one pass later all is right."""
 
