@@ -290,7 +290,10 @@ class BrokerConnection:
 
     def close(self, reason: str) -> None:
         """Close at once; what is in flight hears of it. Harmless twice."""
-        self._channel.abort(reason)
+        if self._in_flight or self._late_count or self._channel.queued_bytes:
+            self._channel.abort(reason)
+        else:
+            self._channel.hang_up(reason)
 
     def _end(self, reason: str) -> None:
         """Tell everybody: the channel is closed."""

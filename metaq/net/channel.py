@@ -12,15 +12,13 @@ unit that crosses this module is a group of commands and a group of replies:
   cache, is opened and warmed on a reader thread first (see `cold.py`); everything
   queued behind it waits, which keeps the order.
 
-The queue is bounded by its owner: `queued_bytes` says how much has not left, and
-`on_room` calls back once it fell below half of `room_bytes` again. A peer that reads
-nothing makes no progress, which `stalled_s` tells.
+The owner bounds the queue: `queued_bytes` says how much has not left, `on_room` calls
+back once it is below half of `room_bytes`, `stalled_s` tells of a peer that is deaf.
 
-The end comes in one of two ways. `close_after_flush` sends what is queued, then FIN,
-then discards what the peer still sends until it closes or LINGER_S have passed: a
-close with unread input would be an RST, and an RST may destroy the replies on their
-way. `abort` drops everything at once. MetaQ sets SO_LINGER to 0 on every socket, with
-the effect of `abort`; here that happens in `abort` only.
+It ends in one of three ways. `close_after_flush` sends what is queued, then FIN, then
+discards input until the peer closes or LINGER_S have passed: a close with unread input
+is an RST, which may destroy replies on their way. `hang_up` is FIN and no wait, when
+nothing is under way. `abort` drops everything, as SO_LINGER 0 does in MetaQ: an RST.
 
     Invariant: every range that was queued is released exactly once.
     Invariant: after `on_closed` nothing is called back.
@@ -231,6 +229,10 @@ class Channel:
         if not self._queue:
             self._finish()
         # Otherwise the flush that `send` asked for goes on, and finishes.
+
+    def hang_up(self, reason: str) -> None:
+        """Close at once, with nothing queued; the peer sees the end of the stream."""
+        self._close(reason)
 
     def abort(self, reason: str) -> None:
         """Close at once and drop what is queued; the peer sees a reset."""

@@ -75,6 +75,7 @@ class Talk(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.broker.talks.remove(self)
+        self.broker.ends.append(exc)
 
     def data_received(self, data: bytes) -> None:
         self.read_count += 1
@@ -95,6 +96,8 @@ class ScriptedBroker:
         self.accepted_count = 0
         self.talks: list[Talk] = []
         self.commands: list[Command] = []
+        self.ends: list[Exception | None] = []
+        """How talks ended: a reset, or None for an end of the stream."""
         self._port = port
         self._server: asyncio.Server
         self.address: BrokerAddress

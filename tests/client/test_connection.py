@@ -260,6 +260,26 @@ def test_a_frame_that_left_in_part_counts_as_sent() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_who_leaves_in_peace_resets_nothing(in_flight: int) -> None:
+    """A reset is for what is in flight: Java brokers log it as an error of theirs."""
+
+    async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
+        broker.answer = silent
+        asker = Asker(connection)
+        for number in range(in_flight):
+            asker.ask(number)
+        await until(lambda: len(broker.commands) == 1 + in_flight)
+        connection.close("enough")
+        connection.close("again")
+        await until(lambda: broker.ends)
+        resets = [isinstance(one, ConnectionResetError) for one in broker.ends]
+        assert resets == [in_flight > 0]
+        assert len(asker.outcomes) == in_flight
+
+    run(scenario)
+
+
 def test_bytes_that_are_no_reply_end_the_connection() -> None:
     """A peer that speaks something else is not believed."""
 
