@@ -1,6 +1,6 @@
 """Integer settings are expressions: `maxSegmentSize=1024*1024*1024`.
 
-Numbers, `+ - * / % **` and parentheses, as a Java broker computes them: division cuts
+Numbers, `+ - * / %` and parentheses, as a Java broker computes them: division cuts
 toward zero, the remainder has the sign of the dividend, results are signed 64-bit
 numbers. Length, depth and size of everything are bounded, so a hostile file costs
 nothing. A boolean is the literal `true` or `false`. Source: broker spec 4.1.
@@ -14,12 +14,11 @@ from typing import Final
 
 EXPRESSION_CHARS_MAX: Final = 100
 """Long enough for any product of units; bounds the depth of the parsed tree."""
-EXPONENT_MAX: Final = 64
-"""No base but 0, 1 and -1 has a larger power in 64 bits."""
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
 _ALPHABET = re.compile(r"[0-9+\-*/%() \t]+")
+_LEADING_ZEROS = re.compile(r"\b0+(?=[0-9])")
 
 
 def _divide(left: int, right: int) -> int:
@@ -33,22 +32,14 @@ def _remainder(left: int, right: int) -> int:
     return left - right * _divide(left, right)
 
 
-def _power(base: int, exponent: int) -> int:
-    if not 0 <= exponent <= EXPONENT_MAX:
-        raise ValueError(f"expected an exponent of 0 to {EXPONENT_MAX}, got {exponent}")
-    return int(base**exponent)
-
-
 _BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: _divide,
     ast.Mod: _remainder,
-    ast.Pow: _power,
 }
 _UNARY: dict[type[ast.unaryop], Callable[[int], int]] = {
-    ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
 
@@ -72,7 +63,7 @@ def evaluate_integer(text: str) -> int:
     if _ALPHABET.fullmatch(text) is None:
         raise ValueError("expected a whole number or an expression such as 1024*1024")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(_LEADING_ZEROS.sub("", text.strip()), mode="eval")
     except SyntaxError as error:
         raise ValueError("the expression is not well formed") from error
     return _value(tree.body)
@@ -87,7 +78,7 @@ def _value(node: ast.expr) -> int:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             result = _BINARY[type(op)](_value(left), _value(right))
         case _:
-            raise ValueError("only + - * / % ** and parentheses are understood")
+            raise ValueError("only + - * / % and parentheses are understood")
     if not INT64_MIN <= result <= INT64_MAX:
         raise ValueError(f"expected a signed 64-bit number, got {result}")
     return result

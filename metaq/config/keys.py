@@ -98,9 +98,7 @@ class Key:
             case Kind.TEXT:
                 return text
             case Kind.ZNODE:
-                if not text.startswith("/"):
-                    raise ValueError("expected a path that starts with '/'")
-                return text.rstrip("/") or "/"
+                return "/" + text.strip("/")
             case Kind.POLICY:
                 return read_delete_policy(text)
             case _:
