@@ -4,9 +4,10 @@
     XID:<format>:<hex global>:<hex branch>:<qualifier>      XA
     null                                                    none (key of RECOVER)
 
-`parse_key` reads like MetaQ: trailing empty parts do not count, hexadecimal may be of
-either case, and the last half byte of an odd number of digits is dropped. So the key
-of what was read need not be the text that was read. Source: broker spec 5.1.
+`parse_key` reads like MetaQ 1.4.6: trailing empty parts of a local key do not count,
+those of an XA key do, hexadecimal may be of either case, and the last half byte of an
+odd number of digits is dropped. So the key of what was read need not be the text that
+was read. Source: broker spec 5.1; tests/java has the real broker read keys.
 """
 
 import re
@@ -45,10 +46,10 @@ def parse_key(key: str) -> TransactionId:
     """
     if key == "null":
         return NULL_TRANSACTION
-    parts = key.rstrip(":").split(":")
-    if parts[0] == "TX" and len(parts) == 3:
+    parts = key.split(":")
+    if parts[0] == "TX" and len(parts := key.rstrip(":").split(":")) == 3:
         return LocalTransactionId(parts[1], parse_i32(parts[2].encode(), "transaction"))
-    if parts[0] == "XID" and len(parts) == 5 and parts[4].strip():
+    if parts[0] == "XID" and len(parts) == 5:
         return XaTransactionId(
             parse_i32(parts[1].encode(), "format id"),
             _parse_hex(parts[2]),

@@ -22,11 +22,14 @@ GOOD: list[tuple[str, TransactionId]] = [
     ("XID:101:0a0b::uq", XaTransactionId(101, b"\x0a\x0b", b"", "uq")),
     ("XID:-1:::uq", XaTransactionId(-1, b"", b"", "uq")),
     ("XID:1:AbC:f:uq", XaTransactionId(1, b"\xab", b"", "uq")),
+    ("XID:1:aa:bb:", XaTransactionId(1, b"\xaa", b"\xbb", "")),
+    ("XID:1:::", XaTransactionId(1, b"", b"", "")),
+    ("XID:1:aa:bb:\t", XaTransactionId(1, b"\xaa", b"\xbb", "\t")),
 ]  # fmt: skip
 BAD = [
     "", "NULL", "null ", "TX", "TX:s1", "TX:s1:", "TX:s1:x", "TX:s1:3000000000",
-    "TX:a:b:1", "tx:s1:1", "ABC:1:2", "XID:100:aa:bb", "XID:100:aa:bb:",
-    "XID:100:aa:bb:\t", "XID:100:zz:bb:uq", "XID:100:aa:b_:uq", "XID:x:aa:bb:uq",
+    "TX:a:b:1", "tx:s1:1", "ABC:1:2", "XID:100:aa:bb", "XID:100:aa:bb:uq:",
+    "XID:100:aa:bb::", "XID:100:zz:bb:uq", "XID:100:aa:b_:uq", "XID:x:aa:bb:uq",
     "XID:2147483648:aa:bb:uq", "XID:1:aa:bb:uq:more", "XID:1:\uff41a:bb:uq",
 ]  # fmt: skip
 
@@ -40,7 +43,7 @@ def test_keys_spell_ids(key: str, expected: TransactionId) -> None:
 
 @pytest.mark.parametrize("key", BAD)
 def test_other_keys_are_a_breach(key: str) -> None:
-    """Wrong counts of parts, numbers, hexadecimal and blank qualifiers."""
+    """Wrong counts of parts, numbers, and hexadecimal."""
     with pytest.raises(RemoteProtocolError):
         parse_key(key)
 

@@ -20,14 +20,15 @@ from metaq.storage.log_state import LogStatistics
 TOLD_KEYS: Final = frozenset({"numPartitions", "acceptPublish", "acceptSubscribe"})
 """What clients without ZooKeeper need to know of what was set over the file."""
 
+# MetaQ's menu, and what is missing in it.
 _HELP = (
     "*EMPTY* Returns broker info.",
-    "help Prints this menu.",
-    "topics Returns every topic's partitions, messages and bytes.",
-    "offsets Returns every partition's offsets.",
-    "realtime Returns sums since the last reset.",
+    "help Returns help menu.",
+    "topics Returns topics statistics detail info.",
+    "offsets Returns partitions detail info.",
+    "realtime Returns realtime statistics detail info.",
+    "config Returns broker's config file content.",
     "reset Resets the realtime statistics.",
-    "config Returns the configuration file.",
     "<topic> Returns one topic.",
 )
 
