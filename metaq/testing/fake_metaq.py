@@ -1,17 +1,20 @@
 """What a MetaQ 1.4 broker answers, from memory: commands in, replies out, no I/O.
 
-Held to the recorded conversations of a Java broker. It knows no extension: a get never
-waits, a batch is an unknown word, ids are negative because Java brokers number by a
-clock that starts with the machine. Its bugs that a client meets are here as well: a
-put that leaves the choice to the broker may land in a closed partition.
+Held to the recorded conversations of a Java broker, and to a real one by tests/java. It
+knows no extension: a get never waits, a batch is an unknown word, ids are negative
+because Java brokers number by a clock that starts with the machine. Its bugs that a
+client meets are here as well: a put that leaves the choice to the broker may land in a
+closed partition, and one with a wrong checksum makes the partition that it is not
+stored in.
 
-Not here: transactions and replication are refused as our own broker refuses them, and
-puts are readable at once whatever their size.
+Not here: transactions and replication are refused as our own broker refuses them, puts
+are readable at once whatever their size, and nothing is counted for `stats`.
 
 Source: broker spec 1.4 to 1.7, 1.14, 2.4, 7.1, 8.
 """
 
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from metaq.clock import Clock
@@ -51,6 +54,20 @@ VERSION: Final = "1.4.6.2"
 
 TRANSFER_BYTES_MAX: Final = 1024 * 1024
 """Default of `maxTransferSize`."""
+
+_COUNTERS: Final = (
+    "curr_connections", "threads", "cmd_put", "cmd_get", "cmd_offset", "tx_begin",
+    "tx_xa_begin", "tx_commit", "tx_rollback", "get_miss", "put_failed",
+)  # fmt: skip
+_REALTIME: Final = ("put", "get", "offset", "get_miss", "put_failed", "message_size")
+_HELP: Final = (
+    "*EMPTY* Returns broker info.",
+    "help Returns help menu.",
+    "topics Returns topics statistics detail info.",
+    "offsets Returns partitions detail info.",
+    "realtime Returns realtime statistics detail info.",
+    "config Returns broker's config file content.",
+)
 
 TRANSACTIONS_MISSING: Final = "Transactions are not supported by this broker."
 
@@ -222,26 +239,26 @@ class FakeMetaq:
         if put.transaction is not None:
             raise ServerError(TRANSACTIONS_MISSING)
         topic, partition, detail = put.topic, put.partition, ""
+        count = self.topics.get(topic, 1)
         if LogId(topic, partition) in self.closed:
             detail = texts.closed_detail(self._broker_id, partition)
             raise ForbiddenError(texts.put_failed(self.uri, topic, partition, detail))
+        if partition == RANDOM_PARTITION:
+            # As in MetaQ, whether it is closed or not, and whatever the topic.
+            partition = self._choose(count)
         if topic not in self.topics and not self._has_pattern_for(topic):
             detail = texts.topic_not_accepted(topic)
+        elif not 0 <= partition < count:
+            detail = texts.wrong_partition(partition)
         else:
-            count = self.topics.get(topic, 1)
-            if partition == RANDOM_PARTITION:
-                # As in MetaQ, whether it is closed or not.
-                partition = self._choose(count)
-            if not 0 <= partition < count:
-                detail = texts.wrong_partition(partition)
-            elif put.checksum not in {NO_CHECKSUM, checksum(put.payload)}:
+            log = self.log(topic, partition)
+            if put.checksum not in {NO_CHECKSUM, checksum(put.payload)}:
                 detail = texts.CHECKSUM_FAILURE
         if detail:
             raise ServerError(texts.put_failed(self.uri, topic, partition, detail))
         number = self.next_id()
         record = encode_record(put.payload, id=number, flag=put.flag)
-        offset = self.log(topic, partition).append(record)
-        return texts.put_reply(number, partition, offset)
+        return texts.put_reply(number, partition, log.append(record))
 
     def _has_pattern_for(self, topic: str) -> bool:
         return TopicRules().extended(self.topics).accepts(topic)
@@ -280,18 +297,29 @@ class FakeMetaq:
         return log
 
     def _stats(self, item: str) -> str:
-        if item == "config":
-            return self.config_text()
         topics = {log_id.topic for log_id in self.logs}
         match item:
+            case "config":
+                return self.config_text()
             case "":
                 lines = [
                     "pid 1",
                     f"broker_id {self._broker_id}",
                     f"port {self.port}",
+                    "uptime 0",
                     f"version {VERSION}",
                     "slave false",
+                    *(f"{name} 0" for name in _COUNTERS),
+                    f"total_messages {_count(self.logs.values())}",
+                    f"topics {len(topics.union(self.topics))}",
+                    f"config_checksum {zlib.crc32(self.config_text().encode())}",
                 ]
+            case "help":
+                lines = list(_HELP)
+            case "reset":
+                lines = ["reset ok"]
+            case "realtime":
+                lines = [f"realtime_{name} null" for name in _REALTIME]
             case "topics":
                 lines = [self._describe(topic) for topic in sorted(topics)]
                 lines += [f"{t} *Empty*" for t in self.topics if t not in topics]
@@ -303,17 +331,35 @@ class FakeMetaq:
                 ]
             case topic:
                 code = 0 if topic in topics else 2 if topic in self.topics else 1
-                lines = [topic, f"resultCode {code}"]
+                logs = self._logs_of(topic)
+                lines = [
+                    topic,
+                    f"resultCode {code}",
+                    f"partitions {len(logs)}",
+                    f"message_count {_count(logs)}",
+                    f"bytes {_size_bytes(logs)}",
+                    *(f"topic_realtime_{name} null" for name in _REALTIME),
+                ]
         return "\r\n".join(["STATS", *lines, "END", ""])
 
     def _describe(self, topic: str) -> str:
-        logs = [log for log_id, log in self.logs.items() if log_id.topic == topic]
+        logs = self._logs_of(topic)
         return (
             f"{topic} partitions {len(logs)}"
-            f" message_count {sum(len(log.records()) for log in logs)}"
-            f" message_bytes {sum(log.end - log.start for log in logs)}"
+            f" message_count {_count(logs)} message_bytes {_size_bytes(logs)}"
             " accept_publish true accept_subscribe true"
         )
+
+    def _logs_of(self, topic: str) -> list[FakeLog]:
+        return [log for log_id, log in self.logs.items() if log_id.topic == topic]
+
+
+def _count(logs: Iterable[FakeLog]) -> int:
+    return sum(len(log.records()) for log in logs)
+
+
+def _size_bytes(logs: Iterable[FakeLog]) -> int:
+    return sum(log.end - log.start for log in logs)
 
 
 def _ok(body: str, opaque: int) -> Result:

@@ -179,6 +179,20 @@ def test_behind_the_end_is_an_error_or_the_end() -> None:
         ]
 
 
+def test_what_a_refused_put_leaves_is_what_a_java_broker_leaves() -> None:
+    """A wrong checksum makes the partition; a choice is told whatever the topic."""
+    broker = fake()
+    wrong = ask(broker, Put("test", 1, b"hello", 0, 1, 7))
+    assert isinstance(wrong, Result)
+    assert wrong.status == 500
+    end = ask(broker, OffsetQuery("test", "g", 1, 0, 7))
+    assert isinstance(end, Result)
+    assert (end.status, end.text) == (200, "0")
+    chosen = ask(broker, Put("nosuch", -1, b"hello", 0, -1, 7))
+    assert isinstance(chosen, Result)
+    assert "[partition 'nosuch-0']" in chosen.text
+
+
 def test_stats_say_what_a_client_learns_from_them() -> None:
     """Broker id, configured partitions, and which logs there are."""
     broker = fake()
