@@ -1,6 +1,7 @@
 """One Java machine, one ZooKeeper and one broker for most tests of this package."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,14 @@ from tests.integration.conftest import (
     zookeeper_server,
 )
 from tests.java.client import JavaClient
-from tests.java.jars import CLIENT, CLIENT_EXTENSION, LOG4J, NoJarsError, find_jars
+from tests.java.jars import (
+    CLIENT,
+    CLIENT_EXTENSION,
+    LOG4J,
+    SERVER,
+    NoJarsError,
+    find_jars,
+)
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
 
@@ -71,6 +79,32 @@ def jvm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jvm]:
         pytest.skip(str(error))
     with Jvm(jars, tmp_path_factory.mktemp("java-home")) as machine:
         yield machine
+
+
+@pytest.fixture(scope="session")
+def server_jars() -> list[Path]:
+    """Return what MetaQ's own broker needs; skip where it cannot be had."""
+    try:
+        return find_jars(SERVER, LOG4J)
+    except NoJarsError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def new_root(zookeeper_server: ZooKeeperServer) -> Callable[[], str]:
+    """Return what makes connection strings, each with a root of its own."""
+    numbers = itertools.count(1)
+
+    def make() -> str:
+        root = f"/server-{next(numbers)}"
+        client = KazooClient(zookeeper_server.address)
+        client.start()
+        client.ensure_path(root)
+        client.stop()
+        client.close()
+        return f"{zookeeper_server.address}{root}"
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,143 @@
+"""MetaQ's own broker, unmodified, in a process of its own: `server.ini` and its jars.
+
+It says what it does in `java.log`. Its home is a directory of the tests.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from metaq.testing.process import free_port
+from metaq.zk.embedded import find_java
+from tests.java.talk import Talk
+
+HEAP_MIB = 256
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+MAIN = "com.taobao.metamorphosis.server.MetamorphosisStartup"
+
+Settings = Mapping[str, Any]
+"""Keys of a section of server.ini, and their values."""
+
+SYSTEM: Settings = {
+    "hostName": "127.0.0.1",
+    "numPartitions": 1,
+    "unflushThreshold": 0,
+    "unflushInterval": 10_000,
+    "maxSegmentSize": "1024*1024",
+    "maxTransferSize": "1024*1024",
+}
+LOG4J_PROPERTIES = """\
+log4j.rootLogger=INFO, file
+log4j.appender.file=org.apache.log4j.FileAppender
+log4j.appender.file.File={home}/java.log
+log4j.appender.file.layout=org.apache.log4j.PatternLayout
+log4j.appender.file.layout.ConversionPattern=%d %-5p [%t] %c{{1}} - %m%n
+"""
+
+
+def server_ini(
+    zookeeper: str, data: Path, topics: Mapping[str, Settings], system: Settings
+) -> str:
+    """Return a file that both brokers run with.
+
+    Args:
+        zookeeper: connection string; the root in it exists.
+        data: data directory of the broker.
+        topics: topic → its keys.
+        system: keys of the broker; they win over `SYSTEM`.
+    """
+    sections: dict[str, Settings] = {
+        "system": {**SYSTEM, "dataPath": data, **system},
+        "zookeeper": {
+            "zk.zkConnect": zookeeper,
+            "zk.zkSessionTimeoutMs": 3000,
+            "zk.zkSyncTimeMs": 100,
+        },
+    }
+    sections |= {f"topic={topic}": keys for topic, keys in topics.items()}
+    lines = []
+    for name, keys in sections.items():
+        lines += [f"[{name}]", *(f"{key}={value}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
+class JavaBroker:
+    """A broker started any number of times on one directory and port.
+
+    Lifecycle: a context manager that starts it, and stops what runs at the end.
+    """
+
+    def __init__(
+        self,
+        jars: Sequence[Path],
+        home: Path,
+        zookeeper: str,
+        topics: Mapping[str, Settings],
+        system: Settings | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.data = home / "data"
+        self.data.mkdir(parents=True, exist_ok=True)
+        self.log = home / "java.log"
+        self._home = home
+        classpath = os.pathsep.join(map(str, (home, *jars)))
+        (home / "conf").mkdir()
+        self.ini = home / "conf" / "server.ini"
+        system = {"brokerId": 0, "serverPort": self.port, **(system or {})}
+        self.ini.write_text(server_ini(zookeeper, self.data, topics, system))
+        (home / "log4j.properties").write_text(LOG4J_PROPERTIES.format(home=home))
+        self._command = [
+            find_java(), f"-Xmx{HEAP_MIB}m", f"-Duser.home={home}", "-cp", classpath,
+            MAIN, "-f", str(self.ini),
+        ]  # fmt: skip
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers and is registered."""
+        said = len(self.read_log())
+        with (self._home / "java.err").open("ab") as err:
+            child = subprocess.Popen(self._command, stdout=err, stderr=err)
+        self._child = child
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while "Start metamorphosis server successfully" not in self.read_log()[said:]:
+            assert child.poll() is None, self.read_log()
+            assert time.monotonic() < deadline_s, self.read_log()
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM), and wait."""
+        child = self._running()
+        child.send_signal(signal.SIGTERM)
+        child.wait(STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """Kill it as the kernel does (SIGKILL)."""
+        child = self._running()
+        child.kill()
+        child.wait()
+
+    def read_log(self) -> str:
+        """Return what it has logged so far."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def talk(self) -> Talk:
+        """Return a connection to it."""
+        return Talk(self.port)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._child is not None, "never started"
+        return self._child
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._child is not None and self._child.poll() is None:
+            self.stop()
