@@ -232,7 +232,7 @@ def told(server: JavaBroker, commands: list[bytes]) -> Answers:
     return hear(server.port, commands)
 
 
-def differences(told: Answers, found: Answers) -> list[object]:
+def differences(told: Answers, found: Answers) -> list[tuple[Key, object, object]]:
     assert told.keys() == found.keys()
     return [(key, told[key], found[key]) for key in told if told[key] != found[key]]
 
