@@ -73,6 +73,16 @@ def test_messages_come_back_as_they_were_sent(cluster: Cluster) -> None:
         assert sorted(map(repr, found[len(sent) :])) == sorted(map(repr, sent))
 
 
+def test_an_ordered_producer_keeps_its_order(cluster: Cluster, tmp_path: Path) -> None:
+    """One partition, one message after the other, whatever the broker's threads do."""
+    data = [b"%d" % number for number in range(COUNT)]
+    with Client(cluster.zookeeper) as client:
+        with client.ordered_producer("ordered", ["0-0"], tmp_path) as producer:
+            for one in data:
+                producer.send(one)
+        assert [one.data for one in client.browse("ordered")] == data
+
+
 def test_one_group_reads_both_kinds_to_the_end(cluster: Cluster) -> None:
     """Every message once, with the id and the offset of its receipt."""
     with Client(cluster.zookeeper) as client:
