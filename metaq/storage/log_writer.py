@@ -17,6 +17,7 @@ directory offline and never calls a writer of it again, except to abandon it.
 """
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ class LogWriter:
         )
         self.directory: Final = directory
         """The partition's directory."""
-        self._interval_s = 0.0
+        self._interval_s = math.inf
         self.epoch = 0
         """Grows when queued appends become void because one before them failed."""
         self.end = end
@@ -157,7 +158,7 @@ class LogWriter:
         )
 
     def set_interval_s(self, interval_s: float) -> None:
-        """Threshold mode: sync at a write when the last sync is older; 0: never."""
+        """Threshold mode: sync at a write when the last sync is older; 0: always."""
         self._interval_s = interval_s
 
     @property
@@ -175,7 +176,7 @@ class LogWriter:
         if self.unsynced_records > self._options.unflush_threshold:
             return True
         age_s = self._clock.monotonic_s() - self.last_sync_s
-        return 0 < self._interval_s < age_s
+        return self._interval_s <= 0 or self._interval_s < age_s
 
     @property
     def is_index_due(self) -> bool:

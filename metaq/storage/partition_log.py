@@ -17,6 +17,7 @@ Invariant: log start <= high watermark <= log end <= next offset, asserted whene
 of them changes. Source: broker spec 2.4 to 2.8.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -102,7 +103,7 @@ class PartitionLog:
         self._waiters = Waiters()
         self._append_count = 0
         self._refused_count = 0
-        self._interval_s = 0.0
+        self._interval_s = math.inf
         self._last_sync_s = 0.0
         self._is_sync_queued = False
         self._sync_count = 0
@@ -255,7 +256,7 @@ class PartitionLog:
         return next((request.ticket for request in found), None)
 
     def set_interval_ms(self, interval_ms: int) -> None:
-        """Change how old unsynced records may become; 0 or less: any age."""
+        """Change how old unsynced records may become; 0 or less: synced at once."""
         self._interval_s = max(0, interval_ms) / 1000
         self.log_dir.submit(partial(self.writer.set_interval_s, self._interval_s))
 
@@ -267,7 +268,7 @@ class PartitionLog:
         """
         if (
             not self._is_sync_queued
-            and 0 < self._interval_s <= now_s - self._last_sync_s
+            and self._interval_s <= now_s - self._last_sync_s
             and self._high_watermark < self._log_end
         ):
             self._is_sync_queued = True

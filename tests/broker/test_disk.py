@@ -193,6 +193,27 @@ def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> Non
     asyncio.run(read())
 
 
+@pytest.mark.parametrize("interval", ["0", "-5"])
+def test_without_an_interval_every_write_is_synced(
+    tmp_path: Path, interval: str
+) -> None:
+    """As in MetaQ: what is older than no time at all is to be synced."""
+    overrides = {"unflushThreshold": "1000", "unflushInterval": interval}
+
+    async def scenario() -> None:
+        async with (
+            running_broker(tmp_path / "data", overrides) as broker,
+            Peer(broker) as peer,
+        ):
+            for count in (1, 2, 3):
+                assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+                log = broker.context.topics.find_log("test", 0)
+                assert log.high_watermark == 25 * count
+            assert b"durability synced-before-ack" in await peer.ask(b"stats\r\n")
+
+    asyncio.run(scenario())
+
+
 def test_threshold_mode_acknowledges_first_and_shows_it(tmp_path: Path) -> None:
     """unflushThreshold=1000: acknowledged at once, readable after the interval."""
     overrides = {"unflushThreshold": "1000", "unflushInterval": "30"}

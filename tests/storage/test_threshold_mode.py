@@ -91,21 +91,26 @@ def test_a_put_after_the_interval_syncs_by_itself() -> None:
     bench.close()
 
 
-def test_an_interval_of_zero_never_syncs_by_time() -> None:
-    """Without an interval only the threshold counts."""
-    bench, log, clock = opened(FaultyFileSystem(), 100, unflush_interval_ms=0)
-    put(bench, log)
-    clock.advance_s(1e6)
-    bench.manager.tick(clock.monotonic_s())
-    put(bench, log)
-    assert log.high_watermark == 0
+@pytest.mark.parametrize("interval_ms", [0, -5])
+def test_without_an_interval_every_write_syncs(interval_ms: int) -> None:
+    """As in MetaQ: the last sync is always longer ago than no time."""
+    bench, log, _clock = opened(
+        FaultyFileSystem(), 100, unflush_interval_ms=interval_ms
+    )
+    for count in (1, 2, 3):
+        put(bench, log)
+        assert log.high_watermark == count * RECORD
     bench.close()
 
 
 def test_a_reload_changes_the_interval_of_open_logs() -> None:
     """The mode of an open log does not change, its interval does."""
-    bench, log, clock = opened(FaultyFileSystem(), 100, unflush_interval_ms=0)
+    bench, log, clock = opened(FaultyFileSystem(), 100, unflush_interval_ms=10**6)
     put(bench, log)
+    clock.advance_s(1)
+    bench.manager.tick(clock.monotonic_s())
+    bench.run()
+    assert log.high_watermark == 0
     bench.manager.apply_settings(config(unflush_threshold=0, unflush_interval_ms=1_000))
     clock.advance_s(1)
     bench.manager.tick(clock.monotonic_s())

@@ -61,7 +61,7 @@ def handle_stats(command: Stats, context: BrokerContext) -> bytes:
 
 def describe_durability(topic: TopicConfig) -> str:
     """Return in words what an acknowledgement of this topic means."""
-    if topic.unflush_threshold <= 0:
+    if topic.unflush_threshold <= 0 or topic.unflush_interval_ms <= 0:
         return "synced-before-ack"
     return (
         f"synced-later after {topic.unflush_threshold} messages"
