@@ -115,7 +115,10 @@ class DiskFailedError(ServerError):
 
 
 class UnavailableError(WireError):
-    """503: no processor for this command, or the broker is shutting down."""
+    """503: no processor for this command, or the broker is shutting down.
+
+    For a client also the 500 of a MetaQ 1.4 broker that is not registered yet.
+    """
 
     status = 503
     retriable = True

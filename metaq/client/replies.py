@@ -13,13 +13,19 @@ from metaq.errors import (
     DiskFailedError,
     NoRoomError,
     ServerError,
+    UnavailableError,
     UnknownPutError,
     WireError,
 )
 from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.status import Status
-from metaq.protocol.texts import says_disk_failed, says_no_room, says_unknown
+from metaq.protocol.texts import (
+    says_disk_failed,
+    says_no_room,
+    says_unknown,
+    says_unregistered,
+)
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
@@ -134,7 +140,7 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     return _server_error(text) if kind is ServerError else kind(text)
 
 
-def _server_error(text: str) -> ServerError:
+def _server_error(text: str) -> WireError:
     """Return what a 500 means: to a put it may say whether that is stored."""
     if says_unknown(text):
         return UnknownPutError(text)
@@ -142,6 +148,8 @@ def _server_error(text: str) -> ServerError:
         return NoRoomError(text)
     if says_disk_failed(text):
         return DiskFailedError(text)
+    if says_unregistered(text):
+        return UnavailableError(text)
     return ServerError(text)
 
 

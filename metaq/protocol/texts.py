@@ -64,6 +64,15 @@ def says_disk_failed(text: str) -> bool:
     return text.endswith("] failed.")
 
 
+def says_unregistered(text: str) -> bool:
+    """Tell whether a MetaQ 1.4 broker could not register the topic of a put.
+
+    It opens its port before it has registered its topics, and a put that comes in
+    between gets in its own way; the message is not stored.
+    """
+    return "] failed.Detail:org.apache.zookeeper.KeeperException" in text
+
+
 def closed_detail(broker_id: int, partition: int) -> str:
     """Return the detail of a put to a closed partition (403)."""
     return f"partition[{broker_id}-{partition}] has been closed"

@@ -18,6 +18,7 @@ from metaq.client.producer import AsyncProducer
 from metaq.clock import SystemClock
 from metaq.errors import ServerError
 from metaq.protocol.commands import Get, Value
+from metaq.protocol.texts import put_failed
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.testing.broker import make_config
 from metaq.testing.fake_broker import FakeBroker, FaultKind
@@ -287,6 +288,26 @@ def test_a_metaq_1_4_broker_that_drops_connections(kind: FaultKind) -> None:
             by_id = {record.id: record.payload for record in fake.records()}
             assert [by_id[r.message_id] for r in results] == sent
             assert set(fake.payloads()) == set(sent)
+
+    with FakeBroker() as fake:
+        asyncio.run(main(fake))
+
+
+def test_a_metaq_1_4_broker_that_is_about_to_register_gets_puts_again() -> None:
+    """It opens its port first, and refuses puts that register before it does."""
+    detail = (
+        "org.apache.zookeeper.KeeperException$NodeExistsException: "
+        "KeeperErrorCode = NodeExists for /meta/brokers/topics/test/0-m"
+    )
+    text = put_failed("meta://127.0.0.1:8123", "test", 0, detail)
+
+    async def main(fake: FakeBroker) -> None:
+        fake.inject(FaultKind.DROP, after=1)
+        fake.inject(FaultKind.REFUSE, after=1, count=3, body=text.encode())
+        async with sending_to(fake.address) as sending:
+            for data in (b"one", b"two", b"three"):
+                await sending.producer.send("test", data)
+        assert fake.payloads() == [b"one", b"two", b"three"]
 
     with FakeBroker() as fake:
         asyncio.run(main(fake))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from metaq.testing.process import free_port
+from metaq.testing.ports import reserve_port
 from metaq.zk.embedded import find_java
 from tests.java.talk import Talk
 
@@ -80,7 +80,7 @@ class JavaBroker:
         topics: Mapping[str, Settings],
         system: Settings | None = None,
     ) -> None:
-        self.port = free_port()
+        self.port = reserve_port(self)
         self.address = f"127.0.0.1:{self.port}"
         self.data = home / "data"
         self.data.mkdir(parents=True, exist_ok=True)
