@@ -256,7 +256,7 @@ class Delivery:
             return None
         if connection is not outlet.connection:
             # The order: nothing overtakes what is in flight on the old one.
-            if outlet.in_flight:
+            if outlet.in_flight or outlet.is_early(self._snapshot.puts):
                 return None
             outlet.connection = connection
             self._openers.forget_trouble(address)

@@ -13,11 +13,12 @@ from metaq.client.attempts import Span, plan_spans
 from metaq.client.batches import Batch, Outcome
 from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
 from metaq.client.lanes import Announcer, Lane
-from metaq.errors import MetaqError
+from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import TopicPartition
 from metaq.protocol.commands import Command, Mput, Put, Reply
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
+from metaq.zk.cluster import Counts
 from metaq.zk.znodes import BrokerAddress
 
 
@@ -94,6 +95,7 @@ class Outlet:
     __slots__ = (
         "alarm", "alone", "connection", "failures", "in_flight", "lane", "places",
         "refused_until_s", "resume_s", "returned", "sequence", "trouble", "waiting",
+        "was_offered",
     )  # fmt: skip
 
     def __init__(self, lane: Lane) -> None:
@@ -110,11 +112,31 @@ class Outlet:
         self.resume_s = 0.0
         self.refused_until_s = 0.0  # others' messages do not move here before
         self.trouble: MetaqError | None = None  # why nothing is sent
+        self.was_offered = False  # registered for puts when it was connected
 
     @property
     def partition(self) -> TopicPartition:
         """Return the partition."""
         return self.lane.partition
+
+    def is_early(self, puts: Counts) -> bool:
+        """Tell whether a broker that came back has not registered the topic again.
+
+        A put may then keep a MetaQ 1.4 broker from registering it at all, and its
+        start fails over that.
+
+        Args:
+            puts: how many partitions of each topic each broker takes puts to.
+        """
+        place = self.partition
+        count = puts.get(place.topic, {}).get(place.broker_id, 0)
+        if place.partition < count or not self.was_offered:
+            self.was_offered = place.partition < count
+            return False
+        self.trouble = NoBrokerError(
+            f"{place}: broker {place.broker_id} does not take puts at the moment"
+        )
+        return True
 
     def next_place(self) -> int:
         """Return the place of the next part in the outlet's order."""

@@ -34,6 +34,7 @@ ONE_BROKER = {
     "test_a_broker_that_restarts_under_load_loses_nothing": "another port; no doubles",
     "test_a_metaq_1_4_broker_gets_single_puts": "what it must not be sent",
     "test_a_metaq_1_4_broker_that_drops_connections": "connections cut on cue",
+    "test_a_metaq_1_4_broker_that_is_about_to_register_gets_puts_again": "its text",
 }
 
 

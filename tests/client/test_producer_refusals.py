@@ -1,5 +1,7 @@
 """A producer whose brokers refuse, or may have stored what they did not answer."""
 
+import asyncio
+
 import pytest
 
 from metaq.errors import ForbiddenError
@@ -51,5 +53,26 @@ def test_what_may_be_stored_twice_is_counted(
             seen = world.producer.statistics()
         assert seen.doubtful_count == count
         assert seen.by_partition == {at(0): 2}
+
+    run_virtual(main())
+
+
+def test_a_broker_that_came_back_gets_nothing_before_it_has_registered() -> None:
+    """A put in between can make the start of a MetaQ 1.4 broker fail."""
+
+    async def main() -> None:
+        broker = StandInBroker(capabilities=JAVA)
+        async with producing(broker) as world:
+            await world.producer.send("test", b"before")
+            broker.go_away()
+            world.metadata.tell({}, {})
+            future = await world.producer.send_nowait("test", b"x", partition="0-0")
+            broker.come_back()
+            world.metadata.tell({}, {0: broker.address})
+            await asyncio.sleep(3)
+            assert broker.stored() == [b"before"]
+            world.metadata.tell({0: 1}, {0: broker.address})
+            assert (await future).partition == at(0)
+        assert broker.stored() == [b"before", b"x"]
 
     run_virtual(main())
