@@ -4,8 +4,10 @@ import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import py4j.java_gateway
 import pytest
 from kazoo.client import KazooClient
+from py4j.protocol import get_return_value
 
 from metaq.client import Client
 from metaq.testing.process import BrokerProcess
@@ -68,6 +70,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def until_registered(broker: BrokerProcess, times: int = 1) -> None:
     """Wait until it has registered so often: Java looks for brokers once."""
     until(lambda: broker.read_log().count(" registered: broker=") >= times)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _plain_py4j() -> Iterator[None]:
+    """Undo what PySpark does to Py4J for the whole process, as long as we need it.
+
+    Whatever any Java machine throws, the end of an iteration among it, PySpark looks up
+    by its number in the machine of Spark. Where that has an error of that number, it is
+    raised instead.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(py4j.java_gateway, "get_return_value", get_return_value)
+        yield
 
 
 @pytest.fixture(scope="session")
