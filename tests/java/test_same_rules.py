@@ -181,14 +181,16 @@ def bytes_of(buffer: Any) -> bytes:
     return bytes(buffer.array())[buffer.position() : buffer.limit()]
 
 
+NUMBERS = I64.filter(lambda number: number > -(2**63))
+"""Java has no room for the digits of the one below."""
 IDS = transaction_ids().filter(lambda one: str(one).isascii())
 COMMANDS = st.one_of(
     st.builds(Put, NAMES, I32, PAYLOADS, I32, I32, I32, st.none() | IDS),
-    st.builds(Get, NAMES, NAMES, I32, I64, I32, I32),
-    st.builds(OffsetQuery, NAMES, NAMES, I32, I64, I32),
+    st.builds(Get, NAMES, NAMES, I32, NUMBERS, I32, I32),
+    st.builds(OffsetQuery, NAMES, NAMES, I32, NUMBERS, I32),
     st.builds(Version, I32),
     st.builds(Stats, NAMES | st.just(""), I32),
-    st.builds(Sync, NAMES, I32, PAYLOADS, I32, I64, I32, I32),
+    st.builds(Sync, NAMES, I32, PAYLOADS, I32, NUMBERS, I32, I32),
     st.builds(
         TransactionCommand,
         IDS,
