@@ -13,8 +13,9 @@ from tests.java.jvm import Jvm
 ROOT = "/meta"
 SESSION_TIMEOUT_MS = 4_000
 CONNECTION_TIMEOUT_MS = 20_000
-SYNC_MS = 200
-"""Pause between Java's attempts to rebalance; 5 s unless told."""
+SYNC_MS = 1_000
+"""Pause between Java's attempts to rebalance; 5 s unless told. It gives up after seven
+of them, and a busy machine has to let others release within."""
 SEND_TIMEOUT_MS = 20_000
 MAX_SIZE = 1 << 20
 

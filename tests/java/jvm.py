@@ -20,7 +20,7 @@ from py4j.java_gateway import (
 from metaq.zk.embedded import find_java
 
 HEAP_MIB = 256
-END_TIMEOUT_S = 20.0
+END_TIMEOUT_S = 60.0
 LOG4J_PROPERTIES = """\
 log4j.rootLogger=INFO, file
 log4j.appender.file=org.apache.log4j.FileAppender

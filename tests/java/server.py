@@ -16,8 +16,8 @@ from metaq.zk.embedded import find_java
 from tests.java.talk import Talk
 
 HEAP_MIB = 256
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
 MAIN = "com.taobao.metamorphosis.server.MetamorphosisStartup"
 
 Settings = Mapping[str, Any]

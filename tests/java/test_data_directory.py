@@ -132,7 +132,7 @@ def test_what_a_killed_java_broker_acknowledged_is_there(java: JavaBroker) -> No
 
     def put_until_it_dies(name: str) -> None:
         with Client(brokers=[java.address]) as client:
-            producer = client.producer(timeout_s=1.0)
+            producer = client.producer(timeout_s=5.0)
             with contextlib.suppress(MetaqError), producer:
                 for number in range(1_000_000):
                     data = f"{name} {number} ".encode() + b"x" * SIZES[number % 4]
