@@ -7,6 +7,7 @@ from typing import Final
 from metaq.client.context import ClientContext
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.questions import BACKOFF
+from metaq.client.shares import name_some
 from metaq.errors import NoBrokerError
 from metaq.model import TopicPartition
 from metaq.retry import retry
@@ -14,7 +15,7 @@ from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import partition_name
 
 NAMES_SHOWN_MAX: Final = 10
-"""An error names so many partitions."""
+"""An error names so many partitions that are there."""
 
 
 async def find_topics(
@@ -106,10 +107,9 @@ async def require_partitions(
 def _refusal(
     snapshot: ClusterSnapshot, lacking: Sequence[TopicPartition]
 ) -> NoBrokerError:
-    names = ", ".join(map(str, lacking[:NAMES_SHOWN_MAX]))
     topic = lacking[0].topic
     there = sorted(snapshot.get_partitions(topic))[:NAMES_SHOWN_MAX]
     known = ", ".join(map(partition_name, there)) or "none"
     return NoBrokerError(
-        f"no broker has {names}; of topic '{topic}' there are: {known}"
+        f"no broker has {name_some(lacking)}; of topic '{topic}' there are: {known}"
     )

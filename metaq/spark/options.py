@@ -10,15 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from metaq.client.shares import name_some
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import EARLIEST, LATEST
 from metaq.spark.option_table import Use, read_options
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
-
-NAMES_SHOWN_MAX: Final = 10
-"""An error names so many partitions."""
 
 _MS_PER_S: Final = 1000
 _NOT_NULL: Final = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
@@ -408,7 +406,7 @@ def check_chosen(
     else:
         return
     if strangers:
-        shown = ", ".join(map(str, sorted(strangers)[:NAMES_SHOWN_MAX]))
+        shown = name_some(strangers)
         raise OptionError(f"{name} names {shown}, which {way} does not choose")
 
 

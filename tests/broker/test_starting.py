@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,19 @@ class SlowDisk(SystemFileSystem):
         return super().list_directory(path)
 
 
+async def stop_while_it_waits(broker: Broker, disk: Any) -> None:
+    """Stop a broker whose start waits for the disk; neither may be a failure."""
+    start = asyncio.create_task(broker.start())
+    await until(disk.is_asked.is_set)
+    stop = asyncio.create_task(broker.stop())
+    await asyncio.sleep(0)
+    disk.may_go_on.set()
+    await stop
+    with pytest.raises(ClosedError):
+        await start
+    assert broker.failure is None
+
+
 def test_a_start_that_is_stopped_during_recovery_gives_everything_back(
     data_dir: Path,
 ) -> None:
@@ -53,16 +67,7 @@ def test_a_start_that_is_stopped_during_recovery_gives_everything_back(
         async with running_broker(data_dir) as broker, Peer(broker) as peer:
             await peer.ask(HELLO)
         disk = SlowDisk()
-        broker = Broker(make_config(data_dir), fs=disk)
-        start = asyncio.create_task(broker.start())
-        await until(disk.is_asked.is_set)
-        stop = asyncio.create_task(broker.stop())
-        await asyncio.sleep(0)
-        disk.may_go_on.set()
-        await stop
-        with pytest.raises(ClosedError):
-            await start
-        assert broker.failure is None
+        await stop_while_it_waits(Broker(make_config(data_dir), fs=disk), disk)
         assert not [path for path in open_paths() if path.is_relative_to(data_dir)]
 
     run(scenario())
@@ -85,16 +90,7 @@ def test_a_start_that_is_stopped_while_it_binds_leaves_no_socket(
 
     async def scenario() -> None:
         disk = Disk()
-        broker = Broker(make_config(data_dir), fs=disk)
-        start = asyncio.create_task(broker.start())
-        await until(disk.is_asked.is_set)
-        stop = asyncio.create_task(broker.stop())
-        await asyncio.sleep(0)
-        disk.may_go_on.set()
-        await stop
-        with pytest.raises(ClosedError):
-            await start
-        assert broker.failure is None
+        await stop_while_it_waits(Broker(make_config(data_dir), fs=disk), disk)
         assert not (data_dir / SOCKET_NAME).exists()
 
     run(scenario())

@@ -173,13 +173,17 @@ def zookeeper_server(
 @pytest.fixture
 def zookeeper(zookeeper_server: ZooKeeperServer) -> str:
     """A connection string with a fresh root: `host:port/test-N`."""
-    root = f"/test-{next(_numbers)}"
-    client = KazooClient(zookeeper_server.address)
+    return make_root(zookeeper_server, f"/test-{next(_numbers)}")
+
+
+def make_root(server: ZooKeeperServer, root: str) -> str:
+    """Make a root; return a connection string that ends in it."""
+    client = KazooClient(server.address)
     client.start()
     client.ensure_path(root)
     client.stop()
     client.close()
-    return f"{zookeeper_server.address}{root}"
+    return f"{server.address}{root}"
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import py4j.java_gateway
 import pytest
-from kazoo.client import KazooClient
 from py4j.protocol import get_return_value
 
 from metaq.client import Client
@@ -14,6 +13,7 @@ from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.integration.conftest import (
     ZooKeeperServer,
+    make_root,
     zookeeper,
     zookeeper_alone,
     zookeeper_server,
@@ -111,13 +111,7 @@ def new_root(zookeeper_server: ZooKeeperServer) -> Callable[[], str]:
     numbers = itertools.count(1)
 
     def make() -> str:
-        root = f"/server-{next(numbers)}"
-        client = KazooClient(zookeeper_server.address)
-        client.start()
-        client.ensure_path(root)
-        client.stop()
-        client.close()
-        return f"{zookeeper_server.address}{root}"
+        return make_root(zookeeper_server, f"/server-{next(numbers)}")
 
     return make
 
@@ -125,12 +119,7 @@ def new_root(zookeeper_server: ZooKeeperServer) -> Callable[[], str]:
 @pytest.fixture(scope="session")
 def java_zookeeper(zookeeper_server: ZooKeeperServer) -> str:
     """A connection string whose root is that of the shared broker."""
-    client = KazooClient(zookeeper_server.address)
-    client.start()
-    client.ensure_path("/java")
-    client.stop()
-    client.close()
-    return f"{zookeeper_server.address}/java"
+    return make_root(zookeeper_server, "/java")
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,12 @@ log4j.appender.file.layout.ConversionPattern=%d %-5p [%t] %c{{1}} - %m%n
 """
 
 
+def write_log4j_properties(home: Path) -> None:
+    """Have a machine that has this directory in its class path log to `java.log`."""
+    text = LOG4J_PROPERTIES.format(home=home)
+    (home / "log4j.properties").write_text(text)
+
+
 class Jvm:
     """A machine and the way into it. Lifecycle: a context manager."""
 
@@ -40,8 +46,7 @@ class Jvm:
         self._jars = jars
 
     def __enter__(self) -> Self:
-        text = LOG4J_PROPERTIES.format(home=self.home)
-        (self.home / "log4j.properties").write_text(text)
+        write_log4j_properties(self.home)
         with (self.home / "java.err").open("w") as err:
             port, token, self._process = launch_gateway(
                 classpath=os.pathsep.join(map(str, (self.home, *self._jars))),

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from metaq.testing.ports import reserve_port
 from metaq.zk.embedded import find_java
+from tests.java.jvm import write_log4j_properties
 from tests.java.talk import Talk
 
 HEAP_MIB = 256
@@ -31,13 +32,6 @@ SYSTEM: Settings = {
     "maxSegmentSize": "1024*1024",
     "maxTransferSize": "1024*1024",
 }
-LOG4J_PROPERTIES = """\
-log4j.rootLogger=INFO, file
-log4j.appender.file=org.apache.log4j.FileAppender
-log4j.appender.file.File={home}/java.log
-log4j.appender.file.layout=org.apache.log4j.PatternLayout
-log4j.appender.file.layout.ConversionPattern=%d %-5p [%t] %c{{1}} - %m%n
-"""
 
 
 def server_ini(
@@ -91,7 +85,7 @@ class JavaBroker:
         self.ini = home / "conf" / "server.ini"
         system = {"brokerId": 0, "serverPort": self.port, **(system or {})}
         self.ini.write_text(server_ini(zookeeper, self.data, topics, system))
-        (home / "log4j.properties").write_text(LOG4J_PROPERTIES.format(home=home))
+        write_log4j_properties(home)
         self._command = [
             find_java(), f"-Xmx{HEAP_MIB}m", f"-Duser.home={home}", "-cp", classpath,
             MAIN, "-f", str(self.ini),

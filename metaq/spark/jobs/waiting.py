@@ -8,11 +8,9 @@ made by another thread, and the thread that signals come to waits for that one.
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Final, TypeVar
+from typing import TypeVar
 
-SIGNAL_S: Final = 1.0
-"""How often the wait looks for signals: one that comes in the very moment in which a
-thread falls asleep wakes nobody."""
+from metaq.client.bounds import SIGNAL_S
 
 T = TypeVar("T")
 
@@ -54,6 +52,7 @@ def run_apart(
 
 
 def _result(outcome: Future[T]) -> T:
+    # As `metaq.client.bounds.wait_for` does, for the same reason.
     while not outcome.done():
         wait([outcome], SIGNAL_S)
     return outcome.result()
