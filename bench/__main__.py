@@ -7,15 +7,28 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from bench import consuming, figures, producing, spark_figures, spark_wire
+from bench import (
+    consuming,
+    fairness,
+    figures,
+    java_broker,
+    producing,
+    spark_figures,
+    spark_wire,
+)
 from bench.figures import Figure
 from bench.report import machine_card, print_table
+from metaq.zk.embedded import EmbeddedZooKeeperError
+from tests.java.jars import NoJarsError
 
 FIGURES = {
     **figures.FIGURES,
+    **fairness.FIGURES,
     "send-many": producing.send_many,
     "send-nowait": producing.send_nowait,
     "send-nowait-async": producing.send_nowait_in_loop,
+    "send-nowait-metaq": java_broker.send_nowait,
+    "producer-cpu": producing.unanswered,
     "iterate": consuming.iterate,
     "iterate-async": consuming.iterate_in_loop,
     "delivery": consuming.delivery,
@@ -46,7 +59,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory(
             prefix="metaq-bench-", dir=options.directory
         ) as directory:
-            figure = FIGURES[name](Path(directory), options.rounds)
+            try:
+                figure = FIGURES[name](Path(directory), options.rounds)
+            except (NoJarsError, EmbeddedZooKeeperError) as error:
+                print(f"skipped {name}: {error}", file=sys.stderr, flush=True)
+                continue
         done.append(figure)
         if options.json:
             print(json.dumps({**asdict(figure), "ratio": figure.ratio}), flush=True)

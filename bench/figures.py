@@ -79,6 +79,75 @@ def puts_deep(directory: Path, rounds: int) -> Figure:
     return puts_pipelined(directory, rounds, in_flight=4000)
 
 
+def puts_unchecked(directory: Path, rounds: int) -> Figure:
+    """Pipelined puts without a checksum; the floor is the broker, with checksums."""
+    return _puts_of_a_form(directory, rounds, "without checksum", checksum=-1)
+
+
+def puts_any(directory: Path, rounds: int) -> Figure:
+    """Pipelined puts to any partition; the floor is the broker, to one partition."""
+    return _puts_of_a_form(directory, rounds, "to partition -1", partition=-1)
+
+
+def _puts_of_a_form(directory: Path, rounds: int, form: str, **fields: int) -> Figure:
+    per_block, count, in_flight = 250, 200_000, 1000
+    figure = Figure(
+        f"pipelined puts {form}, 128 B (floor: plain puts)",
+        "puts/s",
+        [],
+        [],
+        at_least="0.6",
+        aim="0.9",
+    )
+
+    def work(**named: int) -> load.Blocks:
+        frames = [load.put_frame(TOPIC, PAYLOAD, i, **named) for i in range(count)]
+        firsts = range(0, count, per_block)
+        return load.Blocks(
+            [b"".join(frames[first : first + per_block]) for first in firsts], per_block
+        )
+
+    plain, other = work(), work(**fields)
+    with BrokerProcess(directory / "puts", topic=TOPIC, partition_count=2) as broker:
+        for number in range(rounds + 1):
+            for blocks, samples in ((plain, figure.floor), (other, figure.broker)):
+                seconds = load.pipeline(
+                    broker.port, blocks, in_flight, load.ok_counter()
+                )
+                if number:
+                    samples.append(count / seconds)
+    return figure
+
+
+def closed_loop(directory: Path, rounds: int) -> Figure:
+    """Many clients with one put of 1 KiB under way each, as most in the field have."""
+    connections, count, payload = 64, 20_000, b"x" * 1024
+    frame = load.put_frame(TOPIC, payload, 1)
+    figure = Figure(
+        f"puts of 1 KiB, {connections} connections with one under way",
+        "puts/s",
+        [],
+        [],
+        at_least="0.5",
+        aim="0.75",
+    )
+    with (
+        BrokerProcess(directory / "closed", topic=TOPIC) as broker,
+        floor(
+            "group", len(frame), PUT_REPLY_BYTES, 20 + len(payload), directory
+        ) as floor_port,
+    ):
+        for number in range(rounds + 1):
+            for port, samples in (
+                (floor_port, figure.floor),
+                (broker.port, figure.broker),
+            ):
+                seconds = load.closed_loop(port, frame, connections, count)
+                if number:
+                    samples.append(count / seconds)
+    return figure
+
+
 def mput(directory: Path, rounds: int) -> Figure:
     """Batches of 128 B records: 4,000 records each, eight in flight."""
     records, batches, in_flight = 4000, 500, 8
@@ -260,6 +329,9 @@ def idle_cpu(directory: Path, rounds: int) -> Figure:
 FIGURES: dict[str, Callable[[Path, int], Figure]] = {
     "puts": puts_pipelined,
     "puts-deep": puts_deep,
+    "puts-unchecked": puts_unchecked,
+    "puts-any": puts_any,
+    "closed-loop": closed_loop,
     "mput": mput,
     "alone": put_alone,
     "gets": gets,

@@ -6,6 +6,7 @@ checked once at the end of the run (`Replies.statuses`).
 """
 
 import os
+import select
 import socket
 import struct
 import threading
@@ -26,9 +27,16 @@ def connect(port: int) -> socket.socket:
     return sock
 
 
-def put_frame(topic: str, payload: bytes, opaque: int, partition: int = 0) -> bytes:
+def put_frame(
+    topic: str,
+    payload: bytes,
+    opaque: int,
+    partition: int = 0,
+    checksum: int | None = None,
+) -> bytes:
     """Return one put; opaques of seven digits keep all frames of one length."""
-    checksum = zlib.crc32(payload) & 0x7FFFFFFF
+    if checksum is None:
+        checksum = zlib.crc32(payload) & 0x7FFFFFFF
     head = f"put {topic} {partition} {len(payload)} 0 {checksum}"
     return f"{head} {1_000_000 + opaque}\r\n".encode() + payload
 
@@ -128,6 +136,33 @@ def one_at_a_time(port: int, frame: bytes, count: int) -> list[float]:
             raise RuntimeError(f"a put was refused: {reply!r}")
     sock.close()
     return samples
+
+
+def closed_loop(port: int, frame: bytes, connections: int, count: int) -> float:
+    """Send `count` puts, one under way on each of many connections; return seconds."""
+    opened = [connect(port) for _ in range(connections)]
+    socks = {sock.fileno(): sock for sock in opened}
+    poller = select.epoll()
+    for fd in socks:
+        poller.register(fd, select.EPOLLIN)
+    start = time.perf_counter()
+    for sock in opened:
+        sock.send(frame)
+    replied, sent = 0, connections
+    while replied < count:
+        for fd, _ in poller.poll():
+            reply = socks[fd].recv(4096)
+            if not reply.startswith(b"result 200 "):
+                raise RuntimeError(f"a put was refused: {reply!r}")
+            replied += 1
+            if sent < count:
+                socks[fd].send(frame)
+                sent += 1
+    seconds = time.perf_counter() - start
+    for sock in opened:
+        sock.close()
+    poller.close()
+    return seconds
 
 
 def write_and_sync(path: Path, size_bytes: int, count: int) -> list[float]:

@@ -6,6 +6,8 @@ to a socket that has nothing to do but send.
 """
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +97,36 @@ def send_nowait_in_loop(directory: Path, rounds: int) -> Figure:
         for _ in range(rounds):
             figure.floor.append(COUNT / push(broker.port))
             figure.broker.append(COUNT / asyncio.run(send_all(broker.port)))
+    return figure
+
+
+def unanswered(directory: Path, rounds: int) -> Figure:
+    """Processor time while one message waits, after one to each of 1,000 partitions."""
+    partitions, seconds = 1000, 3.0
+    figure = Figure(
+        f"producer of {partitions:,} partitions, one message unanswered, CPU",
+        "% of a core",
+        [],
+        at_least="1",
+    )
+    with (
+        BrokerProcess(
+            directory / "idle", topic=TOPIC, partition_count=partitions
+        ) as broker,
+        Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+        client.producer(timeout_s=TIMEOUT_S) as producer,
+    ):
+        for _ in range(partitions):
+            producer.send_nowait(TOPIC, PAYLOAD)
+        producer.flush(TIMEOUT_S)
+        for _ in range(rounds):
+            os.kill(broker.pid, signal.SIGSTOP)
+            producer.send_nowait(TOPIC, PAYLOAD)
+            before_s = time.process_time()
+            time.sleep(seconds)
+            figure.broker.append((time.process_time() - before_s) / seconds * 100)
+            os.kill(broker.pid, signal.SIGCONT)
+            producer.flush(TIMEOUT_S)
     return figure
 
 

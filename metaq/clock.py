@@ -21,6 +21,10 @@ class Clock(Protocol):
         """Return seconds on a clock that never goes back; for deadlines and waits."""
         ...
 
+    def boot_s(self) -> float:
+        """Return seconds on a clock that never goes back and runs while suspended."""
+        ...
+
 
 class SystemClock:
     """The machine's clocks."""
@@ -32,3 +36,7 @@ class SystemClock:
     def monotonic_s(self) -> float:
         """Return seconds on a clock that never goes back; for deadlines and waits."""
         return time.monotonic()
+
+    def boot_s(self) -> float:
+        """Return seconds on a clock that never goes back and runs while suspended."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -9,7 +9,7 @@ and `storage`, kazoo's exceptions never leave `zk/_kazoo.py`, and `struct.error`
 
 from typing import ClassVar, Final
 
-from metaq.model import Offset
+from metaq.model import Offset, TopicPartition
 
 OUTCOME_UNKNOWN: Final = "outcome unknown"
 """How texts end that say: nobody knows what became of a command. Clients read it in
@@ -158,10 +158,27 @@ class DiskError(StorageError):
 class CorruptRecordError(StorageError):
     """Bytes contradict a checksum or an invariant where no crash can explain it."""
 
-    def __init__(self, message: str, *, next_good_offset: Offset | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        partition: TopicPartition | None = None,
+        offset: Offset | None = None,
+        next_good_offset: Offset | None = None,
+        path: str | None = None,
+        detail: str = "",
+    ) -> None:
         super().__init__(message)
+        self.partition = partition
+        """Whose log is damaged, where a client found it."""
+        self.offset = offset
+        """The first byte that cannot be believed; None: not known."""
         self.next_good_offset = next_good_offset
         """Where a reader can go on; None: not known, or nowhere."""
+        self.path = path
+        """The damaged file, where it is known: on the disk of the broker."""
+        self.detail = detail
+        """What is wrong, with both numbers, where that stands for itself."""
 
 
 class SegmentSealedError(StorageError):
@@ -181,6 +198,10 @@ class LogDirLockedError(StorageError):
 
 class LogDirOfflineError(StorageError):
     """The data directory had a disk error; nothing of it is believed until restart."""
+
+
+class DataMissingError(StorageError):
+    """A data directory holds less than it is known to have held."""
 
 
 class LogOfflineError(StorageError):

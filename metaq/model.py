@@ -144,3 +144,15 @@ def id_time(message_id: MessageId) -> Millis | None:
     if message_id < 0:
         return None
     return Millis((message_id >> ID_MS_SHIFT) + ID_EPOCH_MS)
+
+
+def printable(text: str) -> str:
+    """Return a text of foreign origin as errors, logs and tables may show it.
+
+    Control characters, and whatever else does not print, are escaped as Python does it:
+    a line of the log stays one line, and a terminal gets no commands.
+    """
+    if text.isprintable():
+        return text
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return "".join(escaped)

@@ -3,24 +3,23 @@
 import contextlib
 import gc
 import itertools
-import os
 import random
 import re
-import secrets
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 from _pytest.runner import runtestprotocol
+from xdist.scheduler import LoadFileScheduling
 
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
+from tests.sampling import SEED, unchosen
 
-SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
-"""One number for every random choice of the run; METAQ_SEED repeats a run."""
-
+ROOT = Path(__file__).parents[1]
 EXAMPLES_MAX = 50
 LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
 
@@ -46,8 +45,27 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(SEED)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest: those run side by side end together."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without collecting garbage: there is none, and it is looked for."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Choose what a run tries of what was asked for, and begin with the longest files.
+
+    Those run side by side end together.
+    """
+    left_out = unchosen(items)
+    config.hook.pytest_deselected(items=[*left_out])
+    items[:] = [item for item in items if item not in left_out]
     weights: dict[Path, int] = defaultdict(int)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()} & LONG_MARKS
@@ -55,10 +73,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: -weights[item.path])
 
 
-def pytest_collection_finish() -> None:
-    """Keep what was imported out of the collections that follow: one for each test."""
-    gc.collect()
-    gc.freeze()
+class Scheduling(LoadFileScheduling):
+    """Files stay with one worker, for the servers that their tests share.
+
+    So do all files that use the session of Spark: each worker that has tests of them
+    starts one.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return "spark" if _uses_session(self.config.rootpath / file) else file
+
+
+@lru_cache
+def _uses_session(file: Path) -> bool:
+    return "spark: SparkSession" in file.read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Any
+) -> LoadFileScheduling | None:
+    """Say which tests share a worker."""
+    return Scheduling(config, log) if config.option.dist == "loadfile" else None
+
+
+def pytest_sessionfinish() -> None:
+    """Let the last collection, pytest's own, see what tests left behind for later."""
+    gc.unfreeze()
 
 
 def pytest_report_header() -> str:
@@ -158,7 +200,11 @@ def _unclosed_resources_are_errors(
 
     CPython reports an unclosed file or socket when it is freed; only objects in
     reference cycles need a collection, so only tests with an event loop pay for one.
+    What was there before the test is frozen: a collection looks at the test's own.
     """
+    has_loop = "asyncio" in getattr(request.module, "__dict__", {})
+    if has_loop:
+        gc.freeze()
     yield
-    if "asyncio" in getattr(request.module, "__dict__", {}):
+    if has_loop:
         gc.collect()

@@ -106,6 +106,7 @@ def test_a_file_that_is_not_there_is_one_sentence() -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("takes_own_logs", [False, True])
 def test_real_lines_come_back(tmp_path: Path, *, takes_own_logs: bool) -> None:
     """Files that were named, or the machine's own: exit code 0, and nothing is left."""

@@ -4,9 +4,11 @@ The machine is a directory of links and small fakes that stands alone on PATH.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -263,18 +265,66 @@ def test_spark_is_tried_again_when_it_gave_up_on_its_python(tmp_path: Path) -> N
     assert "test_else" in done.stdout
 
 
-def run_pytest(directory: Path, text: str) -> "subprocess.CompletedProcess[str]":
+MATRIX = """
+import pytest
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("column", range(3))
+@pytest.mark.parametrize("row", range(5))
+def test_matrix(row, column):
+    print(f"ran {row}-{column}")
+
+def test_else():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_matrix_is_sampled_by_the_seed(tmp_path: Path) -> None:
+    """A seed has its cells again, others have others; all workers have the same."""
+    ran = []
+    two = ("-n", "2", "--dist", "loadfile")
+    for seed, words in (("7", ()), ("7", two), ("8", ()), ("", two)):
+        done = run_pytest(tmp_path, MATRIX, "-rP", *words, METAQ_SEED=seed)
+        assert "3 passed" in done.stdout
+        ran.append({*re.findall("ran .-.", done.stdout)})
+    assert ran[0] == ran[1] != ran[2]
+    assert {*map(len, ran)} == {2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "variables", "count"),
+    [
+        ((), {"METAQ_WHOLE": "1"}, 16),
+        (("-k", "test_matrix and 4-2"), {}, 1),
+        (("-k", "test_matrix and 4-"), {}, 2),
+    ],
+)
+def test_what_is_asked_for_runs(
+    tmp_path: Path, words: Sequence[str], variables: dict[str, str], count: int
+) -> None:
+    """All of a matrix, or the cells that were named."""
+    done = run_pytest(tmp_path, MATRIX, *words, **variables)
+    assert f"{count} passed" in done.stdout
+
+
+def run_pytest(
+    directory: Path, text: str, *words: str, **variables: str
+) -> "subprocess.CompletedProcess[str]":
     """Run tests with the settings of ours."""
+    ours = {**os.environ, "METAQ_SEED": "7"}
+    ours.pop("METAQ_WHOLE", None)
     test = directory / "test_it.py"
     test.write_text(text)
     return subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest"),
             *("-p", "no:cacheprovider", "--basetemp", directory / "base"),
-            *("-c", ROOT / "pyproject.toml", "--rootdir", directory, test),
+            *("-c", ROOT / "pyproject.toml", "--rootdir", directory, test, *words),
         ],
         cwd=ROOT,
-        env={**os.environ, "METAQ_SEED": "7"},
+        env={**ours, **variables},
         capture_output=True,
         text=True,
         check=False,

@@ -58,6 +58,10 @@ class Answerer(Protocol):
         """Send replies to `count` commands that held `size_bytes` in flight."""
         ...
 
+    def run_out(self) -> None:
+        """Close the connection: there is no memory for what it is owed."""
+        ...
+
 
 class Receipts(NamedTuple):
     """What is owed to the commands of a run, as columns of one length."""
@@ -100,10 +104,14 @@ class PutTicket:
         """Answer 200: the bytes are as durable as the topic's policy says."""
         waited_s = self._context.clock.monotonic_s() - self._appended_s
         self._context.put_latency.record(waited_s, self._record_count)
+        try:
+            replies = encode_put_replies(self._log.log_id.partition, *self._receipts)
+        except MemoryError:
+            # Others of the group are still to be answered.
+            replies = b""
+            self._answerer.run_out()
         self._answerer.answer(
-            encode_put_replies(self._log.log_id.partition, *self._receipts),
-            count=len(self._receipts.opaques),
-            size_bytes=self._size_bytes,
+            replies, count=len(self._receipts.opaques), size_bytes=self._size_bytes
         )
 
     def on_failed(self, error: StorageError | ClosedError) -> None:
@@ -152,7 +160,6 @@ def append_run(
     assert offset == log.next_offset, f"{log.log_id}: {offset} {log.next_offset}"
     count = len(receipts.opaques)
     in_flight = size_bytes + count * PUT_OVERHEAD_BYTES
-    answerer.hold(count=count, size_bytes=in_flight)
     ticket = PutTicket(
         answerer,
         context,
@@ -161,6 +168,7 @@ def append_run(
         record_count=record_count,
         size_bytes=in_flight,
     )
+    answerer.hold(count=count, size_bytes=in_flight)
     try:
         log.append(
             chunks,
@@ -171,6 +179,9 @@ def append_run(
         )
     except (StorageError, ClosedError) as error:
         ticket.on_failed(error)
+    except MemoryError:
+        answerer.answer(b"", count=count, size_bytes=in_flight)
+        raise
 
 
 def verify_checksum(payload: bytes, wanted: int) -> None:
@@ -183,7 +194,12 @@ def verify_checksum(payload: bytes, wanted: int) -> None:
     Raises:
         ServerError: they differ.
     """
-    if wanted not in (NO_CHECKSUM, checksum(payload)):
+    require_checksum(checksum(payload), wanted)
+
+
+def require_checksum(found: int, wanted: int) -> None:
+    """Compare the checksum of a payload with the one that came with it; as above."""
+    if wanted not in (NO_CHECKSUM, found):
         raise ServerError(texts.CHECKSUM_FAILURE)
 
 

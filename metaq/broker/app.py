@@ -21,14 +21,18 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from metaq.broker.admin import AdminServer
-from metaq.broker.context import BrokerContext, Load
-from metaq.broker.control import Control, deletion_schedules
+from metaq.broker.context import BrokerContext
+from metaq.broker.control import Control
+from metaq.broker.definitions import Definitions
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
+    DELETED_CHECK_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
     Finish,
@@ -39,6 +43,7 @@ from metaq.broker.housekeeping import (
     log_check_s,
     retention_job,
 )
+from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
 from metaq.broker.registration import (
     Registration,
@@ -61,9 +66,11 @@ from metaq.model import LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
+from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_pictures import ScrubbedLogs
 from metaq.storage.scrub import Scrub, run_step
+from metaq.txn.java_journal import read_journal
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
@@ -73,6 +80,9 @@ log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
+
+TRANSACTIONS_LOGGED_MAX: Final = 10
+"""Open transactions of a Java broker that are logged one by one."""
 
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of what serves administrators and housekeeping."""
@@ -167,8 +177,8 @@ class Broker(Service):
         check_default_schedule(self._config)
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
-        self._schedules.replace_jobs(deletion_schedules(self._config, self._logs))
         self._listen(started_s)
+        self._control.open_transactions = await self._read_journal()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
             AdminServer(
@@ -189,6 +199,12 @@ class Broker(Service):
         )
 
     async def _open_logs(self) -> None:
+        self._definitions = Definitions(self._fs, self._config)
+        await asyncio.wrap_future(
+            start_call("metaq-definitions", self._definitions.load)
+        )
+        # What there is data of is known when it was recovered, with its settings.
+        self._lay_under(has_log=lambda _topic: True)
         self._logs = LogManager(
             self._fs,
             self._clock,
@@ -196,7 +212,8 @@ class Broker(Service):
             self._config,
         )
         self.on_way_down("logs", self._close_logs)
-        opening = asyncio.wrap_future(start_call("metaq-opener", self._logs.open))
+        open_logs = partial(self._logs.open, left_out=self._definitions.deleting)
+        opening = asyncio.wrap_future(start_call("metaq-opener", open_logs))
         try:
             await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -205,6 +222,28 @@ class Broker(Service):
             with contextlib.suppress(MetaqError):
                 await opening
             raise
+        topics = {log_id.topic for log_id in self._logs.logs()}
+        self._lay_under(has_log=topics.__contains__)
+
+    def _lay_under(self, *, has_log: Callable[[str], bool]) -> None:
+        """Put the definitions that are known under the configuration of the start."""
+        defined = self._definitions.take_in(self._config, has_log=has_log)
+        self._config = replace(self._config, defined=defined)
+
+    async def _read_journal(self) -> tuple[str, ...]:
+        """Return, and log, what a Java broker left open in its journal."""
+        path = Path(self._config.system.data_log_path) / TRANSACTIONS
+        reading = start_call("metaq-journal", partial(read_journal, self._fs, path))
+        found = await asyncio.wrap_future(reading)
+        for text in found[:TRANSACTIONS_LOGGED_MAX]:
+            log.warning("journal of a Java broker: %s: directory=%s", text, path)
+        if len(found) > TRANSACTIONS_LOGGED_MAX:
+            log.warning(
+                "journal of a Java broker: %d transactions are open: directory=%s",
+                len(found),
+                path,
+            )
+        return found
 
     def _listen(self, started_s: float) -> None:
         self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep").begin()
@@ -214,6 +253,8 @@ class Broker(Service):
             directory.reader.begin()
         topics = Topics(config, self._logs, choose=self._choose)
         topics.on_new_log = self._on_new_log
+        turns = Turns(self._loop.call_soon)
+        topics.withdraw(self._definitions.deleting)
         self._context = BrokerContext(
             config=config,
             clock=self._clock,
@@ -222,8 +263,9 @@ class Broker(Service):
                 self._clock, config.system.broker_id, self._logs.last_message_id()
             ),
             realtime=Realtime(self._clock),
-            waiters=Waiters(self._loop),
+            waiters=Waiters(self._loop, turns),
             load=Load(limits.in_flight_bytes_max),
+            turns=turns,
             fs=self._fs,
             upkeep=self._upkeep,
             address="",
@@ -248,11 +290,16 @@ class Broker(Service):
             self._schedules,
             self._fs,
             scrub=self._scrub,
+            definitions=self._definitions,
             overrides=self._overrides,
             listener=self._listener.statistics,
             state=lambda: self.state,
             on_change=self._on_reloaded,
         )
+        self._definitions.attach(
+            self._context, self._logs, take_up=self._control.take_up
+        )
+        self._schedules.replace_jobs(self._control.deletion_schedules(config))
         # Built before the port opens: a put that makes a log wakes it.
         self._housekeeping = Housekeeping(
             self._jobs(),
@@ -269,22 +316,30 @@ class Broker(Service):
     async def _advertise(self) -> None:
         zookeeper = self._config.zookeeper
         if not zookeeper.is_enabled:
+            await self.start_owned(self._definitions)
             return
         coordinator = self._coordinator or KazooCoordinator(
             zookeeper.connect,
             session_timeout_ms=zookeeper.session_timeout_ms,
             clock=self._clock,
         )
-        registration = Registration(self._config, coordinator, self._clock)
+        registration = Registration(self._config, coordinator, self._clock, self._logs)
         await self.start_owned(registration)
-        self._registration = self._control.registration = registration
+        self._control.registration = registration
         # ZooKeeper may be away, and then nothing else is told for all of the time-out.
         log.info(
             "registering in zookeeper: connect=%s timeout_ms=%d",
             zookeeper.connect,
             zookeeper.connection_timeout_ms,
         )
-        await registration.advertise(self._snapshot())
+        self._definitions.follow(coordinator, lambda: registration.statistics().state)
+        await self.start_owned(self._definitions)
+        self._registration = registration
+        # A topic that was deleted while we were away is not offered to anybody.
+        await registration.advertise(
+            self._snapshot(), wait_definitions=self._definitions.wait_read
+        )
+        self._definitions.wake()
 
     async def _begin_http(self) -> None:
         limits = self._config.limits
@@ -311,9 +366,7 @@ class Broker(Service):
             clock=self._clock,
             room_bytes=self._config.limits.connection_buffer_bytes_max,
         )
-        session = Session(
-            channel, self._context, loop=self._loop, on_closed=self._on_session_closed
-        )
+        session = Session(channel, self._context, on_closed=self._on_session_closed)
         self._sessions[session] = host
         session.start()
 
@@ -335,7 +388,7 @@ class Broker(Service):
         assert new is not None, log_id
         self._context.waiters.on_new_log(log_id, new)
         self._schedules.replace_jobs(
-            deletion_schedules(self._context.config, self._logs)
+            self._control.deletion_schedules(self._context.config)
         )
         self._housekeeping.wake()
         self._update_registration()
@@ -347,6 +400,7 @@ class Broker(Service):
             every("connections", CONNECTION_CHECK_S, self._check_sessions),
             every("realtime", REALTIME_RESET_S, realtime.reset),
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
+            every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
             retention_job(
                 self._schedules,
                 clock=self._clock,
@@ -379,7 +433,7 @@ class Broker(Service):
     def _find_early_retention(self) -> Collection[str] | None:
         """Return for which topics a full disk or a size limit asks for a run."""
         if any(each.is_low_on_space for each in self._logs.directories()):
-            return {log_id.topic for log_id in self._logs.logs()}
+            return self._control.deletion_schedules(self._context.config).keys()
         return () if self._logs.is_over_size_limit else None
 
     def _on_retention_end(self, run: RetentionFigures) -> None:
@@ -397,7 +451,12 @@ class Broker(Service):
 
     def _snapshot(self) -> BrokerSnapshot:
         topics = {log_id.topic for log_id in self._logs.logs()}
-        return make_snapshot(self._context.config, self._address, topics)
+        return make_snapshot(
+            self._context.config,
+            self._address,
+            topics,
+            withdrawn=self._definitions.deleting,
+        )
 
     def _on_reloaded(self) -> None:
         self._housekeeping.wake()
@@ -470,6 +529,8 @@ def warn_of_settings_without_effect(config: BrokerConfig) -> None:
     """Log what a MetaQ broker would act on, or a typing mistake may hide."""
     for section in config.ignored_sections:
         log.warning("section ignored: section=[%s] file=%s", section, config.path)
+    for sentence in config.shadowed:
+        log.warning("setting without effect on a topic, its section wins: %s", sentence)
     for topic in config.topics.values():
         for group, name in topic.filters.items():
             log.warning(

@@ -1,10 +1,10 @@
 """What handlers work with: the parts of one broker, and its counters."""
 
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
+from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
 from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
@@ -13,7 +13,7 @@ from metaq.config import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram
-from metaq.storage.made_indexes import MadeIndexes
+from metaq.storage.span_lookup import MadeIndexes
 
 
 @dataclass(slots=True)
@@ -44,51 +44,6 @@ class Counters:
     """Puts that were refused, one per message, by cause: a fixed set of words."""
 
 
-class Load:
-    """Bytes of puts that were read and not yet answered, whole broker.
-
-    Sessions that find it full stop reading and are called when there is room again.
-    """
-
-    def __init__(self, in_flight_bytes_max: int) -> None:
-        self._max = in_flight_bytes_max
-        self.in_flight_bytes = 0
-        """Held now."""
-        self.partial_bytes = 0
-        """Bytes of frames that have not arrived in whole, on all connections."""
-        self._sleepers: list[Callable[[], None]] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Tell whether sessions must stop reading."""
-        return self.in_flight_bytes >= self._max
-
-    @property
-    def has_too_many_parts(self) -> bool:
-        """Tell whether half-received frames hold more than the bound.
-
-        They cannot wait for room as commands do: only their own rest frees it, so the
-        connection that goes over the bound has to go.
-        """
-        return self.partial_bytes > self._max
-
-    def hold(self, size_bytes: int) -> None:
-        """Count bytes as in flight."""
-        self.in_flight_bytes += size_bytes
-
-    def release(self, size_bytes: int) -> None:
-        """Count bytes as answered; wake sleepers when there is room."""
-        self.in_flight_bytes -= size_bytes
-        if self._sleepers and not self.is_full:
-            sleepers, self._sleepers = self._sleepers, []
-            for wake in sleepers:
-                wake()
-
-    def call_when_room(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when bytes were answered and there is room."""
-        self._sleepers.append(wake)
-
-
 @dataclass(slots=True)
 class BrokerContext:
     """The parts of one broker. Owner: the app; used on the loop's thread."""
@@ -112,7 +67,9 @@ class BrokerContext:
     address: str
     """Advertised address, `meta://host:port`; part of error texts."""
     load: Load
-    """Bytes in flight."""
+    """Bytes that connections hold."""
+    turns: Turns
+    """Work that takes more than one turn of the loop."""
     port: int
     """Port that the broker listens on."""
     started_s: float

@@ -12,11 +12,13 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from metaq.broker.context import BrokerContext
+from metaq.broker.definitions import Definitions
 from metaq.broker.registration import Registration
 from metaq.broker.schedule import Schedules
 from metaq.broker.status import (
@@ -26,7 +28,7 @@ from metaq.broker.status import (
     JobStatus,
     RetentionStatus,
 )
-from metaq.config import BrokerConfig, Reload, reload_config
+from metaq.config import BrokerConfig, Reload, TopicConfig, reload_config
 from metaq.errors import AdminError, ConfigError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call
@@ -57,6 +59,7 @@ class Control:
         fs: FileSystem,
         *,
         scrub: Scrub,
+        definitions: Definitions,
         overrides: Mapping[str, str],
         listener: Callable[[], ListenerStatistics],
         state: Callable[[], State],
@@ -70,6 +73,7 @@ class Control:
             schedules: of deletion.
             fs: reads the configuration file.
             scrub: the background check of stored bytes.
+            definitions: topics that were made by command.
             overrides: what the settings were overridden with at start.
             listener: returns the snapshot of the public port.
             state: returns where the broker is in its life.
@@ -80,6 +84,7 @@ class Control:
         self._schedules = schedules
         self._fs = fs
         self._scrub = scrub
+        self._definitions = definitions
         self._overrides = dict(overrides)
         self._on_change = on_change
         self._listener = listener
@@ -90,6 +95,8 @@ class Control:
         self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
         """What retention did so far."""
+        self.open_transactions: tuple[str, ...] = ()
+        """What a Java broker left open in its journal, found at the start."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
         """Snapshot of the housekeeping, once there is one."""
         self.registration: Registration | None = None
@@ -122,6 +129,9 @@ class Control:
                 malformed_count=counters.malformed_count,
                 error_count=counters.error_count,
                 in_flight_bytes=context.load.in_flight_bytes,
+                partial_bytes=context.load.partial_bytes,
+                reply_bytes=context.load.reply_bytes,
+                dropped_count=context.load.dropped_count,
                 rejections=dict(counters.rejections),
             ),
             logs=tuple(
@@ -148,7 +158,9 @@ class Control:
             reload_error=self._reload_error,
             closed_partitions=context.topics.closed_partitions(),
             retention=self.retention,
+            definition_problems=self._definitions.problems(),
             jobs=self.jobs(),
+            open_transactions=self.open_transactions,
         )
 
     # -- reload -----------------------------------------------------------------------
@@ -200,16 +212,42 @@ class Control:
             raise AdminError(f"{late} timeout_s={CONFIG_READ_S_MAX:g}") from error
 
     def _take_over(self, data: bytes) -> Reload:
+        outcome = reload_config(self._context.config, data, self._overrides)
+        self._put_in_effect(outcome.config)
+        self._definitions.wake()
+        return outcome
+
+    def _put_in_effect(self, config: BrokerConfig) -> None:
         context = self._context
-        outcome = reload_config(context.config, data, self._overrides)
         # The schedules are the last thing that can be refused, and are replaced as a
         # whole; behind them nothing fails.
-        self._schedules.replace_jobs(deletion_schedules(outcome.config, self._logs))
-        context.config = outcome.config
-        context.topics.apply(outcome.config)
-        self._logs.apply_settings(outcome.config)
+        self._schedules.replace_jobs(self.deletion_schedules(config))
+        context.config = config
+        context.topics.apply(config)
+        self._logs.apply_settings(config)
         self._on_change()
-        return outcome
+
+    def take_up(
+        self, defined: Mapping[str, TopicConfig], deleting: frozenset[str]
+    ) -> None:
+        """Put topics that were made by command in effect, as a reload does.
+
+        Args:
+            defined: their settings; sections of the file win.
+            deleting: topics that are withdrawn.
+        """
+        context = self._context
+        context.topics.withdraw(deleting)
+        self._put_in_effect(replace(context.config, defined=defined))
+
+    def deletion_schedules(self, config: BrokerConfig) -> dict[str, str]:
+        """Return topic → quartz expression, for topics whose settings are known."""
+        topics = {*config.topic_names, *(i.topic for i in self._logs.logs())}
+        return {
+            topic: config.topic(topic).delete_when
+            for topic in topics
+            if self._definitions.has_settings(topic, config)
+        }
 
     # -- partitions -------------------------------------------------------------------
 
@@ -229,9 +267,3 @@ class Control:
         topics = self._context.topics
         topics.open_partitions(topic, start=start, end=end)
         return topics.closed_partitions().get(topic, ())
-
-
-def deletion_schedules(config: BrokerConfig, logs: LogManager) -> dict[str, str]:
-    """Return topic → quartz expression, for configured topics and those with a log."""
-    topics = {*config.topics, *(log_id.topic for log_id in logs.logs())}
-    return {topic: config.topic(topic).delete_when for topic in topics}

@@ -7,8 +7,10 @@ command were taken in whole.
 """
 
 import logging
+from collections.abc import Generator
 from typing import assert_never
 
+from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
 from metaq.broker.handlers.get import GetAnswerer, handle_get
 from metaq.broker.handlers.mput import handle_mput
@@ -49,12 +51,30 @@ def dispatch(
 
     Returns:
         The reply; b"" when it follows later, or never.
+
+    Raises:
+        MemoryError: the command is lost half way, and must be the last one.
     """
     try:
         body = _handle(command, answerer, context)
+    except MemoryError:
+        raise  # the session's business: how far the command came is not known
     except Exception as error:  # noqa: BLE001  # told below, whatever it is
         return encode_failure(error, command, context)
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
+
+
+def dispatch_batch(
+    command: Mput, answerer: Answerer, context: BrokerContext
+) -> Generator[None, None, bytes]:
+    """Carry out an mput in steps; returns and raises what `dispatch` does."""
+    try:
+        yield from handle_mput(command, answerer, context)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001  # told below, whatever it is
+        return encode_failure(error, command, context)
+    return b""
 
 
 def encode_failure(
@@ -78,7 +98,8 @@ def _handle(
         case Get():
             handle_get(command, answerer, context)
         case Mput():
-            handle_mput(command, answerer, context)
+            for _step in handle_mput(command, answerer, context):
+                pass
         case OffsetQuery():
             return handle_offset(command, answerer, context)
         case Version():

@@ -45,8 +45,10 @@ class Alarm(enum.Enum):
     CONNECTIONS_FULL = "connections_full"
     PARTITIONS_CLOSED = "partitions_closed"
     RELOAD_REFUSED = "reload_refused"
+    TOPIC_DEFINITION = "topic_definition"
     RETENTION_FAILED = "retention_failed"
     CLOCK_DOUBTED = "clock_doubted"
+    TRANSACTIONS_OPEN = "transactions_open"
     JOB_FAILED = "job_failed"
 
 
@@ -62,8 +64,10 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.CONNECTIONS_FULL: Severity.WARNING,
         Alarm.PARTITIONS_CLOSED: Severity.WARNING,
         Alarm.RELOAD_REFUSED: Severity.WARNING,
+        Alarm.TOPIC_DEFINITION: Severity.WARNING,
         Alarm.RETENTION_FAILED: Severity.WARNING,
         Alarm.CLOCK_DOUBTED: Severity.WARNING,
+        Alarm.TRANSACTIONS_OPEN: Severity.WARNING,
         Alarm.JOB_FAILED: Severity.WARNING,
     }
 )
@@ -136,10 +140,14 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.PARTITIONS_CLOSED, f"closed partitions of {topic}: {numbers}"
     if status.reload_error:
         yield Alarm.RELOAD_REFUSED, status.reload_error
+    for problem in status.definition_problems:
+        yield Alarm.TOPIC_DEFINITION, problem
     if status.retention.last_error:
         yield Alarm.RETENTION_FAILED, status.retention.last_error
     if status.retention.clock_doubt:
         yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
+    for text in status.open_transactions:
+        yield Alarm.TRANSACTIONS_OPEN, f"journal of a Java broker: {text}"
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"

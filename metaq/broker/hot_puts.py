@@ -1,19 +1,24 @@
-"""The hot path: pipelined puts, parsed, stamped and appended in one flat loop.
+"""The path of puts: parsed, stamped and appended in one flat loop over what was read.
 
-Theory of operation. The general path (`protocol.Connection`, `dispatch`, handlers)
-can do everything; this loop does one thing fast: the put that current clients send,
+Theory of operation. The loop takes every form of a put that is to be stored,
 
     put topic partition length flag checksum opaque CRLF payload
+    put topic partition length flag opaque CRLF payload         (older clients)
 
-with a checksum that is right, a head that was resolved before, and its payload there
-in whole. What is in any way unusual ends the loop, with the position at that frame's
-first byte; the general path handles exactly that frame, and the loop is tried again
-behind it. So this file never answers an error and never decides anything new: a head
-("put topic partition length flag") is resolved through `Topics` like any other put.
+with its checksum, with -1 in its place, or without; to a partition, or to any (-1).
+A *head*, "put topic partition length flag", is resolved once, through `Topics`, and
+remembered. What is left over ends the loop, with the position at that frame's first
+byte: puts that are refused, that name a transaction, that are not there in whole, or
+that come first to their partition. The general path (`protocol.Connection`,
+`dispatch`, handlers) handles exactly that frame, and the loop is tried again behind
+it. So this file never answers an error.
 
 The loop is flat on purpose: a call, an object or an attribute chain per message costs
 what the whole rest of a message does. One message adds two pieces to the list of
 chunks and one value to each column of receipts; one run is one append and one ticket.
+
+Where the choice of the partition is ours, it is made once for all puts to a topic that
+are taken together: many small runs would cost what one large one saves.
 
 A head that many messages in a row had is expected again: what follows is tried as a
 *row* first (`put_row.py`), which goes without the loop. Whatever is odd about a row
@@ -32,7 +37,13 @@ from zlib import crc32
 
 from metaq.broker.acks import Answerer, Receipts, append_run, count_puts
 from metaq.broker.context import BrokerContext
-from metaq.broker.put_row import ROW_MIN, ROW_PAYLOAD_BYTES_MAX, PutRowReader
+from metaq.broker.put_row import (
+    ROW_MAX,
+    ROW_MIN,
+    ROW_PAYLOAD_BYTES_MAX,
+    UNCHECKED,
+    PutRowReader,
+)
 from metaq.errors import RemoteProtocolError, WireError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId
@@ -42,6 +53,9 @@ from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
+
+TAKEN_MAX: Final = 1024
+"""Most puts that the loop takes before others get their turn."""
 
 HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
@@ -76,13 +90,28 @@ class _Run:
         self.offsets: list[int] = []
 
 
+class _AnyPartition:
+    """The runs of a topic's open partitions, and the one chosen for this pass."""
+
+    __slots__ = ("partitions", "pass_number", "run", "topic")
+
+    def __init__(self, topic: str, partitions: Sequence[int]) -> None:
+        self.topic = topic
+        self.partitions = partitions
+        self.pass_number = 0
+        self.run: _Run | None = None
+
+
 class _Head:
     """A resolved head: how long the payload is, and where it goes."""
 
-    __slots__ = ("flag", "length", "reader", "run")
+    __slots__ = ("any", "flag", "length", "reader", "run")
 
-    def __init__(self, run: _Run, length: int, flag: int) -> None:
+    def __init__(
+        self, run: _Run | None, any_: _AnyPartition | None, length: int, flag: int
+    ) -> None:
         self.run = run
+        self.any = any_
         self.length = length
         self.flag = flag
         self.reader: PutRowReader | None = None
@@ -96,9 +125,13 @@ class HotPuts:
         self._context = context
         self._heads: dict[bytes, _Head] = {}
         self._runs: dict[LogId, _Run] = {}
+        self._any: dict[str, _AnyPartition] = {}
         self._expected: _Head | None = None
         self._epoch = 0
+        self._pass_number = 0
         self._length_max = context.config.limits.payload_bytes_max
+        self.has_more = False
+        """Whether the last `take` stopped at its bound, and is to be tried again."""
 
     def take(self, buffer: UnparsedBytes) -> int:
         """Append every ordinary put that stands at the buffer's position.
@@ -112,21 +145,28 @@ class HotPuts:
         if self._epoch != self._context.topics.epoch:
             self._heads.clear()
             self._runs.clear()
+            self._any.clear()
             self._expected = None
             self._epoch = self._context.topics.epoch
-        return self._take_row(buffer) + self._take_each(buffer)
+        self._pass_number += 1
+        count = self._take_row(buffer)
+        self.has_more = count >= ROW_MAX
+        return count if self.has_more else count + self._take_each(buffer)
 
     def _take_row(self, buffer: UnparsedBytes) -> int:
         """Take a row of puts that all have the head of those before them."""
         head = self._expected
         if head is None or head.reader is None:
             return 0
+        run = head.run or self._choose(head)
+        if run is None:
+            return 0
         row = head.reader.read(buffer.data, buffer.position)
         if row is None:
             self._expected = None
             return 0
         buffer.position = row.end
-        log, count, stride = head.run.log, len(row.payloads), HEADER_BYTES + head.length
+        log, count, stride = run.log, len(row.payloads), HEADER_BYTES + head.length
         first_id, done = self._context.ids.reserve(count), 0
         records = encode_uniform(row.payloads, row.checksums, flag=head.flag)
         stamp_ids(records, stride, first_id, count)
@@ -152,11 +192,12 @@ class HotPuts:
         # What the head of the message before this one stood for: most follow suit.
         last_name, length, flag, offset = b"", 0, 0, 0
         run: _Run | None = None
-        chunks: list[bytes] = []
-        opaques: list[bytes] = []
-        ids: list[int] = []
-        offsets: list[int] = []
-        while (line_end := find(b"\r\n", position)) >= 0:
+        chunks, opaques = list[bytes](), list[bytes]()
+        ids, offsets = list[int](), list[int]()
+        for _ in range(TAKEN_MAX):
+            line_end = find(b"\r\n", position)
+            if line_end < 0:
+                break
             try:
                 name, token, opaque = data[position:line_end].rsplit(b" ", 2)
             except ValueError:
@@ -164,10 +205,14 @@ class HotPuts:
             if name != last_name:
                 head = self._heads.get(name) or self._resolve(name)
                 if head is None:
+                    # The older form: what looks like a checksum is the flag.
+                    name, token = name + b" " + token, UNCHECKED
+                    head = self._heads.get(name) or self._resolve(name)
+                if head is None or not (found := head.run or self._choose(head)):
                     break
                 if run is not None:
                     run.offset = offset
-                last_name, run, length, flag = name, head.run, head.length, head.flag
+                last_name, run, length, flag = name, found, head.length, head.flag
                 since_id = next_id
                 chunks, opaques, ids, offsets = (
                     run.chunks, run.opaques, run.ids, run.offsets
@@ -180,7 +225,7 @@ class HotPuts:
             end = start + length
             payload = data[start:end]
             crc = crc32(payload) & CHECKSUM_MASK
-            if end > size or token != b"%d" % crc:
+            if end > size or (token != b"%d" % crc and token != UNCHECKED):
                 break
             # Nine digits, no zero before them: a number that is written as replies do.
             if not opaque.isdigit() or len(opaque) > 9 or opaque[0] == _ZERO:
@@ -197,19 +242,24 @@ class HotPuts:
             if not next_id & SEQUENCE_MASK:
                 next_id += CARRY
             position = end
+        else:
+            self.has_more = True
         if run is None or next_id == first_id:
             return 0
         run.offset = offset
         buffer.position = position
         self._context.ids.advance_to(MessageId(next_id))
-        if next_id - since_id >= ROW_MIN and length <= ROW_PAYLOAD_BYTES_MAX:
+        if next_id - since_id >= ROW_MIN:
             self._expect(last_name)
         # The last one may have met its head only, and no put that it could take.
         return sum([self._append_run(run) for run in active if run.chunks])
 
     def _expect(self, name: bytes) -> None:
         """Expect a row of puts with this head: there was one just now."""
-        self._expected = head = self._heads[name]
+        head = self._heads[name]
+        if head.length > ROW_PAYLOAD_BYTES_MAX:
+            return
+        self._expected = head
         if head.reader is None:
             head.reader = PutRowReader(name, head.length)
 
@@ -256,20 +306,37 @@ class HotPuts:
             asked = parse_i32(words[2], "partition")
             length = parse_i32(words[3], "length")
             flag = parse_i32(words[4], "flag")
-            if asked < 0 or not topic or not 0 <= length <= self._length_max:
+            if not topic or not 0 <= length <= self._length_max:
                 return None
-            partition = self._context.topics.resolve_put(topic, asked)
+            choices = self._context.topics.open_for_put(topic, asked)
         except (RemoteProtocolError, UnicodeDecodeError, WireError):
             return None
-        # The first put of a log takes the general path, which makes the log.
-        log = self._context.topics.find_log(topic, partition)
-        if log is None:
-            return None
-        run = self._runs.setdefault(log.log_id, _Run(log))
+        run, any_ = None, None
+        if len(choices) > 1:
+            any_ = self._any.setdefault(topic, _AnyPartition(topic, choices))
+        else:
+            run = self._find_run(topic, choices[0])
+            if run is None:
+                return None
         if len(self._heads) >= HEADS_MAX:
             self._heads.clear()
-        head = self._heads[name] = _Head(run, length, flag)
+        head = self._heads[name] = _Head(run, any_, length, flag)
         return head
+
+    def _find_run(self, topic: str, partition: int) -> _Run | None:
+        """Return the run of a log; None before the log's first put, which makes it."""
+        log = self._context.topics.find_log(topic, partition)
+        return None if log is None else self._runs.setdefault(log.log_id, _Run(log))
+
+    def _choose(self, head: _Head) -> _Run | None:
+        """Return where puts to any partition go in this pass; None: no log is there."""
+        chosen = head.any
+        assert chosen is not None, "a head has a run, or a choice of them"
+        if chosen.pass_number != self._pass_number:
+            chosen.pass_number = self._pass_number
+            number = self._context.topics.choose(len(chosen.partitions))
+            chosen.run = self._find_run(chosen.topic, chosen.partitions[number])
+        return chosen.run
 
 
 def read_opaque(token: bytes) -> int | None:

@@ -39,6 +39,8 @@ REALTIME_RESET_S: Final = 30 * 60.0
 """Realtime statistics start afresh this often (broker spec 7.2)."""
 CONNECTION_CHECK_S: Final = 5.0
 """Connections are checked for being idle or stalled this often."""
+DELETED_CHECK_S: Final = 60.0
+"""What is left of deleted topics is removed this often."""
 SCRUB_STEP_S: Final = 1.0
 """Between two steps of the scrub; each reads what its rate allows in this time."""
 LOG_CHECK_S: Final = 5.0

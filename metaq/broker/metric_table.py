@@ -227,6 +227,21 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         "Bytes of puts that were read and are not yet answered.",
         lambda s: s.commands.in_flight_bytes,
     ),
+    _one(
+        "metaq_partial_bytes",
+        "Bytes of commands that have not arrived in whole.",
+        lambda s: s.commands.partial_bytes,
+    ),
+    _one(
+        "metaq_reply_bytes",
+        "Bytes of replies that peers have not read.",
+        lambda s: s.commands.reply_bytes,
+    ),
+    _one(
+        "metaq_connections_dropped_total",
+        "Connections closed for the memory that they held, or that was missing.",
+        lambda s: s.commands.dropped_count,
+    ),
     HistogramSpec(
         "metaq_put_latency_seconds",
         "Time from append to acknowledgement, per message.",

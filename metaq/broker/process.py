@@ -1,6 +1,7 @@
 """A broker as a process: signals, and how it ends."""
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -60,6 +61,10 @@ async def run_broker(
             await asyncio.wait([starter])
             return
         await starter
+        # What a broker is made of lives as long as it does: the collector of garbage
+        # would look through it again and again, for 25 ms each time.
+        gc.collect()
+        gc.freeze()
         reloads = _reload_when(is_reload_wanted, broker)
         reloader = loop.create_task(reloads, name="broker.reload")
         if on_ready is not None:

@@ -18,14 +18,21 @@ from collections.abc import Sequence
 from struct import unpack
 from typing import Final, NamedTuple
 
+from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.java import I32_MAX, I32_MIN
 from metaq.record.checksum import pack_checksums
 
 ROW_MIN: Final = 32
 """Fewest puts that are worth being read as a row."""
 
+ROW_MAX: Final = 2048
+"""Most puts of one row: what follows waits until others had their turn."""
+
 ROW_PAYLOAD_BYTES_MAX: Final = 4096
 """Largest payload of a row; with larger ones the bytes are what costs."""
+
+UNCHECKED: Final = b"%d" % NO_CHECKSUM
+"""In the place of a checksum: there is none."""
 
 _COLUMNS: Final = 5
 """Of what the pattern splits off a frame: nothing, its groups (see `PutRowReader`)."""
@@ -63,7 +70,8 @@ class PutRowReader:
         """What the frames begin with."""
         # Groups: checksum, opaque, payload of a frame, or all that follows the row.
         self._pattern = re.compile(
-            rb"%b (\d+) (0|-?[1-9]\d{0,9})\r\n(.{%d})|(.+)" % (re.escape(name), length),
+            rb"%b (-1|\d+) (0|-?[1-9]\d{0,9})\r\n(.{%d})|(.+)"
+            % (re.escape(name), length),
             re.DOTALL,
         )
 
@@ -75,24 +83,32 @@ class PutRowReader:
             position: where a frame starts.
 
         Returns:
-            The row; None if there are fewer than ROW_MIN puts of this name in whole, or
-            if one of them is odd: a checksum that is wrong or not written plainly, an
-            opaque of more than 32 bits or not written plainly.
+            The row, of ROW_MAX puts at most; None if there are fewer than ROW_MIN puts
+            of this name in whole, or if one of them is odd: a checksum that is wrong,
+            not written plainly or missing where others have one, an opaque of more than
+            32 bits or not written plainly.
         """
         if not data.startswith(self.name, position):
             return None
-        columns = self._pattern.split(data[position:])
+        columns = self._pattern.split(data[position:], ROW_MAX)
         rest = columns[-2]
         if rest is not None:
             del columns[-_COLUMNS:]
+        rest = rest or columns[-1]
         if len(columns) < ROW_MIN * _COLUMNS:
             return None
         tokens, opaques, payloads = (columns[k::_COLUMNS] for k in (1, 2, 3))
         checksums = pack_checksums(payloads)
-        plain = b"%d " * len(payloads) % unpack(f">{len(payloads)}I", checksums)
-        if b" ".join(tokens) != plain[:-1] or not _are_plain_i32(opaques):
+        if not _are_right(tokens, checksums) or not _are_plain_i32(opaques):
             return None
-        return PutRow(opaques, checksums, payloads, len(data) - len(rest or b""))
+        return PutRow(opaques, checksums, payloads, len(data) - len(rest))
+
+
+def _are_right(tokens: list[bytes], checksums: bytes) -> bool:
+    """Tell whether all frames name their checksums, or none of them names one."""
+    count = len(tokens)
+    plain = b"%d " * count % unpack(f">{count}I", checksums)
+    return b" ".join(tokens) == plain[:-1] or tokens.count(UNCHECKED) == count
 
 
 def _are_plain_i32(tokens: Sequence[bytes]) -> bool:

@@ -28,9 +28,9 @@ from metaq.protocol.commands import (
 from metaq.protocol.encode import encode_result
 from metaq.protocol.status import Status
 from metaq.storage.log_state import LogState
-from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.segment import Segment
+from metaq.storage.segment import DamagedSegmentError, Segment
+from metaq.storage.span_lookup import MadeIndexes
 from metaq.storage.span_queries import (
     count_records,
     is_boundary,
@@ -95,8 +95,11 @@ def _ask(command: OffsetQuery, question: Question, partition: PartitionLog) -> _
         end = Offset(max(start, min(question.end, log_end)))
     for damage in partition.damage:
         good = damage.next_good_offset
-        if damage.offset < end and (good is None or start < good):
-            raise ServerError(f"partition {partition.log_id}: {damage}")
+        is_behind = good is not None and good <= start
+        if damage.offset < end and not (is_behind or damage.is_empty):
+            error = DamagedSegmentError(damage, partition.log_id)
+            text = texts.with_damage(str(error), error, offset=start, end=log_end)
+            raise ServerError(text)
     segments = (*partition.segments.sealed, partition.readable_active())
     return _Asked(str(partition.log_id), segments, start, end, question)
 

@@ -8,22 +8,42 @@ absent or flapping ZooKeeper never reaches puts and gets.
 Source: broker spec 3.1 to 3.5; section 12 rows 11 and 12.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Protocol
 
 from metaq.clock import Clock
 from metaq.config import BrokerConfig
+from metaq.errors import CoordinationError, DataMissingError
 from metaq.lifecycle import Service
 from metaq.net.own_host import own_host
+from metaq.retry import Backoff, retry
+from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, NodePaths, normalize_root
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
-from metaq.zk.registry import BrokerRegistry, RegistrationStatistics
+from metaq.zk.registry import (
+    OPERATION_TIMEOUT_S,
+    BrokerRegistry,
+    RegistrationState,
+    RegistrationStatistics,
+)
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress
+from metaq.zk.znodes import (
+    BrokerAddress,
+    Node,
+    decode_directories,
+    encode_directories,
+)
 
 log = logging.getLogger(__name__)
+
+BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
+"""Between tries to read or write what the data directories hold."""
 
 TAKEOVER_MARGIN_S: Final = 2.0
 """Added to the session time-out: how long a node of our own past may live on."""
@@ -49,7 +69,11 @@ def listening_host(config: BrokerConfig) -> str:
 
 
 def make_snapshot(
-    config: BrokerConfig, address: BrokerAddress, log_topics: Iterable[str]
+    config: BrokerConfig,
+    address: BrokerAddress,
+    log_topics: Iterable[str],
+    *,
+    withdrawn: Collection[str] = (),
 ) -> BrokerSnapshot:
     """Return what ZooKeeper shall say of this broker.
 
@@ -57,11 +81,14 @@ def make_snapshot(
         config: settings in effect.
         address: where clients reach us.
         log_topics: topics that have a log here, configured or not.
+        withdrawn: topics that are being deleted; nothing is said of them.
     """
     # Configured topics first, sorted, then the rest: MetaQ's order (3.3).
-    configured = sorted(config.topics)
+    configured = sorted(config.topic_names)
     others = sorted(set(log_topics) - set(configured))
-    topics = [config.topic(name) for name in (*configured, *others)]
+    topics = [
+        config.topic(name) for name in (*configured, *others) if name not in withdrawn
+    ]
     return BrokerSnapshot(
         role=BrokerRole(config.system.broker_id),
         address=address,
@@ -78,15 +105,36 @@ def make_snapshot(
     )
 
 
+class Directories(Protocol):
+    """What the broker's data directories hold; `LogManager` says it."""
+
+    def claims(self) -> Mapping[str, tuple[str, int]]:
+        """Return path → identity and number of partitions."""
+        ...
+
+    def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
+        """Raise DataMissingError where they held less at the start than that."""
+        ...
+
+
 class Registration(Service):
     """Keeps one broker registered. Owner: the broker.
 
     `start` connects in the background; `advertise` registers; `withdraw` takes the
     registration back; `stop` ends the session.
+
+    A broker is registered only after its data directories were compared with what
+    ZooKeeper knows of them from earlier runs: one whose disk is not mounted would serve
+    empty logs; and after the topics in ZooKeeper are in effect. What the directories
+    hold is recorded there once it is registered.
     """
 
     def __init__(
-        self, config: BrokerConfig, coordinator: Coordinator, clock: Clock
+        self,
+        config: BrokerConfig,
+        coordinator: Coordinator,
+        clock: Clock,
+        directories: Directories,
     ) -> None:
         zookeeper = config.zookeeper
         super().__init__("registration", stop_timeout_s=5.0)
@@ -98,9 +146,16 @@ class Registration(Service):
         takeover_wait_s = 0.0
         if config.system.server_port == 0:
             takeover_wait_s = zookeeper.session_timeout_ms / 1000 + TAKEOVER_MARGIN_S
+        self._directories = directories
+        self._is_prepared = False
+        self._refusal = ""
+        self._snapshot: BrokerSnapshot | None = None
+        self._changed = asyncio.Event()
+        paths = NodePaths(normalize_root(zookeeper.root))
+        self._node = paths.recorded_directories(config.system.broker_id)
         self._registry = BrokerRegistry(
             coordinator,
-            NodePaths(normalize_root(zookeeper.root)),
+            paths,
             clock=clock,
             takeover_wait_s=takeover_wait_s,
         )
@@ -112,21 +167,50 @@ class Registration(Service):
         self.on_way_down("registry", self._registry.stop)
         self._registry.start()
 
-    async def advertise(self, snapshot: BrokerSnapshot) -> bool:
+    async def advertise(
+        self,
+        snapshot: BrokerSnapshot,
+        *,
+        wait_definitions: Callable[[], Awaitable[None]],
+    ) -> bool:
         """Register; wait for it no longer than zk.zkConnectionTimeoutMs.
+
+        Args:
+            snapshot: what to register; `update` replaces it, also before it is.
+            wait_definitions: returns when the topics in ZooKeeper are in effect; before
+                that nothing is registered, or records of theirs would go and come back.
 
         Returns:
             False when ZooKeeper did not answer in time; it is done when it does.
 
         Raises:
             BrokerIdTakenError: another broker has our id.
+            DataMissingError: a data directory holds less than ZooKeeper knows.
         """
         deadline_s = self._clock.monotonic_s() + self._connect_timeout_s
-        return await self._registry.register(snapshot, deadline_s=deadline_s)
+        self._snapshot = snapshot
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self._prepare(wait_definitions)
+        except TimeoutError:
+            log.warning(
+                "registration pending; the broker serves and registers later:"
+                " broker=%s session=%s",
+                snapshot.role,
+                self._coordinator.status.state.value,
+            )
+            self.spawn(self._advertise_later(wait_definitions), name="check")
+            return False
+        is_done = await self._registry.register(self._snapshot, deadline_s=deadline_s)
+        self.spawn(self._keep_claims(), name="directories")
+        return is_done
 
     def update(self, snapshot: BrokerSnapshot) -> None:
         """Tell of a change; done in the background."""
-        self._registry.update(snapshot)
+        self._snapshot = snapshot
+        self._changed.set()
+        if self._is_prepared:
+            self._registry.update(snapshot)
 
     async def withdraw(self, *, timeout_s: float) -> bool:
         """Take everything back; return whether clients could have noticed.
@@ -140,7 +224,78 @@ class Registration(Service):
 
     def statistics(self) -> RegistrationStatistics:
         """Return a snapshot of the registration."""
-        return self._registry.statistics()
+        found = self._registry.statistics()
+        if self._is_prepared or self._snapshot is None:
+            return found
+        state = RegistrationState.PENDING
+        if self._refusal:
+            state = RegistrationState.REFUSED
+        return replace(found, state=state, last_error=self._refusal)
+
+    # -- the data directories ---------------------------------------------------------
+
+    async def _check(self) -> None:
+        """Compare the data directories with what ZooKeeper knows, when it answers.
+
+        Raises:
+            DataMissingError: one of them holds less.
+        """
+        node = await retry(
+            self._read_node, backoff=BACKOFF, deadline_s=math.inf, clock=self._clock
+        )
+        if node is not None:
+            try:
+                claims = decode_directories(node.data)
+            except PayloadError as error:
+                log.warning("record of data directories not believed: %s", error)
+            else:
+                self._directories.check_claims(f"ZooKeeper {self._node}", claims)
+
+    async def _prepare(self, wait_definitions: Callable[[], Awaitable[None]]) -> None:
+        """Wait until the broker may be registered; raises as `_check`."""
+        await self._check()
+        await wait_definitions()
+        self._is_prepared = True
+
+    async def _advertise_later(
+        self, wait_definitions: Callable[[], Awaitable[None]]
+    ) -> None:
+        try:
+            await self._prepare(wait_definitions)
+        except DataMissingError as error:
+            self._refusal = str(error)
+            log.error("not registered: %s", error)
+            return
+        assert self._snapshot is not None
+        self._registry.update(self._snapshot)
+        await self._keep_claims()
+
+    async def _keep_claims(self) -> None:
+        """Record what the data directories hold, now and after each change."""
+        written: Mapping[str, tuple[str, int]] | None = None
+        while True:
+            self._changed.clear()
+            claims = self._directories.claims()
+            if claims != written:
+                await retry(
+                    partial(self._write_node, encode_directories(claims)),
+                    backoff=BACKOFF,
+                    deadline_s=math.inf,
+                    clock=self._clock,
+                )
+                written = claims
+            await self._changed.wait()
+
+    async def _read_node(self) -> Node | None:
+        deadline_s = self._clock.monotonic_s() + OPERATION_TIMEOUT_S
+        return await self._coordinator.get(self._node, deadline_s=deadline_s)
+
+    async def _write_node(self, data: bytes) -> None:
+        # Until we are registered the id, and so the node, may be another broker's.
+        if self._registry.statistics().state is not RegistrationState.REGISTERED:
+            raise CoordinationError("the broker is not registered yet")
+        deadline_s = self._clock.monotonic_s() + OPERATION_TIMEOUT_S
+        await self._coordinator.set_or_create(self._node, data, deadline_s=deadline_s)
 
     async def _end_session(self) -> None:
         await self._coordinator.stop(deadline_s=self._clock.monotonic_s() + 3.0)

@@ -7,8 +7,10 @@ puts and waiting gets: those are answered when the disk has them, puts to one lo
 their order. Clients pair replies by opaque (broker spec 1.2, rule 8).
 
 Reading stops, and nothing is dropped, while one of these is over its bound: bytes of
-puts in flight on this connection, the same for the whole broker, reply bytes that the
-peer has not read. It goes on when there is room again.
+puts in flight on this connection, reply bytes that its peer has not read, what all
+connections hold together (`load.py`). It goes on when there is room again. Commands
+that take longer than a turn of the loop are continued in later turns, one connection a
+turn: a flood on one costs the others a few milliseconds of the loop.
 
 The end: after a quit, a malformed frame, the peer's own end, or the broker's, nothing
 more is read; what the commands so far are owed is sent first, then the connection is
@@ -19,19 +21,19 @@ cut off by `check`, which housekeeping calls.
     closed by us only when it is 0, or by `abort`.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.dispatch import dispatch, encode_failure
+from metaq.broker.dispatch import dispatch, dispatch_batch, encode_failure
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
+from metaq.broker.load import TURN_S
 from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import Channel
 from metaq.net.file_range import Explain, FileRange
-from metaq.protocol.commands import Quit, Result, Value
+from metaq.protocol.commands import Mput, Quit, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 
 log = logging.getLogger(__name__)
@@ -45,13 +47,11 @@ class Session:
         channel: Channel,
         context: BrokerContext,
         *,
-        loop: asyncio.AbstractEventLoop,
         on_closed: Callable[["Session"], None],
     ) -> None:
         limits = context.config.limits
         self._channel = channel
         self._context = context
-        self._loop = loop
         self._on_closed = on_closed
         self._connection = Connection(
             Role.SERVER,
@@ -70,6 +70,9 @@ class Session:
         self._waiters: set[Waiter] = set()
         self._is_paused = False
         self._is_resume_due = False
+        self._is_closed = False
+        self._batch: Generator[None, None, bytes] | None = None
+        self._batch_bytes = 0
         self._end_reason = ""
         self._frame_since_s: float | None = None
 
@@ -78,11 +81,15 @@ class Session:
     def start(self) -> None:
         """Begin to serve."""
         self._context.connection_count += 1
+        load = self._context.load
+        load.join(self)
         self._channel.start(
             on_data=self._on_data,
             on_end=lambda: self.end("peer ended"),
             on_room=self._resume_soon,
             on_closed=self._on_channel_closed,
+            on_held=load.add_replies,
+            on_no_memory=lambda: load.relieve_process(self),
         )
 
     def end(self, reason: str) -> None:
@@ -90,15 +97,26 @@ class Session:
         if self._end_reason:
             return
         self._end_reason = reason
+        try:
+            while self._batch is not None:
+                self._step_batch()
+        except MemoryError:
+            self.abort("no memory")
         self._drop_partial()
         self._channel.pause_reading()
-        for waiter in list(self._waiters):
-            self._context.waiters.end(waiter)
+        self._context.waiters.end_all(self._waiters)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
         """Close at once; what is owed is lost."""
         self._channel.abort(reason)
+
+    def drop(self, reason: str) -> None:
+        """Close and give back the memory: half a frame, and replies not read."""
+        is_deaf = self._channel.held_bytes > self._partial_bytes
+        self.end(reason)
+        if is_deaf:
+            self.abort(reason)
 
     def check(self, now_s: float, timeout_s: float) -> None:
         """Cut the peer off if it makes no progress.
@@ -129,6 +147,21 @@ class Session:
         return self._owed
 
     @property
+    def is_paused(self) -> bool:
+        """Tell whether received commands wait for room, or for their turn."""
+        return self._is_paused
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what is held until the peer sends or reads more."""
+        return self._partial_bytes + self._channel.held_bytes
+
+    @property
+    def peer(self) -> str:
+        """Return `host:port` of the other side."""
+        return self._channel.peer
+
+    @property
     def channel(self) -> Channel:
         """Return the channel, for its statistics."""
         return self._channel
@@ -136,51 +169,119 @@ class Session:
     # -- bytes in ---------------------------------------------------------------------
 
     def _on_data(self, data: bytes) -> None:
-        self._connection.receive_data(data)
-        self._process()
+        """Carry out what was received; without data what there is."""
+        try:
+            if data:
+                self._connection.receive_data(data)
+            self._process()
+        except MemoryError:
+            # A command is lost half way: nothing behind it may be carried out.
+            self.run_out()
 
     def _process(self) -> None:
-        """Carry out what was received, as far as the bounds let us."""
-        connection, buffer = self._connection, self._connection.buffer
+        """Carry out what was received, as far as the bounds and this turn let us."""
+        connection, now_s = self._connection, self._context.clock.monotonic_s
+        turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
-            if self._must_pause():
+            if self._batch is not None:
+                # Before any bound is looked at: going on is what frees its bytes.
+                self._step_batch()
+            elif self._must_pause():
                 self._pause()
                 return
-            is_put = connection.is_between_frames and buffer.data.startswith(
-                b"put ", buffer.position
-            )
-            if is_put and self._hot.take(buffer):
-                self._frame_since_s = None
-            try:
-                event = connection.next_event()
-            except RemoteProtocolError as error:
-                self._context.counters.malformed_count += 1
-                self.end(f"malformed frame: {error}")
+            elif not self._take_next():
                 return
-            if event is NEED_DATA:
-                self._note_frame()
-                if not self._end_reason:
-                    self._unpause()
+            has_more = self._batch is not None or connection.buffer.unread_bytes
+            if has_more and now_s() >= turn_ends_s:
+                self._pause()
+                self._resume_soon()
                 return
+
+    def _take_next(self) -> bool:
+        """Carry out a run of puts, or one command; return whether there may be more."""
+        connection, buffer = self._connection, self._connection.buffer
+        is_put = connection.is_between_frames and buffer.data.startswith(
+            b"put ", buffer.position
+        )
+        if is_put and self._hot.take(buffer):
             self._frame_since_s = None
-            if isinstance(event, Quit):
-                self.end("quit")
-                return
-            assert not isinstance(event, Result | Value), "a server hears no replies"
+            if buffer.position == len(buffer.data):
+                # Whole puts and nothing else: what most reads bring.
+                if self._partial_bytes:
+                    self._note_frame()
+                self._finish_read()
+                return False
+        if is_put and self._hot.has_more:
+            return True
+        try:
+            event = connection.next_event()
+        except RemoteProtocolError as error:
+            self._context.counters.malformed_count += 1
+            self.end(f"malformed frame: {error}")
+            return False
+        if event is NEED_DATA:
+            self._note_frame()
+            self._finish_read()
+            return False
+        self._frame_since_s = None
+        if isinstance(event, Quit):
+            self.end("quit")
+            return False
+        assert not isinstance(event, Result | Value), "no replies are heard"
+        if isinstance(event, Mput):
+            self._begin_batch(event)
+        else:
             self._channel.send(dispatch(event, self, self._context))
+        return True
+
+    def _begin_batch(self, command: Mput) -> None:
+        self._batch = dispatch_batch(command, self, self._context)
+        self._batch_bytes = len(command.payload)
+        self._context.load.hold(self._batch_bytes)
+
+    def _step_batch(self) -> bool:
+        """Take one step of the batch at hand; return whether it was the last."""
+        assert self._batch is not None, "there is a batch"
+        try:
+            next(self._batch)
+        except StopIteration as done:
+            self._drop_batch()
+            self._channel.send(done.value)
+            return True
+        except MemoryError:
+            self._drop_batch()
+            raise
+        return False
+
+    def _drop_batch(self) -> None:
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
+            self._context.load.release(self._batch_bytes)
+
+    def _finish_read(self) -> None:
+        """Go on reading, all that was received being carried out, within the bounds."""
+        if self._end_reason:
+            return
+        if self._must_pause():
+            self._pause()
+        elif self._is_paused:
+            self._unpause()
 
     def _note_frame(self) -> None:
         """Note since when a frame has been incomplete, and what it holds."""
         connection, load = self._connection, self._context.load
         partial_bytes = connection.buffer.unread_bytes
-        load.partial_bytes += partial_bytes - self._partial_bytes
-        self._partial_bytes = partial_bytes
         if connection.is_between_frames and not partial_bytes:
             self._frame_since_s = None
         elif self._frame_since_s is None:
             self._frame_since_s = self._context.clock.monotonic_s()
-        if partial_bytes and load.has_too_many_parts:
-            self.end("half-received frames hold too much memory")
+        grown_bytes = partial_bytes - self._partial_bytes
+        if grown_bytes:
+            self._partial_bytes = partial_bytes
+            load.add_partial(grown_bytes)
+            if grown_bytes > 0:
+                load.relieve(self)
 
     # -- bounds -----------------------------------------------------------------------
 
@@ -188,14 +289,20 @@ class Session:
         return (
             self._in_flight_bytes >= self._in_flight_max
             or self._channel.queued_bytes >= self._queue_max
+            or self._channel.held_bytes >= self._queue_max
             or self._context.load.is_full
+            or (self._context.load.has_many_replies and self._channel.held_bytes > 0)
         )
 
     def _pause(self) -> None:
         self._is_paused = True
         self._channel.pause_reading()
-        if self._context.load.is_full:
-            self._context.load.call_when_room(self._resume_soon)
+        load = self._context.load
+        if load.is_full:
+            load.call_when_room(self._resume_soon)
+            load.relieve(self)
+        if self._channel.queued_bytes:
+            self._channel.want_empty()
 
     def _unpause(self) -> None:
         self._is_paused = False
@@ -205,12 +312,12 @@ class Session:
         """Go on where `_pause` stopped, outside whatever is running now."""
         if self._is_paused and not self._is_resume_due:
             self._is_resume_due = True
-            self._loop.call_soon(self._resume)
+            self._context.turns.ask(self._resume)
 
     def _resume(self) -> None:
         self._is_resume_due = False
         if self._is_paused:
-            self._process()
+            self._on_data(b"")
 
     # -- answers (Answerer) -----------------------------------------------------------
 
@@ -235,6 +342,11 @@ class Session:
         elif self._is_paused:
             self._resume_soon()
 
+    def run_out(self) -> None:
+        """Close at once: there is no memory to carry out or answer a command."""
+        self._context.load.drop(self, "no memory to carry out a command")
+        self.abort("no memory")
+
     def send_range(
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
@@ -249,8 +361,12 @@ class Session:
         """Answer a get whose wait is over."""
         command, reply = waiter.command, b""
         self._waiters.discard(waiter)
+        if self._is_closed:
+            return
         try:
             finish_get(command, self, self._context)
+        except MemoryError:
+            self.run_out()
         except Exception as error:  # noqa: BLE001  # told to whoever waited
             reply = encode_failure(error, command, self._context)
         self.answer(reply, count=1, size_bytes=0)
@@ -264,15 +380,16 @@ class Session:
     def _drop_partial(self) -> None:
         """Forget what was received and not carried out."""
         self._connection.buffer.clear()
-        self._context.load.partial_bytes -= self._partial_bytes
-        self._partial_bytes = 0
+        partial_bytes, self._partial_bytes = self._partial_bytes, 0
+        self._context.load.add_partial(-partial_bytes)
 
     def _on_channel_closed(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
+        self._is_closed = True
+        self._drop_batch()
         self._drop_partial()
-        for waiter in list(self._waiters):
-            self._context.waiters.cancel(waiter)
-        self._waiters.clear()
+        self._context.load.leave(self)
+        self._context.waiters.end_all(self._waiters)
         self._context.connection_count -= 1
         log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
         self._on_closed(self)

@@ -220,6 +220,12 @@ class CommandStatus:
     """Commands that failed in a way that nobody expected: each is a bug."""
     in_flight_bytes: int = 0
     """Bytes of puts read and not yet answered."""
+    partial_bytes: int = 0
+    """Bytes of commands that have not arrived in whole."""
+    reply_bytes: int = 0
+    """Bytes of replies that peers have not read."""
+    dropped_count: int = 0
+    """Connections closed for the memory that they held, or that was missing."""
     rejections: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     """Refused commands by cause, a fixed set of words in lower case."""
 
@@ -375,5 +381,9 @@ class BrokerStatus:
     """Background verification; None: there is none."""
     retention: RetentionStatus = field(default_factory=RetentionStatus)
     """Deletion and archiving."""
+    definition_problems: tuple[str, ...] = ()
+    """What is wrong with topics that were made by command, one sentence each."""
     jobs: tuple[JobStatus, ...] = ()
     """Housekeeping."""
+    open_transactions: tuple[str, ...] = ()
+    """One sentence for each transaction that a Java broker left open."""

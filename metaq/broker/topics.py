@@ -1,8 +1,10 @@
 """Which topics and partitions exist on this broker, and which of them take puts.
 
 A topic is accepted when a configured name matches it (the names are patterns, and the
-set of them only grows); a partition exists when it is below the topic's count. Closed
-partitions refuse puts and gets until they are opened again or the broker restarts.
+set of them only grows), or when it was made by command; a partition exists when it is
+below the topic's count. Closed partitions refuse puts and gets until they are opened
+again or the broker restarts. A topic that is being deleted is withdrawn: as if it had
+never been, whatever matches it.
 
 Who keeps what this module said must look at `epoch`: it grows with every change that
 could make an earlier answer wrong.
@@ -10,7 +12,7 @@ could make an earlier answer wrong.
 Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -46,9 +48,11 @@ class Topics:
         self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
         """Called after a log was made for a put."""
         self._logs = logs
-        self._choose = choose
+        self.choose: Final = choose
+        """Returns a random number in 0..n-1 for n."""
         self._rules = TopicRules()
         self._closed: dict[str, set[int]] = {}
+        self._withdrawn: frozenset[str] = frozenset()
         self._config = config
         self.apply(config)
 
@@ -60,10 +64,33 @@ class Topics:
         )
         # Each command asks, and looking at a name letter by letter costs what the
         # rest of a small one does.
-        self._accepts = lru_cache(NAMES_REMEMBERED_MAX)(self._rules.accepts)
-        self._has_stat = lru_cache(NAMES_REMEMBERED_MAX)(stat_rules.accepts)
+        defined = config.defined
+
+        def accepts(topic: str) -> bool:
+            return topic in defined or self._rules.accepts(topic)
+
+        def has_stat(topic: str) -> bool:
+            is_defined = topic in defined and topic not in config.topics
+            return defined[topic].stat if is_defined else stat_rules.accepts(topic)
+
+        self._accepts_any = lru_cache(NAMES_REMEMBERED_MAX)(accepts)
+        self._has_stat = lru_cache(NAMES_REMEMBERED_MAX)(has_stat)
         self._config = config
         self.epoch += 1
+
+    def withdraw(self, topics: frozenset[str]) -> None:
+        """Serve these topics no more; others that were withdrawn are back.
+
+        Args:
+            topics: those that are being deleted.
+        """
+        for topic in topics:
+            self._closed.pop(topic, None)
+        self._withdrawn = topics
+        self.epoch += 1
+
+    def _accepts(self, topic: str) -> bool:
+        return topic not in self._withdrawn and self._accepts_any(topic)
 
     # -- puts -------------------------------------------------------------------------
 
@@ -79,6 +106,18 @@ class Topics:
             ServerError: the topic is not accepted, or there is no such partition.
                 The texts of both are the detail alone.
         """
+        choices = self.open_for_put(topic, partition)
+        return choices[0] if len(choices) == 1 else choices[self.choose(len(choices))]
+
+    def open_for_put(self, topic: str, partition: int) -> Sequence[int]:
+        """Return the partitions that a put may go to: one, or every open one for -1.
+
+        They are what they are until `epoch` changes.
+
+        Raises:
+            ForbiddenError: as `resolve_put`.
+            ServerError: as `resolve_put`.
+        """
         closed: set[int] = self._closed.get(topic, set())
         if partition in closed:
             raise self._closed_error(partition)
@@ -87,10 +126,10 @@ class Topics:
             candidates = [p for p in range(count) if p not in closed]
             if not candidates:
                 raise self._closed_error(partition)
-            return candidates[self._choose(len(candidates))]
+            return candidates
         if not 0 <= partition < count:
             raise ServerError(texts.wrong_partition(partition))
-        return partition
+        return (partition,)
 
     def log_for_put(self, topic: str, partition: int) -> PartitionLog:
         """Return the log of a resolved partition, made now if it is the first put.
@@ -109,6 +148,8 @@ class Topics:
 
     def find_log(self, topic: str, partition: int) -> PartitionLog | None:
         """Return the log of a partition that has one, whatever its topic's rules."""
+        if topic in self._withdrawn:
+            return None
         return self._logs.get(LogId(topic, partition))
 
     def may_appear(self, topic: str, partition: int) -> bool:
@@ -181,7 +222,7 @@ class Topics:
         return range(start, last + 1)
 
     def _require_configured(self, topic: str) -> None:
-        if topic not in self._config.topics:
+        if topic not in self._config.topic_names:
             raise AdminError(f"topic '{topic}' is not in the configuration")
 
     def _count_of(self, topic: str) -> int:

@@ -6,14 +6,25 @@ it answers is always the same: what the get would be answered now if it did not 
 
 A get may wait for a log that does not exist yet, so waiters are kept by the name of
 the log; the first put to a partition wakes those too.
+
+Thousands may wait for one byte or one moment. What ends them looks at none: they move
+to a queue in one step, and the queue is worked off turn by turn. Its first piece runs
+in the call that tells of the end, so a lonely waiter waits for nothing.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import Protocol
+import math
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, Protocol
 
+from metaq.broker.load import TURN_S, Turns
 from metaq.model import LogId, Offset
 from metaq.protocol.commands import Get
+
+TICK_S: Final = 0.005
+"""Waits end at multiples of this, so that thousands share a timer."""
 
 
 class Handle(Protocol):
@@ -35,7 +46,7 @@ class WaitableLog(Protocol):
 class Waiter:
     """One get that waits. Owner: `Waiters`."""
 
-    __slots__ = ("command", "finish", "handles", "log_id", "offset")
+    __slots__ = ("at_place", "at_tick", "command", "finish", "log_id", "offset")
 
     def __init__(
         self, command: Get, offset: Offset, finish: Callable[["Waiter"], None]
@@ -45,21 +56,52 @@ class Waiter:
         Args:
             command: the get; its offset and wait may differ from what is waited for.
             offset: where it wants data.
-            finish: called once when the wait ends, unless it is cancelled.
+            finish: called once when the wait ends.
         """
         self.command = command
         self.log_id = LogId(command.topic, command.partition)
         self.offset = offset
         self.finish = finish
-        self.handles: list[Handle] = []
+        self.at_place: _Group | None = None
+        self.at_tick: _Group | None = None
+
+
+class _Group:
+    """Waiters for one byte or one moment, in the order they came."""
+
+    __slots__ = ("_forget", "_is_closed", "handle", "waiters")
+
+    def __init__(self, forget: Callable[[], object]) -> None:
+        self._forget = forget
+        self._is_closed = False
+        self.waiters: dict[Waiter, None] = {}
+        self.handle: Handle | None = None
+
+    def remove(self, waiter: Waiter) -> None:
+        """Take one out; the last one closes the group."""
+        del self.waiters[waiter]
+        if not self.waiters:
+            self.close()
+
+    def close(self) -> None:
+        """Take no more waiters, and wait for nothing; harmless twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._forget()
+            if self.handle is not None:
+                self.handle.cancel()
 
 
 class Waiters:
     """All waiting gets of one broker. Used on the loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, turns: Turns) -> None:
         self._loop = loop
-        self._by_log: dict[LogId, set[Waiter]] = {}
+        self._turns = turns
+        self._by_place: dict[tuple[LogId, Offset], _Group] = {}
+        self._by_tick: dict[int, _Group] = {}
+        self._due: deque[Waiter] = deque()
+        self._is_ending = False
         self._count = 0
 
     @property
@@ -75,47 +117,75 @@ class Waiters:
             log: the log it reads; None when it does not exist yet.
             wait_ms: bound of the wait, milliseconds.
         """
-        self._by_log.setdefault(waiter.log_id, set()).add(waiter)
         self._count += 1
-        waiter.handles.append(self._loop.call_later(wait_ms / 1000, self.end, waiter))
+        waiter.at_tick = self._tick_behind(wait_ms)
+        waiter.at_tick.waiters[waiter] = None
+        place = (waiter.log_id, waiter.offset)
+        group = self._by_place.get(place)
+        if group is not None:
+            waiter.at_place = group
+            group.waiters[waiter] = None
+            return
+        group = _Group(partial(self._by_place.pop, place))
+        self._by_place[place] = waiter.at_place = group
+        group.waiters[waiter] = None
         if log is not None:
-            self._watch(waiter, log)
-
-    def cancel(self, waiter: Waiter) -> None:
-        """Forget a waiter without an answer: its connection is gone."""
-        self._remove(waiter)
+            self._watch(group, waiter.offset, log)
 
     def on_new_log(self, log_id: LogId, log: WaitableLog) -> None:
         """Let those who waited for a log to exist wait for its data."""
-        for waiter in list(self._by_log.get(log_id, ())):
-            self._watch(waiter, log)
+        group = self._by_place.get((log_id, Offset(0)))
+        if group is not None:
+            self._watch(group, Offset(0), log)
 
-    def end(self, waiter: Waiter) -> None:
-        """End one wait now; harmless when it has ended."""
-        if self._remove(waiter):
-            waiter.finish(waiter)
-
-    def end_log(self, log_id: LogId) -> None:
-        """End the waits on one log now."""
-        for waiter in list(self._by_log.get(log_id, ())):
-            self.end(waiter)
+    def end_all(self, waiters: Iterable[Waiter]) -> None:
+        """End many waits, the first ones now; harmless for those that have ended."""
+        self._due.extend(waiters)
+        if not self._is_ending:
+            self._is_ending = True
+            self._end_due()
 
     def end_topic(self, topic: str) -> None:
-        """End the waits on every log of a topic now."""
-        for log_id in [log_id for log_id in self._by_log if log_id.topic == topic]:
-            self.end_log(log_id)
+        """End the waits on every log of a topic."""
+        for (log_id, _), group in list(self._by_place.items()):
+            if log_id.topic == topic:
+                self.end_all(group.waiters)
 
-    def _watch(self, waiter: Waiter, log: WaitableLog) -> None:
-        waiter.handles.append(log.wait(waiter.offset, lambda: self.end(waiter)))
+    def _end_due(self) -> None:
+        """End as many of those that are due as one turn has time for."""
+        due, now_s = self._due, self._loop.time
+        turn_ends_s = now_s() + TURN_S
+        while due:
+            waiter = due.popleft()
+            if self._remove(waiter):
+                waiter.finish(waiter)
+            if now_s() >= turn_ends_s:
+                self._turns.ask(self._end_due)
+                return
+        self._is_ending = False
+
+    def _tick_behind(self, wait_ms: int) -> _Group:
+        """Return those who wait until the first tick behind a wait that begins now."""
+        number = math.ceil((self._loop.time() + wait_ms / 1000) / TICK_S)
+        tick = self._by_tick.get(number)
+        if tick is None:
+            tick = self._by_tick[number] = _Group(partial(self._by_tick.pop, number))
+            tick.handle = self._loop.call_at(number * TICK_S, self._end_group, tick)
+        return tick
+
+    def _watch(self, group: _Group, offset: Offset, log: WaitableLog) -> None:
+        group.handle = log.wait(offset, partial(self._end_group, group))
+
+    def _end_group(self, group: _Group) -> None:
+        group.close()
+        self.end_all(group.waiters)
 
     def _remove(self, waiter: Waiter) -> bool:
-        waiters = self._by_log.get(waiter.log_id)
-        if waiters is None or waiter not in waiters:
+        """Forget a waiter; return whether it waited until now."""
+        if waiter.at_place is None or waiter.at_tick is None:
             return False
-        waiters.remove(waiter)
-        if not waiters:
-            del self._by_log[waiter.log_id]
+        waiter.at_place.remove(waiter)
+        waiter.at_tick.remove(waiter)
+        waiter.at_place = waiter.at_tick = None
         self._count -= 1
-        for handle in waiter.handles:
-            handle.cancel()
         return True

@@ -126,7 +126,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
         if not failures and (error := future.exception(0)) is not None:
             failures.append(error)
 
-    found = find_topic(target, options.topic, (), kind="gets")
+    found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
     with (
         found.target.client() as client,
         _reading(client, found, "latest") as consumer,

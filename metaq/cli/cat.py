@@ -32,16 +32,25 @@ class CatOptions:
     """One object per message instead of its bytes and a line end."""
     partitions: tuple[str, ...]
     """None of them is all."""
+    is_partial: bool = False
+    """Go on without the partitions of brokers that are away."""
 
 
 def cat(target: Target, options: CatOptions) -> None:
     """Print messages; one partition after the other unless it follows.
 
     Raises:
+        PartitionsAwayError: a broker of the topic is away; nothing is printed.
         MetaqError: reading cannot go on; what could be read has been printed.
     """
     start = parse_start(options.start)
-    found = find_topic(target, options.topic, options.partitions, kind="gets")
+    found = find_topic(
+        target,
+        options.topic,
+        options.partitions,
+        kind="gets",
+        is_partial=options.is_partial,
+    )
     if options.count_max == 0:
         return
     with found.target.client() as client:

@@ -11,6 +11,7 @@ from metaq.cli.bench import (
     bench_latency,
     bench_produce,
 )
+from metaq.cli.brokers import forget, list_brokers
 from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
@@ -112,6 +113,12 @@ def produce_command(
     metavar="BROKER-NUMBER",
     help="Read this partition; may be repeated.  [default: all]",
 )
+@click.option(
+    "--partial",
+    "is_partial",
+    is_flag=True,
+    help="Go on without the partitions of brokers that are away.  [default: fail]",
+)
 @json_option
 @target_options
 def cat_command(
@@ -120,10 +127,14 @@ def cat_command(
     count_max: int | None,
     follows: bool,
     partitions: tuple[str, ...],
+    is_partial: bool,
     as_json: bool,
     target: Target,
 ) -> None:
     """Print the messages of TOPIC, each followed by a line end.
+
+    All of it, or nothing: while a broker that has some of its partitions is away, the
+    command waits for the time-out and fails, unless --partial is given.
 
     Needs no group and commits nothing. Partitions come one after the other, each up
     to the end it has when its turn comes; with --follow as messages arrive. Within a
@@ -136,6 +147,7 @@ def cat_command(
         follows=follows,
         as_json=as_json,
         partitions=partitions,
+        is_partial=is_partial,
     )
     cat(target, options)
 
@@ -268,6 +280,56 @@ def tail_command(
         metrics_port=metrics_port,
     )
     tail(target, options)
+
+
+# -- brokers --------------------------------------------------------------------------
+
+
+@click.group("brokers", invoke_without_command=True, epilog=example("metaq brokers"))
+@json_option
+@target_options
+@click.pass_context
+def brokers(context: click.Context, as_json: bool, target: Target) -> bool:
+    """List the brokers that there are, also those that are missing.
+
+    A broker that has left a record in ZooKeeper and is not registered is missing. The
+    exit code is 1 when one is. Java brokers leave no record.
+    """
+    if context.invoked_subcommand is not None:
+        source = click.core.ParameterSource.COMMANDLINE
+        if any(context.get_parameter_source(n) is source for n in context.params):
+            raise click.UsageError(
+                f"options go behind the command: metaq brokers"
+                f" {context.invoked_subcommand} OPTIONS"
+            )
+        return True
+    return list_brokers(target, as_json=as_json)
+
+
+@brokers.command(
+    "forget",
+    short_help="Take a broker that is gone for good out of the record.",
+    epilog=example("metaq brokers forget 3 --dry-run", "metaq brokers forget 3 --yes"),
+)
+@click.argument("number", metavar="BROKER", type=click.IntRange(0))
+@click.option(
+    "--dry-run",
+    "is_dry",
+    is_flag=True,
+    help="Print what would be forgotten; remove nothing.",
+)
+@click.option("--yes", "is_sure", is_flag=True, help="Do not ask.")
+@json_option
+@target_options
+def forget_command(
+    number: int, is_dry: bool, is_sure: bool, as_json: bool, target: Target
+) -> None:
+    """Take BROKER, which is gone for good, out of the record in ZooKeeper.
+
+    From then on reads do not miss its partitions. Nothing that it stored is touched: a
+    broker that comes back is recorded again. One that is registered is refused.
+    """
+    forget(target, number, is_dry=is_dry, is_sure=is_sure, as_json=as_json)
 
 
 # -- groups ---------------------------------------------------------------------------
@@ -488,6 +550,7 @@ COMMANDS: Final = (
     cat_command,
     consume_command,
     tail_command,
+    brokers,
     groups_command,
     offsets,
     bench,

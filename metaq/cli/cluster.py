@@ -10,14 +10,19 @@ import click
 from metaq.client import AsyncClient, Client
 from metaq.client.addresses import parse_address
 from metaq.client.admin import know_topics
+from metaq.client.away import describe_away
+from metaq.client.catalog import read_whole
 from metaq.client.context import ClientContext
+from metaq.client.errors import PartitionsAwayError
 from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.names import near_topics
 from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.zk._kazoo_client import check_hosts
-from metaq.zk.paths import normalize_root
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.paths import normalize_root, partition_name
 from metaq.zk.znodes import BrokerAddress
 
 T = TypeVar("T")
@@ -190,6 +195,7 @@ def find_topic(
     wanted: tuple[str, ...],
     *,
     kind: Literal["puts", "gets"],
+    is_partial: bool = False,
 ) -> Found:
     """Return the partitions of a topic, and whom to ask for them.
 
@@ -198,24 +204,41 @@ def find_topic(
         topic: topic name.
         wanted: what `--partition` names; none of them is all.
         kind: partitions that take puts, or those that are read.
+        is_partial: of those that are read, go on without what is away.
 
     Raises:
         NoBrokerError: nobody serves the topic.
+        PartitionsAwayError: what is to be read is away.
         click.BadParameter: there is no such partition, or more than one.
     """
 
     async def find(context: ClientContext, deadline_s: float) -> Found:
         snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
-        partitions = (
-            snapshot.put_partitions(topic)
-            if kind == "puts"
-            else tuple(sorted(snapshot.get_partitions(topic)))
-        )
+        if kind == "puts":
+            partitions = snapshot.put_partitions(topic)
+        else:
+            if not (is_partial or wanted):
+                snapshot = await read_whole(context, {topic}, deadline_s=deadline_s)
+            partitions = tuple(sorted(snapshot.get_partitions(topic)))
+            require_not_away(snapshot, topic, wanted)
         if partitions:
             return Found(target, named_partitions(topic, partitions, wanted))
         return await _find_by_pattern(target, topic, wanted, context, deadline_s)
 
     return target.run(find)
+
+
+def require_not_away(
+    snapshot: ClusterSnapshot, topic: str, wanted: tuple[str, ...]
+) -> None:
+    """Refuse partitions that are named by `--partition` and are away.
+
+    Raises:
+        PartitionsAwayError: there are some.
+    """
+    away = [each for each in snapshot.away(topic) if partition_name(each) in wanted]
+    if away:
+        raise PartitionsAwayError(describe_away(away), partitions=away)
 
 
 def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
@@ -227,8 +250,8 @@ def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:
     """
     others = sorted(set(known) - {topic})[:NAMES_SHOWN_MAX]
     return NoBrokerError(
-        f"no broker serves topic '{topic}' at the moment; other topics are:"
-        f" {', '.join(others) or 'none'}"
+        f"no broker serves topic '{topic}' at the moment; {near_topics(topic, known)};"
+        f" other topics are: {', '.join(others) or 'none'}"
     )
 
 

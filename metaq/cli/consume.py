@@ -89,7 +89,7 @@ def consume(target: Target, options: ConsumeOptions) -> None:
     Raises:
         MetaqError: reading cannot go on; what could be read has been printed.
     """
-    found = find_topic(target, options.topic, (), kind="gets")
+    found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
     with (
         found.target.client() as client,
         Interrupts() as interrupts,

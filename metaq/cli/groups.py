@@ -1,5 +1,6 @@
 """`metaq groups`: who reads what, and how far behind."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
@@ -94,17 +95,25 @@ def _unowned(group: GroupDescription) -> list[PartitionProgress]:
 
 
 def _group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
-    lags = [each.lag for each in group.partitions if each.lag]
-    counts = [lag.messages for lag in lags if lag.messages is not None]
+    # A sum without what is not known would look like all of it.
+    lags = [each.lag for each in group.partitions]
+    counts = [lag.messages if lag else None for lag in lags]
+    sizes = [lag.bytes if lag else None for lag in lags]
     return (
         group.group,
         len(group.members),
         ",".join(sorted({each.partition.topic for each in group.partitions})) or None,
         len(group.partitions),
         len(_unowned(group)),
-        sum(counts) if lags and len(counts) == len(lags) else None,
-        sum(lag.bytes for lag in lags) if lags else None,
+        _sum_if_known(counts),
+        _sum_if_known(sizes),
     )
+
+
+def _sum_if_known(values: Sequence[int | None]) -> int | None:
+    """Return the sum; None of none, and where a part of it is not known."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def _print_group(group: GroupDescription) -> None:
@@ -127,9 +136,19 @@ def _print_group(group: GroupDescription) -> None:
     render.print_rows(PARTITION_COLUMNS, rows, as_json=False, marked=marked)
     if marked:
         render.say(f"{render.count_text(len(marked), 'partition')} without an owner")
+    fresh = sum(_is_uncommitted(each) for each in group.partitions)
+    if fresh:
+        render.say(
+            f"{render.count_text(fresh, 'partition')} without a committed offset: the"
+            " lag is counted from the log start"
+        )
     for each in group.partitions:
         if each.problem is not None:
             render.say(each.problem)
+
+
+def _is_uncommitted(each: PartitionProgress) -> bool:
+    return each.committed is None and each.problem is None
 
 
 def _partition_row(each: PartitionProgress) -> tuple[render.Cell, ...]:
@@ -138,7 +157,7 @@ def _partition_row(each: PartitionProgress) -> tuple[render.Cell, ...]:
         each.partition.topic,
         partition_name(each.partition),
         each.owner,
-        each.committed,
+        "uncommitted" if _is_uncommitted(each) else each.committed,
         lag.messages if lag else None,
         lag.bytes if lag else None,
         round(lag.seconds, 1) if lag and lag.seconds is not None else None,

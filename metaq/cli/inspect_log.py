@@ -1,11 +1,12 @@
-"""`metaq dump` and `metaq verify`: what lies on the disk, read-only.
+"""`metaq dump`, `verify` and `accept-loss`: what lies on the disk.
 
-Neither needs a broker, and neither disturbs one: what is being written is looked at up
-to where it ends now.
+None needs a broker. The first two only read, and disturb no broker: what is being
+written is looked at up to where it ends now. The third writes one file, the record of
+what a data directory holds, and only where no broker runs.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,13 +21,19 @@ from metaq.errors import (
     LogDirLockedError,
     StorageError,
 )
-from metaq.fs import LOCK_FILE, FileSystem, ReadFile, SystemFileSystem
-from metaq.model import Offset, Position, SizeBytes, id_time
+from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
+from metaq.model import Millis, Offset, Position, SizeBytes, id_time
 from metaq.record.flags import decode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import Corrupt, Incomplete, read_record
+from metaq.storage.holdings import Extent, Holdings, find_losses
+from metaq.storage.inventory import read_holdings, write_holdings
+from metaq.storage.listing import check_names
 from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.opening import extent_of, partition_names
+from metaq.storage.retire import ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
+from metaq.storage.segment_source import SegmentSource, open_source, unpacked_size
 from metaq.storage.verify import Finding, list_logs, verify_directory
 from metaq.storage.walk import search_record
 
@@ -71,7 +78,7 @@ def base_offset_of(path: Path) -> Offset:
 
 
 def iter_records(
-    file: ReadFile, start: Position, *, end: Position
+    file: SegmentSource, start: Position, *, end: Position
 ) -> Iterator[tuple[Position, Record] | Corrupt | Incomplete]:
     """Yield each record with its position; last, if there is one, why the walk ended.
 
@@ -104,28 +111,41 @@ def iter_records(
 
 
 def dump(options: DumpOptions) -> bool:
-    """Print the records of a segment.
+    """Print the records of a segment, archived or not.
 
     Returns:
         Whether no damage was met; a torn tail is none.
     """
     base = base_offset_of(options.segment)
-    file = SystemFileSystem().open_read(options.segment)
+    fs, path = SystemFileSystem(), options.segment
+    is_zip = path.suffix == ZIP_SUFFIX
     try:
-        end = Position(file.size())
+        end = Position(unpacked_size(fs, path, is_zip=is_zip))
         start = Position(0 if options.start is None else options.start - base)
         if not 0 <= start <= end:
             raise ConfigError(
-                f"{options.segment.name} holds offsets {base} to {base + end}, got"
+                f"{path.name} holds offsets {base} to {base + end}, got"
                 f" --from {options.start}"
             )
-        return _dump(file, base, start, end, options)
-    finally:
-        file.close()
+        source = open_source(fs, path, is_zip=is_zip)
+        try:
+            for at in range(0, start if is_zip else 0, WINDOW_BYTES):
+                # A zip can only be read forwards.
+                size = SizeBytes(min(WINDOW_BYTES, start - at))
+                source.read_at(Position(at), size)
+            return _dump(source, base, start, end, options)
+        finally:
+            source.close()
+    except CorruptRecordError as error:
+        raise CorruptRecordError(f"{error}: file={path}") from error
 
 
 def _dump(
-    file: ReadFile, base: Offset, start: Position, end: Position, options: DumpOptions
+    file: SegmentSource,
+    base: Offset,
+    start: Position,
+    end: Position,
+    options: DumpOptions,
 ) -> bool:
     last: Corrupt | Incomplete | None = None
     position = start
@@ -184,6 +204,44 @@ def _report_damage(
     if found is not None:
         next_good = f"the next good record is at offset {base + found}"
     render.say(f"damaged record at offset {offset}: {damage.detail}; {next_good}")
+
+
+def accept_loss(directory: Path, *, is_agreed: bool) -> None:
+    """Have the next start take a data directory for all that there is.
+
+    Prints what is missing by its record, and asks. Only that one start: it makes a
+    new record.
+
+    Raises:
+        LogDirLockedError: a broker is running in it.
+        StorageError: the disk refuses.
+        click.Abort: the answer is no.
+    """
+    fs = SystemFileSystem()
+    lock = fs.lock_directory(directory)
+    try:
+        record = read_holdings(fs, directory)
+        found: dict[str, Extent | None] = {}
+        for name in partition_names(fs, directory):
+            found[name] = extent_of(check_names(fs, directory / name).segments)
+        if record is None:
+            click.echo(f"{directory}: {len(found)} partitions, and no record of others")
+            record = Holdings(identity="", written_ms=Millis(0))
+        else:
+            losses = find_losses(directory, record, found, was_visited=False)
+            for name, loss in losses.items():
+                click.echo(f"{name}: {loss.detail}")
+            click.echo(
+                f"{directory}: expected {len(record.partitions)} partitions,"
+                f" {len(losses)} of them hold less"
+            )
+        question = "Take what is there for all that there is, at the next start?"
+        if not is_agreed:
+            click.confirm(question, abort=True)
+        write_holdings(fs, directory, replace(record, is_accepted=True))
+    finally:
+        lock.release()
+    click.echo("accepted, once: start the broker")
 
 
 def verify(directory: Path, *, as_json: bool) -> bool:

@@ -14,7 +14,7 @@ from typing import Final
 
 import click
 
-from metaq.cli.render import SPEAKER
+from metaq.cli.render import SPEAKER, printable_lines
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
@@ -30,7 +30,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
         try:
-            click.echo(self.format(record), err=True)
+            click.echo(printable_lines(self.format(record)), err=True)
         except BrokenPipeError:
             # Nobody reads it, and the command goes on.
             return

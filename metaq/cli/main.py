@@ -18,10 +18,12 @@ from metaq import __version__
 from metaq.cli import admin, logs, render, serve
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
-from metaq.cli.inspect_log import DumpOptions, dump, verify
+from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
 from metaq.cli.options import example, json_option, place_options, target_options
 from metaq.cli.pipeline import pipeline
 from metaq.cli.stats import stats
+from metaq.cli.topic_commands import COMMANDS as TOPIC_COMMANDS
+from metaq.cli.topic_commands import TopicsGroup
 from metaq.cli.topics import topics
 from metaq.errors import MetaqError
 
@@ -220,17 +222,28 @@ def stats_command(item: str, as_json: bool, target: Target) -> bool:
     return stats(target, item, as_json=as_json)
 
 
-@main.command(
+@main.group(
     "topics",
-    short_help="List topics, their partitions, brokers and offsets.",
+    cls=TopicsGroup,
+    invoke_without_command=True,
+    subcommand_metavar="| COMMAND [ARGS]...",
+    short_help="List topics; create, alter, delete or describe one.",
     epilog=example("metaq topics", "metaq topics test --json"),
 )
 @click.argument("names", nargs=-1, metavar="[TOPIC]...")
 @json_option
 @target_options
-def topics_command(names: tuple[str, ...], as_json: bool, target: Target) -> None:
-    """List topics, their partitions, the brokers that serve them and their offsets."""
-    topics(target, names, as_json=as_json)
+def topics_command(names: tuple[str, ...], as_json: bool, target: Target) -> bool:
+    """List topics, their partitions, the brokers that serve them and their offsets.
+
+    Partitions whose broker is away are listed too; then the exit code is 1. A word that
+    is one of the commands below is that command.
+    """
+    return topics(target, names, as_json=as_json)
+
+
+for command in TOPIC_COMMANDS:
+    topics_command.add_command(command)
 
 
 @main.command(
@@ -253,10 +266,31 @@ def verify_command(directory: Path, as_json: bool) -> bool:
 
 
 @main.command(
+    "accept-loss",
+    short_help="Let a broker start on less than it had.",
+    epilog=example("metaq accept-loss /var/lib/metaq"),
+)
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--yes", "is_agreed", is_flag=True, help="Do not ask.")
+def accept_loss_command(directory: Path, is_agreed: bool) -> None:
+    """Go on without what is missing from the data directory DIRECTORY, for good.
+
+    For a broker that refuses to start, or stopped a partition, because DIRECTORY
+    holds less than it did: when a disk is not mounted, mount it instead. Prints what
+    is missing and asks; the next start takes what is there for all that there is, and
+    later ones compare with that. The broker must not be running.
+    """
+    accept_loss(directory, is_agreed=is_agreed)
+
+
+@main.command(
     "dump",
     epilog=example(
         "metaq dump data/test-0/00000000000000000000.meta",
         "metaq dump 00000000000000000000.meta --from 4096 --max 10 --json",
+        "metaq dump archive/test-0/00000000000000000000.meta.zip",
     ),
 )
 @click.argument("segment", type=click.Path(exists=True, dir_okay=False, path_type=Path))

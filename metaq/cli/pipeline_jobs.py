@@ -72,7 +72,7 @@ class Wire:
         if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
             return
         for topic in topics:
-            find_topic(self.target, topic, (), kind=kind)
+            find_topic(self.target, topic, (), kind=kind, is_partial=True)
 
 
 def archive(
@@ -264,9 +264,13 @@ def audit(
         with task_progress(spark, "audit"):
             found = run_in_session(spark, compare)
     columns = ("finding", "partition", "offset", "detail")
-    rows = [
+    rows: list[tuple[render.Cell, ...]] = [
         (each.kind.value, str(each.partition), each.offset, each.detail)
         for each in found.findings
+    ]
+    rows += [
+        ("away", str(partition), None, "no broker serves it now: it is not compared")
+        for partition in found.away
     ]
     print_findings(columns, rows, as_json=run.as_json)
     sizes = {"source": found.source_count, "target": found.target_count}

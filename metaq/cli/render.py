@@ -28,6 +28,8 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
+from metaq.model import printable
+
 EXIT_PROBLEMS: Final = 1
 """The command failed, or found what it was looking for: damage."""
 EXIT_INTERRUPTED: Final = 130
@@ -58,8 +60,13 @@ Cell = str | int | float | bool | None
 
 
 def say(text: str) -> None:
-    """Print one sentence for people, on standard error."""
-    click.echo(f"{SPEAKER}{text}", err=True)
+    """Print one sentence for people, on standard error; it may have several lines."""
+    click.echo(f"{SPEAKER}{printable_lines(text)}", err=True)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of several lines with everything else escaped that is no print."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def leave_echo() -> None:
@@ -75,7 +82,10 @@ def leave_echo() -> None:
 
 def print_json(value: Mapping[str, object]) -> None:
     """Print one JSON object on a line of its own."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    line = json.dumps(value, ensure_ascii=False)
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
+    click.echo(line)
 
 
 def print_rows(
@@ -97,7 +107,7 @@ def print_rows(
         for row in rows:
             print_json(dict(zip(columns, row, strict=True)))
         return
-    texts = [["-" if cell is None else str(cell) for cell in row] for row in rows]
+    texts = [[_cell_text(cell) for cell in row] for row in rows]
     if not sys.stdout.isatty():
         for line in (columns, *texts):
             click.echo("\t".join(line))
@@ -132,12 +142,16 @@ def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
         widths: name of each column, and its least width on a terminal.
         cells: one per column.
     """
-    texts = ["-" if cell is None else str(cell) for cell in cells]
+    texts = [_cell_text(cell) for cell in cells]
     if sys.stdout.isatty():
         padded = zip(texts, widths.values(), strict=True)
         click.echo("  ".join(text.ljust(width) for text, width in padded).rstrip())
     else:
         click.echo("\t".join(texts))
+
+
+def _cell_text(cell: Cell) -> str:
+    return "-" if cell is None else printable(str(cell))
 
 
 def data_fields(data: bytes) -> dict[str, object]:

@@ -37,7 +37,7 @@ from metaq.cli import logs, render
 from metaq.cli.places import default_data_dir, installed_settings, read_bytes
 from metaq.config import BrokerConfig, load_config
 from metaq.errors import ConfigError, MetaqError
-from metaq.fs import SystemFileSystem
+from metaq.fs import DIRECTORY_MODE, SystemFileSystem
 from metaq.zk.embedded import EmbeddedZooKeeper, EmbeddedZooKeeperError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def serve_local(options: LocalOptions) -> None:
     if options.data_dir is None:
         render.say(f"data is kept in {data_dir}")
     logs.tell(logging.INFO)
-    _make_directories(data_dir / LOCAL)
+    _make_directories(data_dir)
     Path(config.system.data_path).parent.mkdir(parents=True, exist_ok=True)
     lock = SystemFileSystem().lock_directory(data_dir / LOCAL)
     # Until the broker has its own handlers there is nothing to reload, and an order to
@@ -270,10 +270,13 @@ def parse_topics(topics: tuple[str, ...]) -> dict[str, str]:
     return overrides
 
 
-def _make_directories(path: Path) -> None:
+def _make_directories(data_dir: Path) -> None:
+    local = data_dir / LOCAL
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        for path in (data_dir, local):
+            path.mkdir(DIRECTORY_MODE, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"cannot make the data directory {path}: {error.strerror}"
+            f"cannot make the data directory {local}: {error.strerror}"
         ) from error

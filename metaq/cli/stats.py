@@ -66,7 +66,7 @@ def stats(target: Target, item: str, *, as_json: bool) -> bool:
         else:
             if len(told) > 1:
                 click.echo(f"# broker {broker_id} {address}")
-            click.echo("\n".join(text.splitlines()))
+            click.echo(render.printable_lines("\n".join(text.splitlines())))
     return not any(isinstance(text, MetaqError) for _address, text in told.values())
 
 

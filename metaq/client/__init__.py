@@ -1,7 +1,10 @@
 """The client library: publish to and consume from MetaQ brokers, sync and async."""
 
+from metaq.client.admin import BrokerDescription
+from metaq.client.administration import AsyncAdmin
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.blocking import Client, Consumer
+from metaq.client.blocking_administration import Admin
 from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult
 from metaq.client.client_statistics import ClientStatistics
@@ -9,6 +12,8 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
+    BadReplyError,
+    BrokerRegisteredError,
     BufferFullError,
     CannotAnswerError,
     ConnectionLostError,
@@ -19,12 +24,16 @@ from metaq.client.errors import (
     NoDataError,
     NoProgressError,
     NoResourcesError,
+    NoTopicError,
     NotSentError,
     NotSettledError,
     OffsetStoreError,
     OutcomeUnknownError,
+    PartitionsAwayError,
     PartlySentError,
     StuckError,
+    TopicExistsError,
+    TopicRefusedError,
     UnexpectedReplyError,
 )
 from metaq.client.file_offsets import FileOffsets
@@ -42,6 +51,7 @@ from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.client.progress import ConsumerState, ConsumerStatistics, Health, Lag
 from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
+from metaq.client.topic_admin import TopicDescription, TopicOnBroker
 from metaq.errors import (
     ClientError,
     ClosedError,
@@ -56,19 +66,26 @@ from metaq.errors import (
     NoRoomError,
     NoSpaceError,
     OwnershipLostError,
+    RemoteProtocolError,
     RequestTimeoutError,
     ServerError,
     StorageError,
     UnavailableError,
 )
 from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.zk.definitions import Effect, TopicDefinition, TopicState
 from metaq.zk.errors import MemberTakenError
 
 __all__ = [
+    "Admin",
+    "AsyncAdmin",
     "AsyncClient",
     "AsyncConsumer",
     "AsyncOrderedProducer",
     "AsyncProducer",
+    "BadReplyError",
+    "BrokerDescription",
+    "BrokerRegisteredError",
     "BufferFullError",
     "CannotAnswerError",
     "Client",
@@ -85,6 +102,7 @@ __all__ = [
     "CoordinationError",
     "CorruptRecordError",
     "DuplicateIds",
+    "Effect",
     "FileOffsets",
     "ForbiddenError",
     "GetResult",
@@ -109,6 +127,7 @@ __all__ = [
     "NoResourcesError",
     "NoRoomError",
     "NoSpaceError",
+    "NoTopicError",
     "NotSentError",
     "NotSettledError",
     "Offset",
@@ -120,12 +139,14 @@ __all__ = [
     "OutcomeUnknownError",
     "OutgoingMessage",
     "OwnershipLostError",
+    "PartitionsAwayError",
     "PartlySentError",
     "Pinned",
     "Producer",
     "ProducerOptions",
     "ProducerStatistics",
     "Reject",
+    "RemoteProtocolError",
     "RequestTimeoutError",
     "RetryPolicy",
     "RoundRobin",
@@ -137,7 +158,13 @@ __all__ = [
     "Start",
     "StorageError",
     "StuckError",
+    "TopicDefinition",
+    "TopicDescription",
+    "TopicExistsError",
+    "TopicOnBroker",
     "TopicPartition",
+    "TopicRefusedError",
+    "TopicState",
     "UnavailableError",
     "UnexpectedReplyError",
     "read_origin",

@@ -9,31 +9,37 @@ grow by themselves while others are in flight. Nothing here waits or does I/O, b
 
 A batch holds messages of one time-out only, so that its deadline is that of its first
 message, and no clock is read for the others. The delivery seals a batch that waits
-(`take_late`), so that later messages do not share an old deadline.
+(`take_late`), so that later messages do not share an old deadline. When to look at a
+batch for that, and for its deadline, stands in a heap (`take_due`): what has been
+answered by then costs nothing.
 
-The bounds are kept by `room.py`, from which batches reserve room in advance.
+The bounds are kept by `BufferMemory`, from which batches reserve room in advance.
 
     Invariant: a lane with messages to take is in `_ready`, or `is_awake` says that
     the delivery knows it.
 """
 
 import asyncio
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, cast
+from itertools import count
+from typing import Final, NoReturn, cast
 
 from metaq.client.batches import Batch, Home, Outcome, SendFuture
+from metaq.client.bounds import require_loop
+from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.lanes import Announcer, Lane
 from metaq.client.numbers import SECONDS_MAX, check_timeout
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
-from metaq.client.room import Room
 from metaq.client.routes import Routes, unknown_topic
-from metaq.client.runs import Appending, Run, frozen, sort_runs
+from metaq.client.runs import Appending, Run, frozen, list_messages, sort_runs
 from metaq.clock import Clock
+from metaq.errors import ClosedError
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
@@ -45,6 +51,15 @@ message fails earlier than that before its own deadline."""
 
 BATCH_AGE_MAX_S: Final = 1.0
 """The same, for long time-outs."""
+
+RESERVE_BYTES: Final = 32 * 1024
+"""Room that a batch reserves at a time, beyond the message that needs it."""
+
+RESERVE_COUNT: Final = 256
+"""The same in messages."""
+
+RESERVE_SHARE: Final = 16
+"""No more than this part of the room that is left, so that little stays unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +76,140 @@ class BufferStatistics:
     """How often a message or a list found no room."""
 
 
+class BufferMemory:
+    """What waiting messages may take: what batches have reserved, and who waits.
+
+    Room is reserved by batches, some at a time, so that the bounds are looked at once
+    for many messages; what a batch does not need it gives back when it is sealed.
+
+        Invariant: what is free and what is reserved by batches that are not resolved
+        are together what the options allow.
+
+    Concurrency: called under the buffer's lock, but for `refuse` of what never fits.
+    """
+
+    def __init__(self, options: ProducerOptions, lock: threading.Lock) -> None:
+        """Start with all of it free.
+
+        Args:
+            options: how much there is.
+            lock: the buffer's; `wait` lets go of it meanwhile.
+        """
+        self.free_bytes = options.buffer_bytes_max
+        """Record bytes that nobody has reserved."""
+        self.free_count = options.buffer_count_max
+        """The same in messages."""
+        self.full_count = 0
+        """How often a message or a list found no room."""
+        self.is_closed = False
+        """No message is taken any more, so nobody waits for room."""
+        self._bytes_max = options.buffer_bytes_max
+        self._freed = threading.Condition(lock)
+        self._waiter_count = 0
+        self._callbacks: list[Callable[[], None]] = []
+
+    def has(self, size_bytes: int, message_count: int) -> bool:
+        """Tell whether there is room for messages, or waiting for it has no sense."""
+        return self.is_closed or (
+            size_bytes <= self.free_bytes and message_count <= self.free_count
+        )
+
+    def check(self, size_bytes: int, message_count: int) -> None:
+        """Refuse messages for which there is no room.
+
+        Raises:
+            BufferFullError: not now.
+            MessageTooLargeError: never.
+            ClosedError: the producer is closed.
+        """
+        if self.is_closed or not self.has(size_bytes, message_count):
+            self.refuse(size_bytes, message_count)
+
+    def refuse(self, size_bytes: int, message_count: int) -> NoReturn:
+        """Raise what `check` does, and count it when it is for want of room."""
+        if self.is_closed:
+            raise ClosedError("the producer is closed")
+        if size_bytes > self._bytes_max:
+            raise MessageTooLargeError(
+                f"message: the buffer takes at most {self._bytes_max} bytes,"
+                f" got {size_bytes} with its header"
+            )
+        self.full_count += 1
+        raise BufferFullError(
+            f"buffer: {size_bytes} bytes in {message_count} messages do not fit into"
+            f" {self.free_bytes} bytes and {self.free_count} messages",
+            size_bytes=size_bytes,
+            message_count=message_count,
+        )
+
+    def reserve(
+        self, batch: Batch, lane: Lane, size_bytes: int, message_count: int
+    ) -> None:
+        """Give a batch room for messages, which there is, and for some more.
+
+        Args:
+            batch: has given back what it had; the messages fit into it.
+            lane: bounds the batch.
+            size_bytes: of the messages, headers included.
+            message_count: how many they are.
+        """
+        share_bytes = min(RESERVE_BYTES, self.free_bytes // RESERVE_SHARE)
+        spare_bytes = lane.bytes_max - batch.size_bytes
+        grant_bytes = max(size_bytes, min(share_bytes, spare_bytes))
+        share_count = min(RESERVE_COUNT, self.free_count // RESERVE_SHARE)
+        spare_count = lane.count_max - len(batch.payloads)
+        grant_count = max(message_count, min(share_count, spare_count))
+        batch.reserved_bytes += grant_bytes
+        batch.bytes_left = grant_bytes
+        batch.reserved_count += grant_count
+        self.free_bytes -= grant_bytes
+        self.free_count -= grant_count
+
+    def give_back(self, batch: Batch) -> None:
+        """Free what a batch has reserved and not used."""
+        self.free_bytes += batch.bytes_left
+        self.free_count += batch.reserved_count - len(batch.payloads)
+        batch.reserved_bytes -= batch.bytes_left
+        batch.reserved_count = len(batch.payloads)
+        batch.bytes_left = 0
+
+    def release(self, batch: Batch) -> None:
+        """Free all that a batch has, which is sealed and has its outcome."""
+        self.free_bytes += batch.reserved_bytes
+        self.free_count += len(batch.payloads)
+
+    # -- waiting ----------------------------------------------------------------------
+
+    def wait(
+        self, timeout_s: float | None, *, size_bytes: int, message_count: int
+    ) -> bool:
+        """Block until there is room; False when there is none before the time is over.
+
+        Args:
+            timeout_s: None waits for ever.
+            size_bytes: record bytes, header included.
+            message_count: messages.
+        """
+        self._waiter_count += 1
+        try:
+            return self._freed.wait_for(
+                lambda: self.has(size_bytes, message_count), timeout_s
+            )
+        finally:
+            self._waiter_count -= 1
+
+    def on_freed(self, callback: Callable[[], None]) -> None:
+        """Have `callback` among those that the next `wake` returns."""
+        self._callbacks.append(callback)
+
+    def wake(self) -> list[Callable[[], None]]:
+        """Wake who blocks; return whom to call back, outside the lock."""
+        if self._waiter_count:
+            self._freed.notify_all()
+        callbacks, self._callbacks = self._callbacks, []
+        return callbacks
+
+
 class Accumulator:
     """Takes messages from any thread, gives batches to one event loop."""
 
@@ -72,6 +221,7 @@ class Accumulator:
         loop: asyncio.AbstractEventLoop,
         on_ready: Callable[[], None],
         selector: Selector | None = None,
+        first_turn: int = 1,
     ) -> None:
         """Start empty; called on the loop's thread.
 
@@ -82,6 +232,7 @@ class Accumulator:
             on_ready: `take_ready` has something.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
+            first_turn: where round robin begins, modulo the number of partitions.
         """
         self._options = options
         self._clock = clock
@@ -90,11 +241,13 @@ class Accumulator:
         self._lock = threading.Lock()
         # A third of what `with` costs, twice a message.
         self._acquire, self._release = self._lock.acquire, self._lock.release
-        self._room = Room(options, self._lock)
+        self._memory = BufferMemory(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
         self._ready: list[Lane] = []
-        self._unanswered: dict[Batch, None] = {}
-        self.routes = Routes(options, selector)
+        self._unanswered: dict[int, tuple[Batch, Lane]] = {}
+        self._due: list[tuple[float, int]] = []  # (time, serial of a batch), a heap
+        self._serials = count()
+        self.routes = Routes(options, selector, first_turn)
         """Which lane a message goes to; written on the loop."""
         self._timeout_s = options.timeout_s
         self._resolved_count = 0
@@ -132,8 +285,8 @@ class Accumulator:
             MessageTooLargeError: never any room, or its broker does not take it.
             NoBrokerError: the topic is not known, or the selector found no partition.
             LocalProtocolError: attribute or partition cannot be written.
-            ClosedError: the producer is closed.
-            TypeError: data is not bytes-like.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: data, attribute or key is of another type.
         """
         if timeout_s is None:
             timeout_s = self._timeout_s
@@ -186,7 +339,7 @@ class Accumulator:
         size_bytes = payload_bytes + HEADER_BYTES
         self.routes.lane(partition).check(size_bytes, is_lasting=True)
         if size_bytes > self._options.buffer_bytes_max:
-            self._room.refuse(size_bytes, 1)
+            self._memory.refuse(size_bytes, 1)
 
     def append_many(
         self,
@@ -210,7 +363,7 @@ class Accumulator:
             As `append`, but for what depends on room.
         """
         check_timeout(timeout_s)
-        listed = list(messages)
+        listed = list_messages(messages)
         order: list[int] | None = None
         if topic not in self.routes.lanes:
             raise unknown_topic(topic)
@@ -277,15 +430,15 @@ class Accumulator:
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
         with self._lock:
-            return self._room.wait(
+            return self._memory.wait(
                 timeout_s, size_bytes=size_bytes, message_count=message_count
             )
 
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""
         with self._lock:
-            batches = list(self._unanswered)
-            resolved_count, full_count = self._resolved_count, self._room.full_count
+            batches = [batch for batch, _ in self._unanswered.values()]
+            resolved_count, full_count = self._resolved_count, self._memory.full_count
             buffered_count = sum(len(batch.payloads) for batch in batches)
             buffered_bytes = sum(batch.size_bytes for batch in batches)
         return BufferStatistics(
@@ -305,17 +458,17 @@ class Accumulator:
     def on_room(self, callback: Callable[[], None]) -> None:
         """Call back once, when a batch has been resolved or everything is closed."""
         with self._lock:
-            if self._room.is_closed:
+            if self._memory.is_closed:
                 self._loop.call_soon(callback)
             else:
-                self._room.on_freed(callback)
+                self._memory.on_freed(callback)
 
     def set_limits(self, lane: Lane, announcer: Announcer) -> None:
         """Keep a lane's batches to what its broker announced."""
         with self._lock:
             lane.set_limits(self._options, announcer)
             if lane.open is not None:
-                self._room.give_back(lane.open)  # it may have reserved more than that
+                self._memory.give_back(lane.open)  # it may have reserved more than that
 
     def take_ready(self) -> list[Lane]:
         """Return the lanes that got messages since they were found empty."""
@@ -350,14 +503,38 @@ class Accumulator:
             self._seal(lane)
             return lane.sealed.popleft()
 
+    def take_due(self, now_s: float, again_s: float) -> list[tuple[Batch, Lane]]:
+        """Return batches that are old, or have passed their deadline.
+
+        Args:
+            now_s: the time.
+            again_s: after so long those past their deadline are returned again, as
+                long as they have no outcome.
+
+        Returns:
+            Each with the lane that it began in.
+        """
+        found: list[tuple[Batch, Lane]] = []
+        due = self._due
+        with self._lock:
+            while due and due[0][0] <= now_s:
+                _, serial = heapq.heappop(due)
+                entry = self._unanswered.get(serial)
+                if entry is not None:
+                    found.append(entry)
+            for batch, _ in found:
+                next_s = batch.deadline_s
+                if next_s <= now_s:
+                    next_s = now_s + again_s
+                heapq.heappush(due, (next_s, batch.serial))
+        return found
+
     def take_late(self, lane: Lane, now_s: float) -> list[Batch]:
         """Take what cannot be sent in time any more, and seal what has grown old."""
         with self._lock:
             batch = lane.open
-            if batch is not None:
-                age_s = min(BATCH_AGE_MAX_S, batch.timeout_s * BATCH_AGE_SHARE)
-                if now_s - batch.created_s >= age_s:
-                    self._seal(lane)
+            if batch and now_s - batch.created_s >= _age_s(batch.timeout_s):
+                self._seal(lane)
             late = [batch for batch in lane.sealed if batch.deadline_s <= now_s]
             if late:
                 left = (b for b in lane.sealed if b.deadline_s > now_s)
@@ -382,10 +559,10 @@ class Accumulator:
     def resolve(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
         """Say what became of a batch, and make its room free."""
         with self._lock:
-            self._unanswered.pop(batch)
-            self._room.release(batch)
+            del self._unanswered[batch.serial]
+            self._memory.release(batch)
             self._resolved_count += len(batch.payloads)
-            callbacks = self._room.wake()
+            callbacks = self._memory.wake()
         batch.resolve(outcomes)
         for callback in callbacks:
             callback()
@@ -398,15 +575,15 @@ class Accumulator:
         with self._lock:
             for lane in self.routes.everything():
                 self._seal(lane)
-            return list(self._unanswered)
+            return [batch for batch, _ in self._unanswered.values()]
 
     def close(self) -> None:
         """Refuse messages from now on; what is here stays."""
         with self._lock:
-            self._room.is_closed = True
+            self._memory.is_closed = True
             for lane in self.routes.everything():
                 self._seal(lane)  # its room goes, so the next message asks for some
-            callbacks = self._room.wake()
+            callbacks = self._memory.wake()
         for callback in callbacks:
             callback()
 
@@ -426,7 +603,7 @@ class Accumulator:
         for lane in self.routes.lanes[topic] if run.lane is None else (run.lane,):
             lane.check(size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
-            self._room.refuse(size_bytes, 1)
+            self._memory.refuse(size_bytes, 1)
 
     def _reserve(
         self,
@@ -440,9 +617,12 @@ class Accumulator:
 
         Some more room than that is reserved, so that not each message has to ask.
         """
+        if self._home.is_here():
+            # Another loop in this thread means that ours does not run.
+            require_loop(self._loop, "the producer")
         if lane.open is not None:
-            self._room.give_back(lane.open)
-        self._room.check(size_bytes, message_count)
+            self._memory.give_back(lane.open)
+        self._memory.check(size_bytes, message_count)
         lane.check(largest_bytes)
         batch = lane.open
         if (
@@ -452,7 +632,7 @@ class Accumulator:
             or batch.timeout_s != timeout_s
         ):
             batch = self._begin(lane, timeout_s)
-        self._room.reserve(batch, lane, size_bytes, message_count)
+        self._memory.reserve(batch, lane, size_bytes, message_count)
         return batch
 
     def _begin(self, lane: Lane, timeout_s: float) -> Batch:
@@ -461,20 +641,18 @@ class Accumulator:
             self._seal(lane)
             if self._options.linger_s:
                 self._wake(lane)
-        batch = Batch(
-            self._home,
-            created_s=self._clock.monotonic_s(),
-            timeout_s=timeout_s,
-            may_move=True,
-        )
-        self._unanswered[batch] = None
+        now_s = self._clock.monotonic_s()
+        batch = Batch(self._home, created_s=now_s, timeout_s=timeout_s, may_move=True)
+        batch.serial = next(self._serials)
+        self._unanswered[batch.serial] = batch, lane
+        heapq.heappush(self._due, (now_s + _age_s(timeout_s), batch.serial))
         lane.open = batch
         return batch
 
     def _seal(self, lane: Lane) -> None:
         """Put the open batch, if there is one, behind the sealed; under the lock."""
         if lane.open is not None:
-            self._room.give_back(lane.open)
+            self._memory.give_back(lane.open)
             lane.sealed.append(lane.open)
             lane.open = None
 
@@ -488,3 +666,8 @@ class Accumulator:
             self._loop.call_soon(self._on_ready)
         else:
             self._loop.call_soon_threadsafe(self._on_ready)
+
+
+def _age_s(timeout_s: float) -> float:
+    """Return for how long a batch of messages with this time-out takes more."""
+    return min(BATCH_AGE_MAX_S, timeout_s * BATCH_AGE_SHARE)

@@ -1,8 +1,9 @@
-"""Consumer groups seen from outside: who reads what, how far, and moving that.
+"""Brokers and consumer groups seen from outside: who is there, who reads what.
 
-For tools. Nothing here takes part in a group, and a group of Java consumers is as good
-as one of ours: both keep the same nodes. What is moved is planned first, as values, and
-written by `write_offsets` afterwards, so that a plan can be shown and left at that.
+For tools. Brokers that are gone for good are taken out of the catalog here. Nothing
+here takes part in a group, and a group of Java consumers is as good as one of ours:
+both keep the same nodes. What is moved is planned first, as values, and written by
+`write_offsets` afterwards, so that a plan can be shown and left at that.
 
 Every function takes the parts of a started client with ZooKeeper, and raises
 CoordinationError when ZooKeeper cannot be asked.
@@ -10,6 +11,7 @@ CoordinationError when ZooKeeper cannot be asked.
 Source: client spec 4, 13 and 14.
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,10 +19,17 @@ from typing import Literal, TypeAlias
 
 from metaq.client.browse import get_at
 from metaq.client.context import ClientContext
-from metaq.client.errors import CannotAnswerError, GroupInUseError, NoProgressError
-from metaq.client.fan_out import failures, for_each
+from metaq.client.errors import (
+    BrokerRegisteredError,
+    CannotAnswerError,
+    GroupInUseError,
+    NoProgressError,
+    PartitionsAwayError,
+)
+from metaq.client.fan_out import failures, for_each, raise_first
 from metaq.client.progress import Lag, lag_of
 from metaq.client.questions import count_between, log_range, offset_at
+from metaq.client.shares import name_few
 from metaq.client.starts import NO_MESSAGE
 from metaq.errors import (
     ClientError,
@@ -31,14 +40,16 @@ from metaq.errors import (
     NoBrokerError,
     WireError,
 )
-from metaq.model import Millis, Offset, TopicPartition
+from metaq.model import BrokerId, Millis, Offset, TopicPartition, printable
 from metaq.record.layout import HEADER_BYTES
+from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.errors import NodeNotEmptyError
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
-from metaq.zk.paths import NodeKind
+from metaq.zk.paths import NodeKind, is_legal_step, parse_broker_id
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import GroupOffset
+from metaq.zk.znodes import BrokerAddress, GroupOffset, decode_address
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 """Where a group is to go on: the log start, the log end, the first message of a time,
@@ -58,7 +69,8 @@ class PartitionProgress:
     committed: Offset | None
     """The group's next offset; None when nothing was ever committed."""
     lag: Lag | None
-    """How far that is behind the log end; None when it is not known."""
+    """How far that is behind the log end; from the log start where nothing was ever
+    committed, for there a group begins by default; None when it is not known."""
     problem: str | None
     """Why something is not known, in one sentence."""
 
@@ -100,6 +112,160 @@ def require_coordinator(context: ClientContext) -> Coordinator:
     return context.coordinator
 
 
+# -- brokers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker at one moment, there or recorded."""
+
+    broker_id: BrokerId | None
+    """Its id; None for a named address that has never answered."""
+    address: BrokerAddress | None
+    """Where its leader is, or was when it was there; None where nothing tells."""
+    has_leader: bool
+    """Whether its leader is there, which takes puts."""
+    followers: tuple[int, ...]
+    """Numbers of its followers that are there."""
+    topic_count: int
+    """Topics that it serves, or has recorded."""
+    partition_count: int
+    """Partitions of them."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether a copy of it is there."""
+        return self.has_leader or bool(self.followers)
+
+
+async def brokers(
+    context: ClientContext, *, deadline_s: float
+) -> tuple[BrokerDescription, ...]:
+    """Return the brokers that are there, and those that have left a record.
+
+    Ids ascending; behind them the named addresses that have never answered. A Java
+    broker records nothing, so one that is away is not among them.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    metadata = context.metadata
+    names = await metadata.topics(deadline_s=deadline_s)
+    snapshot = await know_topics(context, names, deadline_s=deadline_s)
+    addresses = await _recorded_addresses(context, deadline_s=deadline_s)
+    counts: dict[BrokerId, dict[str, int]] = {}
+    for told in (snapshot.recorded, snapshot.puts, snapshot.gets):
+        for topic, by_broker in told.items():
+            for broker_id, count in by_broker.items():
+                known = counts.setdefault(broker_id, {})
+                known[topic] = max(known.get(topic, 0), count)
+    found = []
+    for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
+        copies = snapshot.brokers.get(broker_id)
+        leader = copies.leader if copies else None
+        served = counts.get(broker_id, {})
+        found.append(
+            BrokerDescription(
+                broker_id,
+                leader or addresses.get(broker_id),
+                has_leader=leader is not None,
+                followers=tuple(copies.followers) if copies else (),
+                topic_count=len(served),
+                partition_count=sum(served.values()),
+            )
+        )
+    silent = [
+        BrokerDescription(None, address, False, (), 0, 0)
+        for address in sorted(snapshot.silent)
+    ]
+    return (*found, *silent)
+
+
+async def _recorded_addresses(
+    context: ClientContext, *, deadline_s: float
+) -> dict[BrokerId, BrokerAddress]:
+    if context.coordinator is None:
+        return {}
+    found = await read_values(
+        context.coordinator,
+        context.paths.recorded_brokers(),
+        decode_address,
+        deadline_s=deadline_s,
+    )
+    return {
+        broker_id: address
+        for name, address in found.items()
+        if (broker_id := parse_broker_id(name)) is not None
+    }
+
+
+async def plan_forget(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Return the broker whose record `forget_broker` would remove.
+
+    Raises:
+        BrokerRegisteredError: it is there, and would write its record again.
+        ClientError: there is no record of it.
+        ConfigError, CoordinationError: there is no ZooKeeper, or it cannot be asked.
+    """
+    require_coordinator(context)
+    found = await brokers(context, deadline_s=deadline_s)
+    for broker in found:
+        if broker.broker_id == broker_id and broker.is_present:
+            raise BrokerRegisteredError(
+                f"broker {broker_id} is registered at {broker.address}: stop it before"
+                " it is forgotten"
+            )
+        if broker.broker_id == broker_id:
+            return broker
+    known = ", ".join(str(broker.broker_id) for broker in found) or "none"
+    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
+
+
+async def forget_broker(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Take a broker that is gone for good out of the catalog; return what it had.
+
+    From then on nothing says that its partitions are away, no deletion of a topic waits
+    for it, and nothing says what its data directories held. What it stored is not
+    touched: if it comes back it registers, and is recorded, again.
+
+    Durability: on return ZooKeeper has it on a majority of its disks. After an error
+    some of it is removed; the same call may be made again.
+
+    Raises: as `plan_forget`.
+    """
+    broker = await plan_forget(context, broker_id, deadline_s=deadline_s)
+    coordinator, paths = require_coordinator(context), context.paths
+    recorded = await coordinator.children(
+        paths.recorded_topics(), deadline_s=deadline_s
+    )
+    told = await coordinator.children(paths.topics_with_status(), deadline_s=deadline_s)
+    nodes = [
+        *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
+        *(paths.topic_status(topic, broker_id) for topic in told or ()),
+    ]
+
+    async def forget(path: str) -> None:
+        if not await coordinator.exists(path, deadline_s=deadline_s):
+            return
+        await coordinator.delete(path, deadline_s=deadline_s)
+        with contextlib.suppress(NodeNotEmptyError):
+            await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
+
+    raise_first(await for_each(forget, nodes))
+    await coordinator.delete(
+        paths.recorded_directories(broker_id), deadline_s=deadline_s
+    )
+    # Last, so that what failed half-way can be done again.
+    path = paths.recorded_broker(broker_id)
+    await coordinator.delete(path, deadline_s=deadline_s)
+    return broker
+
+
 # -- looking --------------------------------------------------------------------------
 
 
@@ -108,7 +274,8 @@ async def describe_group(
 ) -> GroupDescription:
     """Return a group's members, owners, offsets and lag.
 
-    A broker that cannot be asked costs the lag of its partitions and nothing else.
+    A broker that cannot be asked costs the lag of its partitions and nothing else. What
+    is away is known from the catalog, and from what the group has committed.
 
     Args:
         context: the client's parts.
@@ -121,7 +288,9 @@ async def describe_group(
     owned_topics = await coordinator.children(
         paths.group_topics(NodeKind.OWNER, group), deadline_s=deadline_s
     )
-    wanted = {topic for topics in members.values() for topic in topics}
+    # A member may write anything; of a topic that cannot be there is nothing to tell.
+    named = {topic for topics in members.values() for topic in topics}
+    wanted = set(filter(is_legal_step, named))
     stored = await offsets.topics(deadline_s=deadline_s)
     topics = sorted(wanted.union(stored, owned_topics or ()))
     snapshot = await know_topics(context, topics, deadline_s=deadline_s)
@@ -131,16 +300,22 @@ async def describe_group(
         owners |= await read_owners(
             coordinator, paths, group, topic, deadline_s=deadline_s
         )
-        partitions.update(snapshot.get_partitions(topic))
+        partitions.update(snapshot.get_partitions(topic), snapshot.away(topic))
         partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
     committed: dict[TopicPartition, Offset] = {}
 
-    async def look(partition: TopicPartition) -> Lag | None:
+    async def look(partition: TopicPartition) -> Lag:
         stored = await offsets.read_offset(partition, deadline_s=deadline_s)
-        if stored is None:
-            return None
-        offset = committed[partition] = stored.offset
+        offset = Offset(0)
+        if stored is not None:
+            offset = committed[partition] = stored.offset
         _require_broker(context, partition)
+        if not snapshot.is_served(partition):
+            raise PartitionsAwayError(
+                f"{partition}: broker {partition.broker_id} does not serve it any more,"
+                " how far its log goes is not known",
+                partitions=[partition],
+            )
         return await lag_of(context, partition, offset, deadline_s=deadline_s)
 
     lags = await for_each(look, sorted(partitions | owners.keys()))
@@ -362,8 +537,8 @@ async def require_idle(
     if live:
         raise GroupInUseError(
             f"group {group}: expected no live member, got {len(live)}"
-            f" ({', '.join(live)}); a member goes on from where it is, and its next"
-            " commit overwrites what is written here"
+            f" ({printable(name_few(live))}); a member goes on from where it is, and"
+            " its next commit overwrites what is written here"
         )
 
 

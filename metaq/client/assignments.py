@@ -95,6 +95,10 @@ class PartitionSource(Protocol):
         """Why the last attempt to settle failed; None when it did not."""
         ...
 
+    def problems(self) -> list[str]:
+        """Return what is wrong with how others share with us, one sentence each."""
+        ...
+
 
 class FixedSource:
     """Partitions somebody listed, or all of some topics; no group takes part.
@@ -135,6 +139,10 @@ class FixedSource:
     def fence(self) -> Fence | None:
         """Nothing: nobody else may own them."""
         return None
+
+    def problems(self) -> list[str]:
+        """Return nothing: nobody shares with us."""
+        return []
 
     async def start(self, sink: AssignmentSink) -> None:
         """Read all there are now; those that cannot be read yet, as soon as they can.

@@ -1,7 +1,7 @@
-"""What travels in one command, and what to do when it fails. Pure.
+"""What leaves together, and what to do when it fails. Pure.
 
 A batch is cut into parts as its broker wants them: one `mput`, several where the broker
-announced less than a batch holds, or a put for each message where the broker knows no
+announced less than a batch holds, or runs of single puts where the broker knows no
 `mput`. A part is sent, and perhaps sent again, until it has an outcome.
 
 A failure leaves one of two doubts. *Certainly not stored*: it never left, or the broker
@@ -19,7 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.errors import ConnectionLostError, NotSentError, OutcomeUnknownError
+from metaq.client.errors import (
+    BadReplyError,
+    ConnectionLostError,
+    NotSentError,
+    OutcomeUnknownError,
+)
 from metaq.errors import (
     OUTCOME_UNKNOWN,
     ClosedError,
@@ -39,7 +44,7 @@ from metaq.record.layout import HEADER_BYTES, PAYLOAD_BYTES_MAX
 NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
-DOUBTS: Final = (ConnectionLostError, UnknownPutError)
+DOUBTS: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
 """What leaves open whether a command was stored; it may come again."""
 
 LAST_DOUBTS: Final = (RequestTimeoutError, DiskFailedError)
@@ -48,6 +53,13 @@ is no time; or its broker will not recognise it."""
 
 REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
+
+PUTS_MAX: Final = 500
+"""Single puts that leave together, to a broker without `mput`: their replies are dealt
+with together as well, and the next ones leave meanwhile."""
+
+PUTS_BYTES_MAX: Final = 256 * 1024
+"""Record bytes of them; a larger one leaves alone."""
 
 
 class Verdict(enum.Enum):
@@ -63,14 +75,14 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Neighbours of a batch that travel in one command."""
+    """Neighbours of a batch that leave together."""
 
     first: int
     """Its first message in the batch."""
     end: int
     """Behind its last one."""
     is_mput: bool
-    """True for an `mput`; False for the put of one message."""
+    """True for one `mput`; False for a put of each message."""
 
 
 def on_failure(
@@ -122,7 +134,11 @@ def final_error(
 
 
 def plan_spans(
-    ends: Sequence[int], first: int, end: int, capabilities: Capabilities
+    ends: Sequence[int],
+    first: int,
+    end: int,
+    capabilities: Capabilities,
+    puts_max: int = PUTS_MAX,
 ) -> list[Span]:
     """Cut messages `first` up to `end` of a batch into what their broker takes.
 
@@ -131,15 +147,16 @@ def plan_spans(
         first: the first message.
         end: behind the last one; above `first`.
         capabilities: of the broker.
+        puts_max: most single puts that leave together.
 
     Returns:
         Spans, one behind the other. A record above the broker's batch limit is a put,
         and so is one above its limit of payloads: refused, it takes no other with it.
     """
-    if not capabilities.has_mput:
-        return [Span(at, at + 1, is_mput=False) for at in range(first, end)]
     bytes_max = capabilities.batch_bytes_max
     count_max = capabilities.batch_records_max or end - first
+    if not capabilities.has_mput:
+        bytes_max, count_max = PUTS_BYTES_MAX, puts_max
     spans = []
     while first < end:
         stop = min(end, first + count_max)
@@ -151,7 +168,7 @@ def plan_spans(
         refused = _first_refused(ends, first, stop, capabilities.payload_bytes_max)
         if refused is not None:
             stop, fits = max(first + 1, refused), fits and refused > first
-        spans.append(Span(first, stop, is_mput=fits))
+        spans.append(Span(first, stop, is_mput=fits and capabilities.has_mput))
         first = stop
     return spans
 

@@ -3,9 +3,10 @@
 Theory of operation. A million messages a second leave no time for an object that does
 something per message. So a message is one element of its batch's list of payloads, and
 a `SendFuture` is a name for it: the batch, and where in the batch. When a broker has
-answered, the batch gets its outcomes (one for each command that carried a part of it:
-one `mput`, or many puts), and everybody who asks computes their own id and offset
-from the first of the part (`record.ids.id_after`, and the lengths before it).
+answered, the batch gets its outcomes (one for each part of it that travelled together:
+one `mput`, or a run of puts). Of an `mput` the id and offset of each message are
+computed from the first of the part (`record.ids.id_after`, and the lengths before it);
+of puts they are two columns.
 
     Invariant: a batch that nobody appends to any more is resolved exactly once, as a
     whole, on the loop's thread.
@@ -46,6 +47,15 @@ class SendResult(NamedTuple):
     """Offset of its record's first byte."""
 
 
+class PutResults(NamedTuple):
+    """Where messages lie that were put one by one, in their order."""
+
+    ids: Sequence[int]
+    """Ids that the broker stamped."""
+    offsets: Sequence[int]
+    """Offsets of their records."""
+
+
 class Outcome(NamedTuple):
     """What became of a part of a batch: of its messages from `first` on."""
 
@@ -55,6 +65,8 @@ class Outcome(NamedTuple):
     """Of the part's first message; None when it failed."""
     error: MetaqError | None
     """Why it failed; None when it is stored."""
+    puts: PutResults | None = None
+    """Of each of its messages, where they were put one by one."""
 
 
 @dataclass(slots=True)
@@ -105,7 +117,7 @@ class Batch:
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
         "deadline_s", "flags", "may_move", "payloads", "reserved_bytes",
-        "reserved_count", "timeout_s",
+        "reserved_count", "serial", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +135,8 @@ class Batch:
         self._callbacks: list[Callable[[], object]] = []
         self._outcomes: Sequence[Outcome] | None = None
         self._ends: Sequence[int] | None = None
+        self.serial = 0
+        """Its number among the batches of its accumulator."""
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
@@ -226,8 +240,12 @@ class Batch:
         waiter: asyncio.Future[None] = loop.create_future()
         if loop is self._home.loop:
             self.add_callback(lambda: _settle(waiter))
-        else:
+        elif self._home.loop.is_running():
             self.add_callback(lambda: _settle_elsewhere(loop, waiter))
+        else:
+            raise OutcomeUnknownError(
+                "the event loop of the client does not run; outcome unknown"
+            )
         await waiter
 
     def outcome(self, at: int) -> SendResult | MetaqError:
@@ -237,12 +255,15 @@ class Batch:
         part = outcomes[0]
         if len(outcomes) > 1:
             part = outcomes[bisect_right(outcomes, at, key=_first_of) - 1]
-        first, receipt, error = part
+        first, receipt, error, puts = part
         if receipt is None:
             assert error is not None
             return error
         if at == first:
             return receipt
+        if puts is not None:
+            message_id, offset = puts.ids[at - first], puts.offsets[at - first]
+            return SendResult(MessageId(message_id), receipt.partition, Offset(offset))
         return SendResult(
             id_after(receipt.message_id, at - first),
             receipt.partition,

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import (
     AsyncIterator,
+    Callable,
     Collection,
     Generator,
     Iterator,
@@ -23,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, Unpack
 
+from metaq.client.administration import AsyncAdmin
+from metaq.client.blocking_administration import Admin
 from metaq.client.blocking_producer import OrderedProducer, Producer
 from metaq.client.browse import GetResult, browse_topic
 from metaq.client.client_statistics import ClientStatistics
@@ -41,6 +44,7 @@ from metaq.client.options import (
     ProducerKeywords,
     ProducerOptions,
     Start,
+    takes_options,
 )
 from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
@@ -71,6 +75,7 @@ class Client:
     Works from any thread. After a fork the child makes its own.
     """
 
+    @takes_options(ClientOptions)
     def __init__(
         self,
         zookeeper: str | None = None,
@@ -78,6 +83,7 @@ class Client:
         brokers: Sequence[str] | None = None,
         coordinator: CoordinatorFactory | None = None,
         clock: Clock | None = None,
+        chance: Callable[[], float] | None = None,
         **options: Unpack[ClientKeywords],
     ) -> None:
         """Prepare a client; arguments and errors are those of `AsyncClient`."""
@@ -87,6 +93,7 @@ class Client:
             brokers=brokers,
             coordinator=coordinator,
             clock=self._clock,
+            chance=chance,
             **options,
         )
         self._thread: LoopThread | None = None
@@ -133,6 +140,11 @@ class Client:
             thread.stop(timeout_s=left_s)
             _open.pop(self, None)
 
+    def __repr__(self) -> str:
+        if self._thread is None:
+            return "<" + repr(self._twin).removeprefix("<Async")
+        return self._thread.describe(self._twin)
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -151,6 +163,7 @@ class Client:
         """The client's parts, used on its loop alone; see `AsyncClient.context`."""
         return self._twin.context
 
+    @takes_options(ProducerOptions)
     def producer(
         self,
         *,
@@ -170,6 +183,7 @@ class Client:
             clock=self._twin.context.clock,
         )
 
+    @takes_options(ProducerOptions)
     def ordered_producer(
         self,
         topic: str,
@@ -189,6 +203,7 @@ class Client:
 
         return OrderedProducer(thread.run(make()), thread)
 
+    @takes_options(ConsumerOptions)
     def consumer(
         self,
         group: str,
@@ -225,6 +240,7 @@ class Client:
         partitions: Collection[str] | None = None,
         start: Start = "earliest",
         stop_at_end: bool = True,
+        partial: bool = False,
         timeout: float | None = None,
     ) -> Generator[Message, None, None]:
         """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
@@ -235,6 +251,7 @@ class Client:
             partitions=partitions,
             start=start,
             stop_at_end=stop_at_end,
+            partial=partial,
             timeout=timeout,
         )
 
@@ -288,6 +305,10 @@ class Client:
     ) -> Mapping[str, Mapping[str, str]]:
         """Return what brokers count; see `AsyncClient.stats`."""
         return self._require_thread().run(self._twin.stats(item, timeout))
+
+    def admin(self) -> Admin:
+        """Return what makes, alters, deletes and describes topics; for any thread."""
+        return Admin(AsyncAdmin(self._twin.context), self._require_thread())
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the counters; see `AsyncClient.statistics`."""
@@ -355,6 +376,9 @@ class Consumer:
         """Whether it was closed, or could not be started."""
         self._thread.require_own()
         return self._twin.is_closed
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
 
     def __enter__(self) -> Self:
         self.start()

@@ -11,7 +11,7 @@ from typing import Self
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.errors import BufferFullError
 from metaq.client.loop_thread import LoopThread
-from metaq.client.names import check_topic
+from metaq.client.names import check_topic, require_text
 from metaq.client.oneway import Handover
 from metaq.client.options import ProducerOptions
 from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
@@ -97,6 +97,9 @@ class Producer:
             return append(topic, data, attribute, key, partition, timeout)
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
+        except TypeError:
+            require_text("topic", topic)
+            raise
         while True:
             left_s = max(0.0, deadline_s - self._clock.monotonic_s())
             self._thread.run(self._twin.prepare(topic, timeout=left_s))
@@ -117,6 +120,7 @@ class Producer:
         Arguments, results and errors are those of `AsyncProducer.send_many`.
         """
         self._thread.require_usable()
+        require_text("topic", topic)
         accumulator = self._twin.accumulator
         if not accumulator.knows(topic):
             self._thread.run(self._twin.prepare(topic, timeout=timeout))
@@ -163,6 +167,9 @@ class Producer:
     def close(self, timeout: float | None = None) -> None:
         """Send what was appended, then refuse more; see `AsyncProducer.close`."""
         self._thread.run_close(self._twin.close(timeout))
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
 
     def __enter__(self) -> Self:
         return self
@@ -223,6 +230,9 @@ class OrderedProducer:
     def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
         self._thread.run_close(self._twin.close(timeout))
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
 
     def __enter__(self) -> Self:
         self.start()

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeVar
 
 from metaq.clock import Clock
-from metaq.errors import RequestTimeoutError
+from metaq.errors import ClosedError, RequestTimeoutError
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,31 @@ async def within(timeout: float | None, work: Awaitable[T], what: str) -> T:
         if timeout is None or not bound.expired():
             raise
         raise RequestTimeoutError(f"{what}: not done within {timeout:.3g} s") from error
+
+
+def require_loop(loop: asyncio.AbstractEventLoop, what: object) -> None:
+    """Raise where an object is used on another event loop than its own.
+
+    There its timers would never fire, and its waits never end.
+
+    Args:
+        loop: the object's own.
+        what: subject of the error's sentence; its text is made only then.
+
+    Raises:
+        ClosedError: another loop runs here, or none.
+    """
+    try:
+        if asyncio.get_running_loop() is loop:
+            return
+        here = "this is another one"
+    except RuntimeError:
+        here = "none runs in this thread"
+    state = ", which is closed" if loop.is_closed() else ""
+    raise ClosedError(
+        f"{what} belongs to the event loop that its client was started on{state}, and"
+        f" {here}: start a client on each loop"
+    )
 
 
 def wait_for(

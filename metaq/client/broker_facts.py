@@ -111,6 +111,19 @@ def parse_facts(
     )
 
 
+def read_closed(told: Mapping[str, str]) -> frozenset[str] | None:
+    """Return which partitions a broker has closed, as `<topic>-<number>`.
+
+    Args:
+        told: of its `stats`, name → value.
+
+    Returns:
+        None of a broker that does not tell, as MetaQ 1.4.
+    """
+    value = told.get("closed_partitions")
+    return None if value is None else frozenset(value.split(" ")[1:])
+
+
 def _configured_count(settings: BrokerConfig, topic: str) -> int:
     return min(settings.topic(topic).partition_count, PARTITIONS_MAX)
 

@@ -17,23 +17,31 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 from metaq.client.assignments import FixedSource, listed_source, topic_source
 from metaq.client.bounds import within
+from metaq.client.catalog import read_whole
 from metaq.client.connection import BrokerConnection
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
 from metaq.client.fan_out import all_of
-from metaq.client.names import fixed_partitions
+from metaq.client.names import fixed_partitions, require_text
 from metaq.client.numbers import WIRE_BYTES_MAX, check_offset, check_whole
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.questions import BACKOFF, ask, log_range
-from metaq.client.replies import Fetched, MovedTo, NothingThere, parse_get, require_ok
+from metaq.client.replies import (
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+    parse_get,
+    require_ok,
+)
 from metaq.client.starts import first_offset
-from metaq.errors import WireError
+from metaq.errors import ServerError, WireError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Stats
 from metaq.retry import retry
@@ -82,19 +90,24 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
 async def known_partitions(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> tuple[TopicPartition, ...]:
-    """Return a topic's partitions in numeric order; () when nobody serves it.
+    """Return a topic's partitions in numeric order, also those that are away.
+
+    () when no broker serves or has recorded it.
 
     Raises:
         NoBrokerError: nothing is known of the cluster before the deadline.
         NodeNameError: no topic can have this name.
+        TypeError: the topic is no text.
     """
+    require_text("topic", topic)
     metadata = context.metadata
     metadata.watch_topic(topic)
     snapshot = metadata.snapshot
     while not snapshot.epoch or topic not in snapshot.topics:
         snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
     readable = snapshot.get_partitions(topic)
-    return tuple(sorted({*readable, *snapshot.put_partitions(topic)}))
+    taking = snapshot.put_partitions(topic)
+    return tuple(sorted({*readable, *taking, *snapshot.away(topic)}))
 
 
 async def get_at(
@@ -126,31 +139,68 @@ async def get_at(
         fetch_bytes=max_bytes,
         fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
     )
+    is_doubted = False
     while True:
         is_amid = cursor.is_amid
-        outcome = await _fetch(context, cursor, deadline_s)
-        messages = cursor.on_reply(outcome)
-        is_end = isinstance(outcome, NothingThere) and not is_amid
-        if messages or is_end or isinstance(outcome, MovedTo):
-            return GetResult(messages, cursor.offset, isinstance(outcome, MovedTo))
+        step = await _step(context, cursor, deadline_s)
+        is_end = isinstance(step.outcome, NothingThere) and not is_amid
+        if is_end and not step.names_damage and not is_doubted:
+            # It may be a gap: MetaQ 1.4 answers there as it does at the end.
+            is_doubted = True
+            cursor.search_gap()
+            continue
+        is_moved = isinstance(step.outcome, MovedTo) and not is_amid
+        if step.messages or is_end or is_moved:
+            return GetResult(step.messages, cursor.offset, is_moved)
 
 
-async def _fetch(
+class _Step(NamedTuple):
+    """One get of a browser, and what became of it."""
+
+    outcome: GetOutcome
+    messages: list[Message]
+    names_damage: bool
+    """Whether the broker says so when it cannot read its log."""
+
+
+async def _step(
     context: ClientContext, cursor: PartitionCursor, deadline_s: float
-) -> Fetched | MovedTo | NothingThere:
-    def make(_connection: BrokerConnection, opaque: int) -> Get:
-        topic, number = cursor.partition.topic, cursor.partition.partition
-        return Get(
-            topic,
-            BROWSER_GROUP,
-            number,
-            cursor.fetch_offset,
-            cursor.size_bytes,
-            opaque,
-        )
+) -> _Step:
+    """Get once; after a refusal that may hide damage, until that is known.
 
-    reply = await ask(context, cursor.partition, make, deadline_s=deadline_s)
-    return parse_get(reply)
+    Raises:
+        CorruptRecordError, NoProgressError: as the cursor says.
+        MetaqError: the broker cannot be asked, or refuses.
+    """
+    refusal: ServerError | None = None
+    names_damage = False
+
+    def make(connection: BrokerConnection, opaque: int) -> Get:
+        nonlocal names_damage
+        names_damage = connection.capabilities.codes
+        topic, number = cursor.partition.topic, cursor.partition.partition
+        at, size_bytes = cursor.fetch_offset, cursor.size_bytes
+        return Get(topic, BROWSER_GROUP, number, at, size_bytes, opaque)
+
+    while True:
+        parse = partial(parse_get, asked=cursor.fetch_offset)
+        outcome: GetOutcome = NothingThere()
+        try:
+            outcome = await ask(
+                context, cursor.partition, make, parse, deadline_s=deadline_s
+            )
+        except ServerError as error:
+            if not cursor.is_searching:
+                if names_damage:
+                    raise
+                refusal = error
+                cursor.search_gap()
+                continue
+        messages = cursor.on_reply(outcome)
+        if refusal is None or messages:
+            return _Step(outcome, messages, names_damage)
+        if not cursor.is_searching:
+            raise refusal
 
 
 async def stats_of(
@@ -162,6 +212,7 @@ async def stats_of(
         NoBrokerError: nothing is known of the cluster before the deadline.
         MetaqError: a broker that is registered cannot be asked.
     """
+    require_text("item", item)
     snapshot = context.metadata.snapshot
     if not snapshot.epoch:
         snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
@@ -172,21 +223,32 @@ async def stats_of(
         if address is not None
     ]
 
-    async def ask_one(address: BrokerAddress) -> str | None:
-        connection = await context.pool.get(address, deadline_s=deadline_s)
-        question = Stats(item, connection.next_opaque())
-        reply = await connection.call(question, deadline_s=deadline_s)
-        try:
-            return require_ok(reply).text
-        except WireError:
-            return None
-
-    texts = await all_of(map(ask_one, addresses))
+    found = await all_of(
+        stats_of_broker(context, address, item, deadline_s=deadline_s)
+        for address in addresses
+    )
     return {
-        str(address).removeprefix(SCHEME): parse_stats(text)
-        for address, text in zip(addresses, texts, strict=True)
-        if text is not None
+        str(address).removeprefix(SCHEME): told
+        for address, told in zip(addresses, found, strict=True)
+        if told is not None
     }
+
+
+async def stats_of_broker(
+    context: ClientContext, address: BrokerAddress, item: str, *, deadline_s: float
+) -> dict[str, str] | None:
+    """Return name → value of one broker; None when it refuses the question.
+
+    Raises:
+        MetaqError: it cannot be asked.
+    """
+    connection = await context.pool.get(address, deadline_s=deadline_s)
+    question = Stats(item, connection.next_opaque())
+    reply = await connection.call(question, deadline_s=deadline_s)
+    try:
+        return parse_stats(require_ok(reply).text)
+    except WireError:
+        return None
 
 
 def parse_stats(text: str) -> dict[str, str]:
@@ -212,6 +274,7 @@ async def browse_topic(
     partitions: Collection[str] | None,
     start: Start,
     stop_at_end: bool,
+    partial: bool,
     timeout: float | None,
 ) -> AsyncGenerator[list[Message], None]:
     """Yield the messages of a topic, many at a time, each time of one partition.
@@ -219,9 +282,12 @@ async def browse_topic(
     Arguments and errors are those of `AsyncClient.browse`.
     """
     check_start(start)
+    require_text("topic", topic)
     deadline_s = context.deadline_s(timeout)
     if partitions is None:
         snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
+        if not partial:
+            snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
         chosen = tuple(sorted(snapshot.get_partitions(topic)))
     else:
         chosen = fixed_partitions([topic], partitions)
@@ -263,10 +329,9 @@ async def _read_all(
         )
         cursor = PartitionCursor(partition, begin.offset, end=ends[1])
         while not cursor.is_done:
-            outcome = await _fetch(context, cursor, context.deadline_s(timeout))
-            messages = cursor.on_reply(outcome)
-            if messages:
-                yield messages
+            step = await _step(context, cursor, context.deadline_s(timeout))
+            if step.messages:
+                yield step.messages
 
 
 async def _follow(

@@ -4,7 +4,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from metaq.client.away import require_all_there
 from metaq.client.context import ClientContext
+from metaq.client.errors import PartitionsAwayError
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.questions import BACKOFF
 from metaq.client.shares import name_some
@@ -59,6 +61,31 @@ async def read_cluster(
     while not snapshot.epoch or not wanted <= snapshot.topics:
         snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
     return snapshot
+
+
+async def read_whole(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return a snapshot in which nothing of some topics is away; waits for it.
+
+    Raises:
+        PartitionsAwayError: a broker was still away at the deadline.
+        NoBrokerError, NodeNameError: as `read_cluster`.
+    """
+    names = frozenset(topics)
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    while True:
+        try:
+            require_all_there(snapshot, names)
+        except PartitionsAwayError as away:
+            try:
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.epoch, deadline_s=deadline_s
+                )
+            except NoBrokerError:
+                raise away from None
+        else:
+            return snapshot
 
 
 async def find_partitions(

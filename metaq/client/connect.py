@@ -7,6 +7,7 @@ from metaq.client.options import ClientOptions
 from metaq.client.replies import require_ok
 from metaq.clock import Clock
 from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.model import printable
 from metaq.net.channel import Channel
 from metaq.net.dial import dial
 from metaq.protocol.commands import Version
@@ -60,7 +61,8 @@ async def open_connection(
     try:
         command = Version(connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)
-        connection.capabilities = decode_version_body(require_ok(reply).text)
+        body = printable(require_ok(reply).text)
+        connection.capabilities = decode_version_body(body)
     except RequestTimeoutError as error:
         connection.close("no version")
         reason = f"connected, but no answer within {left_s:.3g} s"

@@ -4,7 +4,8 @@ Theory of operation. `submit` queues bytes and a callback; what one turn of the 
 queues leaves in one `send` (see `net/channel.py`), unless it travels alone. Replies are
 paired by opaque alone, in whatever order they come, and each request's callback is
 called exactly once: with the reply, or with the error that says what is known of the
-outcome.
+outcome. Puts may be submitted as a run: their replies are read and paired in bulk, and
+nothing is made or called for each of them.
 
     RequestTimeoutError   its deadline passed; the reply, should it come, is dropped
     ConnectionLostError   the connection ended; it may have been carried out
@@ -21,7 +22,7 @@ not:
 * it breaks the rules of the wire.
 
     Invariant: `_in_flight` holds requests in the order of `submit`, and a request is
-    taken out before its callback is called.
+    taken out before its callback is called. `_puts` holds the puts of `_runs` likewise.
 
 Source: client spec 2 and 16.
 """
@@ -29,12 +30,14 @@ Source: client spec 2 and 16.
 import asyncio
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from itertools import accumulate
+from typing import Final, Protocol, TypeAlias
 
 from metaq.client.errors import ConnectionLostError, NotSentError
-from metaq.client.hot_replies import take_results
+from metaq.client.hot_replies import Receipts, take_receipts, take_results
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock
 from metaq.errors import (
@@ -70,6 +73,43 @@ in flight, and deadlines are kept to within it."""
 # Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
 # A plain tuple: one is made for each request.
 _Request: TypeAlias = tuple[OnReply, float, int, int]
+
+
+class PutListener(Protocol):
+    """Hears what became of a run of puts; on the loop; must not wait."""
+
+    def sizes(self) -> Sequence[int]:
+        """Return the bytes of each put's frame; asked when a connection ends."""
+        ...
+
+    def on_receipts(self, receipts: Receipts) -> None:
+        """Take note of puts that are stored; `receipts` are in order of opaques."""
+        ...
+
+    def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
+        """Take note of the reply to one put, or of the error of many, ascending."""
+        ...
+
+
+class _Run:
+    """Puts that were submitted together, and are not all answered."""
+
+    __slots__ = ("deadline_s", "left", "listener", "opaques", "size_bytes", "start")
+
+    def __init__(
+        self,
+        listener: PutListener,
+        opaques: range,
+        deadline_s: float,
+        start: int,
+        size_bytes: int,
+    ) -> None:
+        self.listener = listener
+        self.opaques = opaques
+        self.deadline_s = deadline_s
+        self.start = start  # bytes submitted on this connection before it
+        self.size_bytes = size_bytes
+        self.left = len(opaques)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +173,8 @@ class BrokerConnection:
         self._in_flight_bytes_max = options.in_flight_bytes_max
         self._protocol = Connection(Role.CLIENT, WireLimits())
         self._in_flight: dict[int, _Request] = {}
+        self._runs: dict[_Run, None] = {}
+        self._puts: dict[int, _Run] = {}  # opaque -> the run that it is of
         self._in_flight_bytes = 0
         self._submitted_bytes = 0
         self._opaque = 0
@@ -166,7 +208,7 @@ class BrokerConnection:
     @property
     def in_flight_count(self) -> int:
         """Requests sent and not yet answered."""
-        return len(self._in_flight)
+        return len(self._in_flight) + len(self._puts)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -190,7 +232,7 @@ class BrokerConnection:
             address=self.address,
             peer=self.peer,
             broker_version=self.capabilities.version,
-            in_flight_count=len(self._in_flight),
+            in_flight_count=self.in_flight_count,
             in_flight_bytes=self._in_flight_bytes,
             queued_bytes=channel.queued_bytes,
             sent_bytes=channel.sent_bytes,
@@ -207,6 +249,14 @@ class BrokerConnection:
         """Return a number that no request in flight has."""
         self._opaque = opaque = self._opaque % OPAQUE_MAX + 1
         return opaque
+
+    def next_opaques(self, count: int) -> range:
+        """Return as many of them, one behind the other."""
+        if self._opaque + count > OPAQUE_MAX:
+            self._opaque = 0
+        first = self._opaque + 1
+        self._opaque += count
+        return range(first, first + count)
 
     def submit(
         self,
@@ -230,10 +280,7 @@ class BrokerConnection:
             ClosedError: the connection is closed; nothing was sent, and `on_reply` is
                 not called.
         """
-        if self._reason is not None:
-            raise ClosedError(f"connection to {self.address} is closed: {self._reason}")
-        if not self._in_flight and not self._late_count:
-            self._answered_s = self._clock.monotonic_s()
+        self._begin_request()
         if isinstance(frame, bytes):
             size_bytes = len(frame)
             if is_alone:
@@ -247,9 +294,40 @@ class BrokerConnection:
                 self._channel.send(part)
         start = self._submitted_bytes
         self._in_flight[opaque] = (on_reply, deadline_s, start, size_bytes)
-        self._submitted_bytes = start + size_bytes
+        self._note_request(1, size_bytes, deadline_s)
+
+    def submit_puts(
+        self, frames: bytes, opaques: range, listener: PutListener, *, deadline_s: float
+    ) -> None:
+        """Send a run of puts.
+
+        Args:
+            frames: of all of them, one behind the other.
+            opaques: from `next_opaques`, and in the frames.
+            listener: hears what became of each.
+            deadline_s: of all of them; as in `submit`.
+
+        Raises:
+            ClosedError: as `submit`.
+        """
+        self._begin_request()
+        self._channel.send(frames)
+        size_bytes = len(frames)
+        run = _Run(listener, opaques, deadline_s, self._submitted_bytes, size_bytes)
+        self._runs[run] = None
+        self._puts.update(dict.fromkeys(opaques, run))
+        self._note_request(len(opaques), size_bytes, deadline_s)
+
+    def _begin_request(self) -> None:
+        if self._reason is not None:
+            raise ClosedError(f"connection to {self.address} is closed: {self._reason}")
+        if not self._late_count and not self.in_flight_count:
+            self._answered_s = self._clock.monotonic_s()
+
+    def _note_request(self, count: int, size_bytes: int, deadline_s: float) -> None:
+        self._submitted_bytes += size_bytes
         self._in_flight_bytes += size_bytes
-        self._request_count += 1
+        self._request_count += count
         if deadline_s < self._wake_s:
             self._wake_at(deadline_s)
 
@@ -290,33 +368,48 @@ class BrokerConnection:
 
     def close(self, reason: str) -> None:
         """Close at once; what is in flight hears of it. Harmless twice."""
-        if self._in_flight or self._late_count or self._channel.queued_bytes:
+        if self.in_flight_count or self._late_count or self._channel.queued_bytes:
             self._channel.abort(reason)
         else:
             self._channel.hang_up(reason)
+
+    def close_for(self, error: RemoteProtocolError) -> None:
+        """Close because the broker broke the rules, in a frame or in what it says."""
+        self.close(f"malformed reply: {error}")
 
     def _end(self, reason: str) -> None:
         """Tell everybody: the channel is closed."""
         self._reason = reason
         if self._timer is not None:
             self._timer.cancel()
-        requests = list(self._in_flight.values())
+        requests, runs = list(self._in_flight.values()), list(self._runs)
+        unanswered = [self._take_unanswered(run) for run in runs]
         self._in_flight.clear()
         self._in_flight_bytes = 0
         sent_bytes = self._channel.statistics().sent_bytes
         for on_reply, _deadline_s, start, _size_bytes in requests:
-            kind: type[ClientError] = NotSentError
-            outcome = "not sent"
-            if start < sent_bytes:
-                kind, outcome = ConnectionLostError, "outcome unknown"
-            error = kind(
-                f"connection to {self.address} is lost: {reason}; request {outcome}"
-            )
-            self._tell(on_reply, error)
+            self._tell(on_reply, self._loss(reason, has_left=start < sent_bytes))
+        for run, opaques in zip(runs, unanswered, strict=True):
+            starts = accumulate(run.listener.sizes(), initial=run.start)
+            left = bisect_left(list(starts), sent_bytes) + run.opaques.start
+            at = bisect_left(opaques, left)
+            for some, has_left in ((opaques[:at], True), (opaques[at:], False)):
+                if some:
+                    error = self._loss(reason, has_left=has_left)
+                    self._tell_run(run, some, error)
         listeners = list(self._listeners.values())
         self._listeners.clear()
         for listener in listeners:
             listener(reason)
+
+    def _loss(self, reason: str, *, has_left: bool) -> ClientError:
+        kind: type[ClientError] = NotSentError
+        outcome = "not sent"
+        if has_left:
+            kind, outcome = ConnectionLostError, "outcome unknown"
+        return kind(
+            f"connection to {self.address} is lost: {reason}; request {outcome}"
+        )
 
     # -- replies ----------------------------------------------------------------------
 
@@ -327,6 +420,8 @@ class BrokerConnection:
         try:
             while True:
                 if protocol.is_between_frames:
+                    if self._puts and (receipts := take_receipts(protocol.buffer)):
+                        self._on_receipts(receipts)
                     self._on_replies(take_results(protocol.buffer))
                 if self._reason is not None:  # a callback may have closed it
                     return
@@ -336,7 +431,48 @@ class BrokerConnection:
                 assert isinstance(reply, Result | Value), "a client hears no commands"
                 self._on_replies((reply,))
         except RemoteProtocolError as error:
-            self.close(f"malformed reply: {error}")
+            self.close_for(error)
+
+    def _on_receipts(self, receipts: Receipts) -> None:
+        """Pair receipts with the runs in flight; the hot loop over puts."""
+        rows = sorted(zip(*receipts, strict=True))
+        opaques, first = [row[0] for row in rows], 0
+        while first < len(rows):
+            run = self._puts.get(opaques[first])
+            if run is None:
+                # To a single request, or late.
+                self._on_replies(_columns(rows[first : first + 1]).replies())
+                first += 1
+                continue
+            end = bisect_left(opaques, run.opaques.stop, first)
+            self._on_run(run, rows[first:end])
+            first = end
+
+    def _on_run(self, run: _Run, rows: Sequence[tuple[int, ...]]) -> None:
+        """Tell a run of receipts, which are all of its opaques."""
+        taken = [self._puts.pop(row[0], None) for row in rows]
+        if None in taken:
+            rows = [row for row, of in zip(rows, taken, strict=True) if of is not None]
+            self._unknown_reply_count += len(taken) - len(rows)
+        self._late_count = 0
+        self._answered_s = self._received_s
+        self._note_answered(run, len(rows))
+        try:
+            run.listener.on_receipts(_columns(rows))
+        except Exception:  # noqa: BLE001  # the others' outcome is their own
+            self._log_callback()
+
+    def _note_answered(self, run: _Run, count: int) -> None:
+        run.left -= count
+        if not run.left:
+            del self._runs[run]
+            self._in_flight_bytes -= run.size_bytes
+
+    def _take_unanswered(self, run: _Run) -> list[int]:
+        """Take what is in flight of a run."""
+        opaques = [one for one in run.opaques if self._puts.pop(one, None)]
+        self._note_answered(run, len(opaques))
+        return opaques
 
     def _on_replies(self, replies: Sequence[Reply]) -> None:
         """Pair replies with what is in flight; the hot loop."""
@@ -350,7 +486,12 @@ class BrokerConnection:
                 self._late_count = 0
                 self._answered_s = self._received_s
             if request is None:
-                self._unknown_reply_count += 1
+                run = self._puts.pop(reply.opaque, None)
+                if run is None:
+                    self._unknown_reply_count += 1
+                    continue
+                self._note_answered(run, 1)
+                self._tell_run(run, (reply.opaque,), reply)
                 continue
             self._in_flight_bytes -= request[3]
             try:
@@ -361,6 +502,14 @@ class BrokerConnection:
     def _tell(self, on_reply: OnReply, error: MetaqError) -> None:
         try:
             on_reply(error)
+        except Exception:  # noqa: BLE001  # the others' outcome is their own
+            self._log_callback()
+
+    def _tell_run(
+        self, run: _Run, opaques: Sequence[int], outcome: Reply | MetaqError
+    ) -> None:
+        try:
+            run.listener.on_outcome(opaques, outcome)
         except Exception:  # noqa: BLE001  # the others' outcome is their own
             self._log_callback()
 
@@ -386,6 +535,8 @@ class BrokerConnection:
         wake_s = since_s + self._heartbeat_s
         for _on_reply, deadline_s, _start, _size_bytes in self._in_flight.values():
             wake_s = min(wake_s, deadline_s)
+        for run in self._runs:
+            wake_s = min(wake_s, run.deadline_s)
         self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
 
     def _expire(self, now_s: float) -> None:
@@ -401,13 +552,22 @@ class BrokerConnection:
             self._in_flight_bytes -= size_bytes
             self._timeout_count += 1
             self._late_count += 1
-            error = RequestTimeoutError(
-                f"{self.address}: no answer before the deadline; outcome unknown"
-            )
-            self._tell(on_reply, error)
+            self._tell(on_reply, self._lateness())
+        for run in [run for run in self._runs if run.deadline_s <= now_s]:
+            if run not in self._runs:
+                continue
+            opaques = self._take_unanswered(run)
+            self._timeout_count += len(opaques)
+            self._late_count += len(opaques)
+            self._tell_run(run, opaques, self._lateness())
         is_deaf = now_s - self._answered_s >= self._heartbeat_timeout_s
         if self._late_count >= LATE_COUNT_MAX and is_deaf:
             self.close(f"{self._late_count} requests in a row were not answered")
+
+    def _lateness(self) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"{self.address}: no answer before the deadline; outcome unknown"
+        )
 
     def _beat(self, now_s: float) -> None:
         """Ask a broker that has been silent, and leave one that stays so."""
@@ -435,6 +595,10 @@ class BrokerConnection:
         # Large frames are on their way, in front of it or in front of its reply.
         deadline_s = now_s + timeout_s - quiet_s
         self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
+
+
+def _columns(rows: Sequence[tuple[int, ...]]) -> Receipts:
+    return Receipts(*zip(*rows, strict=True))
 
 
 def settling(answer: asyncio.Future[Reply]) -> OnReply:

@@ -12,15 +12,17 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Self
 
 from metaq.client.assignments import PartitionSource
-from metaq.client.bounds import wait_set, within
+from metaq.client.away import find_away
+from metaq.client.bounds import require_loop, wait_set, within
 from metaq.client.context import ClientContext
 from metaq.client.hand import Hand, current_task
 from metaq.client.handling import CONCURRENCY_MAX, AsyncHandler, Handling
 from metaq.client.intake import Marks
 from metaq.client.numbers import check_offset, check_timeout, check_whole
 from metaq.client.offset_store import OffsetStore
-from metaq.client.options import ConsumerOptions, ProducerOptions
+from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
 from metaq.client.progress import (
+    UNKNOWN_LAG,
     ConsumerState,
     ConsumerStatistics,
     Health,
@@ -44,7 +46,8 @@ class AsyncConsumer:
     """A member of a group, or a reader of fixed partitions.
 
     Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
-    is entered. Everything is called on the client's event loop.
+    is entered. Everything is called on the client's event loop; what waits raises
+    `ClosedError` on another one.
 
     Delivery: at least once. A message counts as handled when the next one is asked
     for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
@@ -99,7 +102,7 @@ class AsyncConsumer:
         self.hand = Hand(self.feed)
         """What the iterator holds."""
         self._tasks: list[asyncio.Task[None]] = []
-        self._unserved = Unserved(topics)
+        self._unserved = Unserved(topics, reads_all=source.fence is not None)
         self._unlisten = context.metadata.add_listener(self._on_news)
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
@@ -126,6 +129,7 @@ class AsyncConsumer:
 
         Cancellation: it is closed.
         """
+        self._require_loop()
         if self._state is not ConsumerState.NEW:
             raise ClosedError("a consumer is started once; make another one")
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
@@ -148,7 +152,7 @@ class AsyncConsumer:
                 self.feed,
                 group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                failures_of=self._reading.failures_of,
+                standing_of=self._reading.standing_of,
                 on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
@@ -202,7 +206,7 @@ class AsyncConsumer:
 
         The message in hand counts as handled only if `commit` was called or the next
         one asked for. A loop in another task or thread is given `revoke_timeout_s` to
-        do that. Never raises; a second call waits for the first.
+        do that. A second call waits for the first.
 
         Args:
             timeout: seconds that all of it may take, half of which at most for the
@@ -212,9 +216,13 @@ class AsyncConsumer:
                 commit and the leaving `request_timeout_s` each, and the store
                 `close_timeout_s`.
 
+        Raises:
+            ClosedError: it is of another event loop; it is not closed.
+
         Cancellation: the partitions are given up at once, and the group is left; what
         was not committed is delivered again.
         """
+        self._require_loop()
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
         if self._state is ConsumerState.CLOSED:
             await wait_set(self._ended, timeout)
@@ -247,8 +255,19 @@ class AsyncConsumer:
         """Return the seconds that a call may take; None: `request_timeout_s`."""
         return self._context.limit_s(timeout)
 
+    def _require_loop(self) -> None:
+        require_loop(self._loop, self)
+
     def __str__(self) -> str:
         return f"consumer of group '{self.group}'"
+
+    def __repr__(self) -> str:
+        health = self.health()
+        return (
+            f"<{type(self).__name__} of group '{self.group}', topics"
+            f" {', '.join(self.topics)}, {self._context.place}: {health.state.value},"
+            f" {health.partition_count} partitions>"
+        )
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -267,6 +286,7 @@ class AsyncConsumer:
         return self._iterate()
 
     async def _iterate(self) -> AsyncIterator[Message]:
+        self._require_loop()
         self.require_started()
         with self.hand.loop_of(current_task()):
             while True:
@@ -318,6 +338,7 @@ class AsyncConsumer:
                     many = self.hand.some(count_max)
                     if many:
                         return many
+                    self._require_loop()
                     self.hand.hold(await self.feed.take_async())
         except TimeoutError:
             return []
@@ -353,6 +374,8 @@ class AsyncConsumer:
         Cancellation: the handlers are cancelled, and what they had in hand is
         delivered again.
         """
+        self._require_loop()
+        check_callable("handler", handler)
         handling = self.begin_handling(concurrency, retry)
         await handling.run(
             handler,
@@ -399,6 +422,7 @@ class AsyncConsumer:
             MetaqError: the store could not write; what is handled stays handled, and
                 the next commit tries again.
         """
+        self._require_loop()
         lost: MetaqError | None = None
         try:
             self.hand.confirm()
@@ -428,6 +452,7 @@ class AsyncConsumer:
             ClosedError: the partition is not ours.
             RequestTimeoutError: the loop did not come to it, and does not any more.
         """
+        self._require_loop()
         check_timeout(timeout)
         # Whoever gave up before the loop came to it has cancelled it by now.
         await asyncio.sleep(0)
@@ -451,6 +476,7 @@ class AsyncConsumer:
             MetaqError: the store cannot say what was committed; nothing is rolled
                 back.
         """
+        self._require_loop()
         limit_s = self._context.limit_s(timeout)
         asking = self._reading.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
@@ -471,11 +497,29 @@ class AsyncConsumer:
         Args:
             timeout: seconds; None takes the client's `request_timeout_s`.
 
+        Returns:
+            Of each partition that is read; and of each one that is away, with nothing
+            known of it: those that brokers have recorded, and those of which the group
+            has committed an offset.
+
         Raises:
-            MetaqError: a broker cannot be asked.
+            MetaqError: a broker, or ZooKeeper, cannot be asked.
         """
-        deadline_s = self._context.deadline_s(timeout)
-        lags = await lags_of(self._context, self.feed.handled(), deadline_s=deadline_s)
+        self._require_loop()
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        away: set[TopicPartition] = set()
+        if self._source.fence is not None and context.coordinator is not None:
+            away = await find_away(
+                context.coordinator,
+                context.paths,
+                context.metadata.snapshot,
+                group=self.group,
+                topics=self.topics,
+                deadline_s=deadline_s,
+            )
+        handled = {p: o for p, o in self.feed.handled().items() if p not in away}
+        lags = await lags_of(context, handled, deadline_s=deadline_s)
+        lags |= dict.fromkeys(sorted(away), UNKNOWN_LAG)
         self.last_lags = lags
         return lags
 
@@ -484,6 +528,7 @@ class AsyncConsumer:
         problems = self._reading.problems() + self._unserved.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
+        problems += self._source.problems()
         if self._handling is not None:
             problems += self._handling.problems()
         return judge(

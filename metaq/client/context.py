@@ -37,6 +37,8 @@ class ClientContext:
     """For parts that send."""
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
+    place: str = "brokers"
+    """Where the cluster is found, for people."""
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`.

@@ -18,6 +18,10 @@ is looked up before a record counts as too large. Behind damage the next good re
 looked for in more and more bytes: one that is cut by the end of an answer is not left
 out for the damage of another one.
 
+A broker that knows of damage names it, and where its log can be read on: that counts
+as what the cursor finds itself. Of one that cannot say, and gives nothing where its log
+has data, the end of the gap is searched (`gap.py`).
+
 Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
 """
 
@@ -25,7 +29,15 @@ from typing import Final
 
 from metaq.client.decode import decode_messages
 from metaq.client.errors import NoProgressError
-from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
+from metaq.client.gap import GapSearch
+from metaq.client.replies import (
+    Damaged,
+    Fetched,
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+    damage_error,
+)
 from metaq.errors import CorruptRecordError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
@@ -44,6 +56,9 @@ FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
 """A record larger than this is not read."""
 FRUITLESS_MAX: Final = 3
 """Answers in a row that bring no message although they should."""
+GAP_DOUBT: Final = 2
+"""Answers in a row without data where there should be some, before a gap is
+searched; that search counts as one more."""
 
 
 class PartitionCursor:
@@ -87,21 +102,43 @@ class PartitionCursor:
         self._flaw = ""
         """What is wrong with the record at `offset`, while `_part` grows to where a
         good one is found."""
+        self._gap: GapSearch | None = None
+        """Looks for the end of a gap at `offset`."""
+        self._origin: Offset | None = None
+        """Where `_part` begins, when that is behind a gap."""
 
     @property
     def fetch_offset(self) -> Offset:
         """What to ask for next: behind what is there of the record at `offset`.
 
-        Or, of a record that is too large, its last byte and what follows.
+        Or, of a record that is too large, its last byte and what follows; or where a
+        gap may end.
         """
+        if self._gap is not None:
+            return self._gap.fetch_offset
         if self._is_doubting:
             return Offset(self.offset + self._part_needed - 1)
+        return Offset(self._begin + len(self._part))
+
+    @property
+    def _begin(self) -> Offset:
+        """Where `_part` begins."""
+        return self.offset if self._origin is None else self._origin
+
+    @property
+    def reached(self) -> Offset:
+        """The byte behind what has been read; while it stands still, reading does."""
         return Offset(self.offset + len(self._part))
 
     @property
     def is_amid(self) -> bool:
         """Whether a record is asked for that has begun: waiting brings nothing."""
-        return bool(self._part)
+        return bool(self._part) or self.is_searching
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the end of a gap is looked for: a refusal is an answer, too."""
+        return self._gap is not None or self._origin is not None
 
     @property
     def is_done(self) -> bool:
@@ -120,6 +157,16 @@ class PartitionCursor:
         self._fruitless = 0
         self.offset = offset
 
+    def search_gap(self) -> None:
+        """Doubt that there is nothing at `reached`: the next answers tell.
+
+        Either `on_reply` raises CorruptRecordError, or `is_searching` ends without.
+        """
+        at = self.reached
+        self._start_over()
+        self._gap = GapSearch(at)
+        self.size_bytes = SizeBytes(HEADER_BYTES)
+
     def on_reply(self, outcome: GetOutcome) -> list[Message]:
         """Take in the answer to a get at `fetch_offset`.
 
@@ -128,33 +175,39 @@ class PartitionCursor:
             offset moved, or a record needs a larger get. The cursor has advanced.
 
         Raises:
-            CorruptRecordError: the record at `offset` is damaged, and the next good one
-                is found, or is not in `fetch_bytes_max`. Records before it were handed
-                out by the call before; the cursor stays where it is.
+            CorruptRecordError: the record at `offset` is damaged, or the broker says
+                so, and the next good one is found, or is not in `fetch_bytes_max`.
+                Records before it were handed out by the call before; the cursor stays
+                where it is.
             NoProgressError: the broker's answers lead nowhere.
         """
+        if self._gap is not None:
+            return self._search_on(self._gap, outcome)
         if self._is_doubting:
             return self._judge(outcome)
         match outcome:
             case NothingThere():
-                if self._part:
+                if self._part or self._origin is not None:
                     self._end_part()
                 elif self._end is not None:
-                    # The end was there when reading began: retention took the rest.
-                    self._count_fruitless("no data before the end of the log")
+                    self._miss()
+                return []
+            case Damaged():
+                self._on_damaged(outcome)
                 return []
             case MovedTo(offset=offset):
                 self._start_over()
                 self._count_fruitless(f"the broker sends us to offset {offset}")
                 self.offset = offset
                 return []
-            case Fetched(data=data) if self._part:
+            case Fetched(data=data) if self._part or self._origin is not None:
                 return self._collect(data)
             case Fetched(data=data):
                 return self._read(data)
 
     def _start_over(self) -> None:
         self._is_doubting, self._flaw = False, ""
+        self._gap = self._origin = None
         self._part.clear()
         self.size_bytes = self._fetch_bytes
 
@@ -167,8 +220,9 @@ class PartitionCursor:
         if missing > 0:
             self.size_bytes = SizeBytes(missing)
             return []
-        whole, flaw = bytes(self._part), self._flaw
+        whole, flaw, origin = bytes(self._part), self._flaw, self._origin
         self._start_over()
+        self._origin = origin
         return self._search(whole, flaw) if flaw else self._read(whole)
 
     def _read(self, data: bytes) -> list[Message]:
@@ -187,7 +241,10 @@ class PartitionCursor:
             raise CorruptRecordError(
                 f"{self.partition}: record at offset {self.offset}: {ending};"
                 f" the next record is at {follower}",
+                partition=self.partition,
+                offset=self.offset,
                 next_good_offset=follower,
+                detail=str(ending),
             ) from ending
         if isinstance(ending, Corrupt):
             return self._search(data, ending.detail)
@@ -233,17 +290,59 @@ class PartitionCursor:
 
     def _end_part(self) -> None:
         """Take note that there is no more of what was collected."""
-        part, flaw = bytes(self._part), self._flaw
+        part, flaw, origin = bytes(self._part), self._flaw, self._origin
         lacking = f"the rest of its {self._part_needed} bytes does not come"
-        self._start_over()
         self._fruitless += 1
+        if not flaw and self._fruitless == GAP_DOUBT:
+            self.search_gap()
+            return
+        self._start_over()
         if flaw or self._fruitless > FRUITLESS_MAX:
-            found = find_next_record(part, Position(1))
-            raise self._damage(part, flaw or lacking, found)
+            self._origin = origin
+            raise self._damage(part, flaw or lacking, self._next_good(part))
+
+    def _miss(self) -> None:
+        """Take note that there is nothing at `offset`, although the log goes on.
+
+        The end was there when reading began: retention took the rest, or there is a
+        gap.
+        """
+        self._count_fruitless("no data before the end of the log")
+        if self._fruitless == GAP_DOUBT:
+            self.search_gap()
+
+    def _on_damaged(self, damaged: Damaged) -> None:
+        """Raise for what the broker names; a good record before that comes first."""
+        part, flaw = bytes(self._part), self._flaw
+        found = self._next_good(part) if flaw else None
+        if found is not None:
+            raise self._damage(part, flaw, found)
+        self._start_over()
+        self.behind_damage = self.offset if damaged.end is None else damaged.end
+        raise damage_error(self.partition, self.offset, damaged)
+
+    def _search_on(self, gap: GapSearch, outcome: GetOutcome) -> list[Message]:
+        """Go on with the search for the end of a gap; then look for a record there."""
+        gap.on_reply(outcome)
+        if gap.is_over:
+            self._start_over()
+            if gap.found is None:
+                self._fruitless += self._fruitless == GAP_DOUBT
+            else:
+                self._origin = gap.found
+                self._flaw = f"the broker gives no data before offset {gap.found}"
+                self._part_needed = SizeBytes(1)
+        return []
+
+    def _next_good(self, data: bytes) -> Position | None:
+        """Return where a good record begins in what was collected behind a flaw."""
+        # Bytes behind a gap may begin with one; the record at `offset` is not good.
+        first = Position(1) if self._origin is None else Position(0)
+        return find_next_record(data, first)
 
     def _search(self, data: bytes, flaw: str) -> list[Message]:
         """Raise when the next good record is there; else ask for more, to the bound."""
-        found = find_next_record(data, Position(1))
+        found = self._next_good(data)
         is_sure = found is not None and not is_blank_to_end(data, found)
         if is_sure or len(data) >= self._fetch_bytes_max:
             raise self._damage(data, flaw, found)
@@ -257,8 +356,10 @@ class PartitionCursor:
     def _damage(
         self, data: bytes, detail: str, found: Position | None
     ) -> CorruptRecordError:
-        follower = None if found is None else Offset(self.offset + found)
-        self.behind_damage = follower or Offset(self.offset + _size_of_damage(data))
+        begin = self._begin
+        self._start_over()
+        follower = None if found is None else Offset(begin + found)
+        self.behind_damage = follower or Offset(begin + _size_of_damage(data))
         where = (
             f"no good record in the {len(data)} bytes from there on"
             if follower is None
@@ -267,7 +368,10 @@ class PartitionCursor:
         return CorruptRecordError(
             f"{self.partition}: damaged record at offset {self.offset}:"
             f" {detail}; {where}",
+            partition=self.partition,
+            offset=self.offset,
             next_good_offset=follower,
+            detail=detail,
         )
 
     def _count_fruitless(self, what: str) -> None:

@@ -5,13 +5,16 @@ ASCII:
 
     {"dead_letter": 1, "topic": "test", "partition": "0-3", "offset": 4096,
      "id": 123, "attribute": null, "group": "g", "error": "ValueError",
-     "text": "no number", "attempts": 6, "at_ms": 1700000000000}
+     "text": "no number", "attempts": 6, "at_ms": 1700000000000,
+     "traceback": "Traceback (most recent call last): ..."}
 
 `dead_letter` is the version of the format; `attribute` is the message's own; `at_ms`
-is when it was given up. Readers ignore fields that they do not know.
+is when it was given up; `traceback` may be missing. Readers ignore fields that they do
+not know.
 """
 
 import json
+import traceback
 from typing import Any, Final, NamedTuple
 
 from metaq.client.partitioner import parse_partition
@@ -26,6 +29,9 @@ ERROR_CHARS_MAX: Final = 200
 
 TEXT_CHARS_MAX: Final = 1000
 """Longer texts of errors are cut: the attribute is part of the message's size."""
+
+TRACEBACK_CHARS_MAX: Final = 4000
+"""Of longer tracebacks the end is kept: the last calls, and the error."""
 
 
 class Origin(NamedTuple):
@@ -49,6 +55,9 @@ class Origin(NamedTuple):
     """How often the handler had it."""
     at_ms: Millis
     """When it was given up, in milliseconds since 1970 (UTC)."""
+    traceback: str = ""
+    """Where the last error was raised, at most `TRACEBACK_CHARS_MAX` of it; "" when it
+    is not known."""
 
 
 def origin_of(
@@ -65,7 +74,14 @@ def origin_of(
         text=str(error)[:TEXT_CHARS_MAX],
         attempts=attempts,
         at_ms=at_ms,
+        traceback=_traceback_of(error),
     )
+
+
+def _traceback_of(error: BaseException) -> str:
+    if error.__traceback__ is None:
+        return ""
+    return "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
 
 
 def encode_origin(origin: Origin) -> str:
@@ -83,6 +99,7 @@ def encode_origin(origin: Origin) -> str:
         "text": origin.text,
         "attempts": origin.attempts,
         "at_ms": origin.at_ms,
+        "traceback": origin.traceback,
     }
     return json.dumps(fields)
 
@@ -107,6 +124,7 @@ def read_origin(message: Message) -> Origin | None:
             text=_text(fields, "text"),
             attempts=_number(fields, "attempts"),
             at_ms=Millis(_number(fields, "at_ms")),
+            traceback=_text({"traceback": "", **fields}, "traceback"),
         )
     except (LocalProtocolError, TypeError):
         return None

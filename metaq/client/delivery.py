@@ -13,7 +13,8 @@ flight comes back, and is repeated one part at a time.
 
 Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
 with what kept it from being sent, or as unknown. No other code needs to care, and a
-connection that forgets a request cannot keep a sender waiting.
+connection that forgets a request cannot keep a sender waiting. A tick looks at what is
+due (`Accumulator.take_due`) and at what waits for a connection, never at all outlets.
 
     Invariant: a part is in `waiting`, `returned` or `in_flight` of one outlet, or has
     its outcome.
@@ -21,27 +22,33 @@ connection that forgets a request cannot keep a sender waiting.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from metaq.client.accumulator import Accumulator
-from metaq.client.attempts import REFUSALS, Verdict, final_error, on_failure
+from metaq.client.attempts import PUTS_MAX, REFUSALS, Verdict, final_error, on_failure
 from metaq.client.batches import Batch, Outcome, SendResult
-from metaq.client.delivery_counters import DeliveryCounters, DeliveryStatistics
 from metaq.client.lanes import Lane
-from metaq.client.openers import Openers
 from metaq.client.options import ProducerOptions
-from metaq.client.outlets import Connection, Outlet, Part, Pool
+from metaq.client.outlets import Connection, Outlet, Part, Pool, PutRun
+from metaq.client.pool import ConnectionWaiters
 from metaq.client.replies import parse_receipt
 from metaq.clock import Clock
-from metaq.errors import ClosedError, LocalProtocolError, MetaqError, NoBrokerError
+from metaq.errors import (
+    ClosedError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+)
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Reply
-from metaq.protocol.encode import encode
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
+from metaq.stats import Histogram, HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import BrokerAddress
 
@@ -56,8 +63,96 @@ TIME_LEFT_MIN_S: Final = 0.001
 """What has less time left is not sent: it would only turn a certain failure into an
 unknown outcome."""
 
-PUTS_IN_FLIGHT_MAX: Final = 2000
+RETRY_S: Final = 0.5
+"""How often an outlet that has no connection looks for one without being told."""
+
+BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+"""Buckets of the sizes of what is sent, in messages."""
+
+PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStatistics:
+    """A snapshot of the delivery's counters."""
+
+    acknowledged_count: int
+    """Messages that are stored."""
+    acknowledged_bytes: int
+    """Their payload bytes."""
+    by_partition: Mapping[TopicPartition, int]
+    """The same messages, where they lie."""
+    doubtful_count: int
+    """Those of them that may be stored twice: nobody knows what became of an earlier
+    attempt, and their broker does not recognise repetitions."""
+    failed: Mapping[str, int]
+    """Messages that failed, by the name of the error."""
+    retried_count: int
+    """Commands sent again."""
+    moved_count: int
+    """Batches and parts of batches that went to another partition."""
+    in_flight_count: int
+    """Commands sent and not answered."""
+    batch_counts: HistogramSnapshot
+    """Messages per command."""
+    latency_s: HistogramSnapshot
+    """Seconds from the first message of a batch to the answer, per message."""
+
+
+class DeliveryCounters:
+    """The counters of one delivery; used on its loop."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.retried_count = 0
+        """Commands sent again."""
+        self.moved_count = 0
+        """Batches and parts that went to another partition."""
+        self.doubtful_count = 0
+        """Acknowledged messages that may be stored twice."""
+        self._acknowledged_count = 0
+        self._acknowledged_bytes = 0
+        self._by_partition: Counter[TopicPartition] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
+        self._latency_s = Histogram()
+
+    def on_sent(self, message_count: int, command_count: int) -> None:
+        """Count commands that left, of so many messages each."""
+        self._batch_counts.record(message_count, command_count)
+
+    def on_acknowledged(
+        self,
+        partition: TopicPartition,
+        message_count: int,
+        payload_bytes: int,
+        latency_s: float,
+    ) -> None:
+        """Count messages that are stored; `latency_s` is that of the oldest."""
+        self._acknowledged_count += message_count
+        self._acknowledged_bytes += payload_bytes
+        self._by_partition[partition] += message_count
+        self._latency_s.record(latency_s, message_count)
+
+    def on_failed(self, message_count: int, error: MetaqError) -> None:
+        """Count messages that failed."""
+        self._failed[type(error).__name__] += message_count
+
+    def snapshot(self, in_flight_count: int) -> DeliveryStatistics:
+        """Return what was counted so far."""
+        return DeliveryStatistics(
+            acknowledged_count=self._acknowledged_count,
+            acknowledged_bytes=self._acknowledged_bytes,
+            by_partition=dict(self._by_partition),
+            doubtful_count=self.doubtful_count,
+            failed=dict(self._failed),
+            retried_count=self.retried_count,
+            moved_count=self.moved_count,
+            in_flight_count=in_flight_count,
+            batch_counts=self._batch_counts.snapshot(),
+            latency_s=self._latency_s.snapshot(),
+        )
 
 
 class Delivery:
@@ -99,7 +194,10 @@ class Delivery:
         self._snapshot = ClusterSnapshot()
         self._outlets: dict[Lane, Outlet] = {}
         self._crowded: dict[Connection, dict[Outlet, None]] = {}
-        self._openers = Openers(
+        self._unconnected: dict[Outlet, None] = {}
+        self._retry_s = 0.0  # when those look again
+        self._moved: dict[Batch, dict[Outlet, None]] = {}  # where parts went
+        self._waiters = ConnectionWaiters(
             pool,
             clock=clock,
             loop=loop,
@@ -153,7 +251,7 @@ class Delivery:
 
     def statistics(self) -> DeliveryStatistics:
         """Return a snapshot of the counters."""
-        in_flight_count = sum(len(o.in_flight) for o in tuple(self._outlets.values()))
+        in_flight_count = sum(o.commands for o in tuple(self._outlets.values()))
         return self._counters.snapshot(in_flight_count)
 
     async def close(self, reason: str) -> None:
@@ -171,16 +269,15 @@ class Delivery:
         for outlet in self._outlets.values():
             while isinstance(batch := self._take(outlet), Batch):
                 outlet.waiting.append(outlet.part_of(batch))
-            for part in outlet.in_flight:
-                part.is_doubtful = True
-            parts = [*outlet.in_flight, *outlet.returned, *outlet.waiting]
-            outlet.in_flight.clear()
+            for part in list(outlet.in_flight):
+                self._give_up(outlet, part, error)
+            parts = [*outlet.returned, *outlet.waiting]
             outlet.returned.clear()
             outlet.waiting.clear()
             for part in parts:
                 self._fail(outlet, part, error)
         # Last: whoever is cancelled here has left nobody without an outcome.
-        await self._openers.close()
+        await self._waiters.close()
 
     def _outlet(self, lane: Lane) -> Outlet:
         outlet = self._outlets.get(lane)
@@ -193,7 +290,11 @@ class Delivery:
     def _fill(self, outlet: Outlet) -> None:
         """Send what can be sent now."""
         now_s = self._clock.monotonic_s()
-        if self._is_closed or now_s < outlet.resume_s:
+        if self._is_closed:
+            return
+        if now_s < outlet.resume_s:
+            if outlet.alarm is None:
+                self._fill_later(outlet, outlet.resume_s - now_s)
             return
         if outlet.returned:
             if outlet.in_flight:
@@ -204,6 +305,7 @@ class Delivery:
             return
         connection = self._connection(outlet)
         if connection is None:
+            self._unconnected[outlet] = None
             return
         while not outlet.returned and self._has_place(outlet):
             if not outlet.waiting:
@@ -219,7 +321,8 @@ class Delivery:
                 outlet.waiting.popleft()
                 self._fail(outlet, part, outlet.lateness(part.work.batch))
                 continue
-            part, error = outlet.fit_next(connection.capabilities)
+            puts_max = 1 if self._options.in_flight_batches_max == 1 else PUTS_MAX
+            part, error = outlet.fit_next(connection.capabilities, puts_max)
             if error is not None:
                 outlet.waiting.popleft()
                 self._fail(outlet, part, error)
@@ -235,7 +338,11 @@ class Delivery:
     def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
         if outlet.alarm is not None:
             outlet.alarm.cancel()
-        outlet.alarm = self._loop.call_later(delay_s, self._fill, outlet)
+        outlet.alarm = self._loop.call_later(delay_s, self._on_alarm, outlet)
+
+    def _on_alarm(self, outlet: Outlet) -> None:
+        outlet.alarm = None
+        self._fill(outlet)
 
     def _connection(self, outlet: Outlet) -> Connection | None:
         """Return the connection to send on; None when the outlet has to wait for it."""
@@ -249,17 +356,17 @@ class Delivery:
             return None
         connection = self._pool.ready(address)
         if connection is None:
-            outlet.trouble = self._openers.trouble(address)
+            outlet.trouble = self._waiters.trouble(address)
             if outlet.trouble is not None:
                 self._move(outlet)
-            self._openers.open(address)
+            self._waiters.open(address)
             return None
         if connection is not outlet.connection:
             # The order: nothing overtakes what is in flight on the old one.
             if outlet.in_flight or outlet.is_early(self._snapshot.puts):
                 return None
             outlet.connection = connection
-            self._openers.forget_trouble(address)
+            self._waiters.forget_trouble(address)
             self._accumulator.set_limits(outlet.lane, connection)
         return connection
 
@@ -278,7 +385,7 @@ class Delivery:
             and not connection.capabilities.has_mput
         ):
             limit = PUTS_IN_FLIGHT_MAX
-        return len(outlet.in_flight) < limit
+        return outlet.commands < limit
 
     def _take(self, outlet: Outlet) -> Batch | None:
         now_s = self._clock.monotonic_s()
@@ -289,31 +396,54 @@ class Delivery:
         return batch
 
     def _send(self, outlet: Outlet, part: Part, connection: Connection) -> None:
-        opaque = connection.next_opaque()
         part.attempt += 1
         if part.attempt > 1:
-            self._counters.retried_count += 1
+            self._counters.retried_count += part.command_count
+        send = self._send_batch if part.span.is_mput else self._send_puts
         try:
-            frame = encode(outlet.command(part, opaque, self._producer_id))
+            send(outlet, part, connection)
         except LocalProtocolError as error:
             self._fail(outlet, part, error)
-            return
-        outlet.in_flight[part] = None
+
+    def _send_batch(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        opaque = connection.next_opaque()
+        frame = outlet.frame(part, opaque, self._producer_id)
         on_reply = partial(self._on_reply, outlet, part, part.attempt, connection)
-        deadline_s = part.work.batch.deadline_s
+        outlet.begin(part, None)
         try:
-            # Batches are their own groups; single puts leave together.
+            # Batches are their own groups.
             connection.submit(
                 frame,
                 opaque,
                 on_reply,
-                deadline_s=deadline_s,
-                is_alone=part.span.is_mput,
+                deadline_s=part.work.batch.deadline_s,
+                is_alone=True,
             )
         except ClosedError as error:
             on_reply(error)
             return
-        self._counters.on_sent(part.message_count)
+        self._counters.on_sent(part.message_count, 1)
+
+    def _send_puts(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        """Send a run of single puts; runs of one turn of the loop leave together."""
+        opaques = connection.next_opaques(part.message_count)
+        frames = outlet.put_frames(part, opaques)
+        run = PutRun(
+            part,
+            outlet.partition,
+            opaques,
+            sizes=partial(outlet.put_sizes, part, opaques),
+            on_stored=partial(self._on_stored, outlet, connection),
+            on_failed=partial(self._on_puts_failed, outlet, connection),
+        )
+        outlet.begin(part, run)
+        deadline_s = part.work.batch.deadline_s
+        try:
+            connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
+        except ClosedError as error:
+            run.on_outcome(opaques, error)
+            return
+        self._counters.on_sent(1, part.message_count)
 
     # -- answers ----------------------------------------------------------------------
 
@@ -327,23 +457,70 @@ class Delivery:
     ) -> None:
         if part not in outlet.in_flight or part.attempt != attempt:
             return  # given up meanwhile
-        del outlet.in_flight[part]
+        outlet.end(part, 1)
         try:
             if isinstance(reply, MetaqError):
                 raise reply
-            receipt = parse_receipt(reply)
+            receipt = parse_receipt(reply, outlet.partition.partition)
         except MetaqError as error:
             self._on_failure(outlet, part, connection, error)
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
         else:
-            outlet.failures, outlet.trouble, outlet.refused_until_s = 0, None, 0.0
-            place = outlet.partition
-            if receipt.partition != place.partition:
-                place = TopicPartition(place.topic, place.broker_id, receipt.partition)
-            if part.is_doubtful and not _recognises(connection, part):
-                self._counters.doubtful_count += part.message_count
-            self._succeed(part, SendResult(receipt.id, place, receipt.offset))
+            result = SendResult(receipt.id, outlet.partition, receipt.offset)
+            outlet.note_success()
+            is_doubtful = part.is_doubtful and not _recognises(connection, part)
+            outcome = Outcome(part.span.first, result, None)
+            self._succeed(part, [outcome], is_doubtful=is_doubtful)
         self._fill(outlet)
         self._fill_crowded(connection)
+
+    def _on_stored(
+        self, outlet: Outlet, connection: Connection, run: PutRun, count: int
+    ) -> None:
+        outlet.end(run.part, count)
+        outlet.note_success()
+        if not run.left:
+            self._succeed_run(run)
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _on_puts_failed(
+        self,
+        outlet: Outlet,
+        connection: Connection,
+        run: PutRun,
+        opaques: Sequence[int],
+        error: MetaqError,
+    ) -> None:
+        for part in self._cut(outlet, run, opaques):
+            self._on_failure(outlet, part, connection, error)
+        if isinstance(error, RemoteProtocolError):
+            connection.close_for(error)
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _cut(self, outlet: Outlet, run: PutRun, opaques: Sequence[int]) -> list[Part]:
+        """Return puts that failed as parts of their own."""
+        parts = run.cut(opaques)
+        outlet.end(run.part, len(opaques))
+        if not run.left:
+            self._succeed_run(run)
+        return parts
+
+    def _succeed_run(self, run: PutRun) -> None:
+        self._succeed(run.part, run.outcomes(), is_doubtful=run.part.is_doubtful)
+
+    def _give_up(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
+        """Fail what is in flight of a part: nobody knows whether it is stored."""
+        run, parts = outlet.in_flight[part], [part]
+        if run is None:
+            outlet.end(part, 1)
+        else:
+            parts = self._cut(outlet, run, run.unanswered())
+        for each in parts:
+            each.is_doubtful = True
+            self._fail(outlet, each, error)
 
     def _fill_crowded(self, connection: Connection) -> None:
         crowded = self._crowded.get(connection)
@@ -393,27 +570,37 @@ class Delivery:
             outlet.resume_s = now_s + pause_s
             self._fill_later(outlet, pause_s)
 
-    def _succeed(self, part: Part, receipt: SendResult) -> None:
-        batch, span = part.work.batch, part.span
-        count = part.message_count
-        payload_bytes = batch.size_of(span.first, span.end) - HEADER_BYTES * count
+    def _succeed(
+        self, part: Part, outcomes: Sequence[Outcome], *, is_doubtful: bool
+    ) -> None:
+        """Settle a part with where its messages lie; with none, all were cut out."""
+        batch = part.work.batch
         latency_s = self._clock.monotonic_s() - batch.created_s
-        self._counters.on_acknowledged(
-            receipt.partition, count, payload_bytes, latency_s
-        )
-        self._settle(part, Outcome(span.first, receipt, None))
+        for first, receipt, _, puts in outcomes:
+            assert receipt is not None
+            count = part.message_count if puts is None else len(puts.ids)
+            size_bytes = batch.size_of(first, first + count)
+            self._counters.on_acknowledged(
+                receipt.partition,
+                count,
+                size_bytes - HEADER_BYTES * count,
+                latency_s,
+            )
+            self._counters.doubtful_count += count * is_doubtful
+        self._settle(part, outcomes)
 
     def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
         final = final_error(error, outlet.partition, is_doubtful=part.is_doubtful)
         self._counters.on_failed(part.message_count, final)
-        self._settle(part, Outcome(part.span.first, None, final))
+        self._settle(part, [Outcome(part.span.first, None, final)])
 
-    def _settle(self, part: Part, outcome: Outcome) -> None:
+    def _settle(self, part: Part, outcomes: Sequence[Outcome]) -> None:
         work = part.work
-        work.outcomes.append(outcome)
+        work.outcomes += outcomes
         work.left -= 1
         if not work.left:
             work.outcomes.sort(key=lambda outcome: outcome.first)
+            self._moved.pop(work.batch, None)
             self._accumulator.resolve(work.batch, work.outcomes)
 
     # -- connections and other partitions ---------------------------------------------
@@ -473,26 +660,42 @@ class Delivery:
         part.sequence = None
         part.place = target.next_place()
         target.waiting.append(part)
+        self._moved.setdefault(part.work.batch, {})[target] = None
         self._loop.call_soon(self._fill, target)
 
     # -- time -------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
-        """Fail what is late; give everybody the chance to send that was missed."""
+        """Fail what is late; let those send that nothing else may tell of a chance."""
         self._tick = None
-        self._crowded.clear()  # everybody is filled below
         now_s = self._clock.monotonic_s()
-        for outlet in list(self._outlets.values()):
-            for batch in self._accumulator.take_late(outlet.lane, now_s):
-                part = outlet.part_of(batch)
-                self._fail(outlet, part, outlet.lateness(batch))
-            for part in outlet.take_late(now_s):
-                self._fail(outlet, part, outlet.lateness(part.work.batch))
-            for part in outlet.take_unanswered(now_s - ANSWER_GRACE_S):
-                self._fail(outlet, part, outlet.silence(part.work.batch))
+        outlets: dict[Outlet, None] = {}
+        for batch, lane in self._accumulator.take_due(now_s, TICK_S):
+            outlets[self._outlet(lane)] = None
+            outlets.update(self._moved.get(batch, {}))
+        for outlet in outlets:
+            self._fail_late(outlet, now_s)
+        # Others may have made room on a connection that is not ours alone.
+        for crowded in self._crowded.values():
+            outlets.update(crowded)
+        self._crowded.clear()
+        if now_s >= self._retry_s:
+            self._retry_s = now_s + RETRY_S
+            outlets.update(self._unconnected)
+            self._unconnected.clear()
+        for outlet in outlets:
             self._fill(outlet)
         if self._accumulator.has_unanswered:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _fail_late(self, outlet: Outlet, now_s: float) -> None:
+        for batch in self._accumulator.take_late(outlet.lane, now_s):
+            part = outlet.part_of(batch)
+            self._fail(outlet, part, outlet.lateness(batch))
+        for part in outlet.take_late(now_s):
+            self._fail(outlet, part, outlet.lateness(part.work.batch))
+        for part in outlet.unanswered(now_s - ANSWER_GRACE_S):
+            self._give_up(outlet, part, outlet.silence(part.work.batch))
 
 
 def _recognises(connection: Connection, part: Part) -> bool:

@@ -2,8 +2,13 @@
 
 from collections.abc import Sequence
 
-from metaq.errors import ClientError, RequestTimeoutError
-from metaq.model import Message
+from metaq.errors import (
+    ClientError,
+    NoBrokerError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
+from metaq.model import Message, TopicPartition
 
 
 class ConnectionLostError(RequestTimeoutError):
@@ -18,6 +23,13 @@ class GivenUpError(RequestTimeoutError):
 
 class UnexpectedReplyError(ClientError):
     """A broker answered something that no MetaQ broker says."""
+
+
+class BadReplyError(UnexpectedReplyError, RemoteProtocolError):
+    """A reply has a number that cannot be, or that belongs to something else.
+
+    Nothing of it is used, and the connection is closed.
+    """
 
 
 class NoProgressError(ClientError):
@@ -98,11 +110,36 @@ class PartlySentError(ClientError):
         """One for each message, in their order: its `SendResult`, or its error."""
 
 
+class PartitionsAwayError(NoBrokerError):
+    """Partitions that there are cannot be read: their broker is away."""
+
+    def __init__(self, message: str, *, partitions: Sequence[TopicPartition]) -> None:
+        super().__init__(message)
+        self.partitions = tuple(partitions)
+        """Which ones, in numeric order; () where the broker never said what it has."""
+
+
 class NotSettledError(ClientError):
     """A member does not have all partitions of its share: others own them still."""
 
     retriable = True
 
 
+class BrokerRegisteredError(ClientError):
+    """A broker that was to be forgotten is there."""
+
+
 class GroupInUseError(ClientError):
     """A group that was to be moved has members that read."""
+
+
+class TopicExistsError(ClientError):
+    """A topic was to be made, and there is one of that name."""
+
+
+class NoTopicError(ClientError):
+    """Nothing is known of a topic: no broker serves, defines or has recorded it."""
+
+
+class TopicRefusedError(ClientError):
+    """A broker cannot, or may not, do about a topic what it was told to."""

@@ -26,6 +26,7 @@ Concurrency: everything may be called from any thread unless it says otherwise.
 """
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
@@ -112,6 +113,7 @@ class Feed:
         self._buffered_count = 0
         self._is_room_wanted = False
         self._waiting_count = 0
+        self._asked_s = -math.inf
 
     # -- the fetcher's side -----------------------------------------------------------
 
@@ -131,8 +133,7 @@ class Feed:
             has_room = (
                 not lane.is_ending
                 and len(lane.ready) < LANE_BATCHES_MAX
-                and self._buffered_bytes < self._bytes_max
-                and self._buffered_count < self._count_max
+                and self.has_space
             )
             self._is_room_wanted |= not has_room
             return has_room
@@ -249,6 +250,7 @@ class Feed:
 
     def _take(self) -> Batch | None:
         """Take the next batch in line; the lock is held."""
+        self._asked_s = self._clock.monotonic_s()
         if self._asides:
             return self._asides.popleft()
         if self._line:
@@ -256,7 +258,7 @@ class Feed:
             lane.is_queued = False
             batch = lane.ready.popleft()
             lane.in_hand = batch
-            lane.progress_s = self._clock.monotonic_s()
+            lane.progress_s = self._asked_s
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)
             return batch
@@ -429,6 +431,19 @@ class Feed:
     def has_waiters(self) -> bool:
         """Whether somebody waits for a batch."""
         return self._waiting_count > 0
+
+    @property
+    def asked_s(self) -> float:
+        """Monotonic time at which a batch was last asked for; -inf before the first."""
+        return self._asked_s
+
+    @property
+    def has_space(self) -> bool:
+        """Whether what is buffered leaves room for more, of whatever partition."""
+        return (
+            self._buffered_bytes < self._bytes_max
+            and self._buffered_count < self._count_max
+        )
 
     def is_current(self, batch: Batch) -> bool:
         """Return whether the batch's lane is still there and has it in hand."""

@@ -13,6 +13,9 @@ has caught up asks a few times a minute. Without it (MetaQ 1.4) the pause after 
 empty answer grows in steps, as MetaQ's clients do. An empty answer that comes sooner
 than was asked for pauses too, whatever the broker is: nothing here can spin.
 
+A broker that names damage is believed; one that cannot (MetaQ 1.4), and gives nothing
+or refuses time and again, is asked what lies behind (`cursor.search_gap`).
+
 A leader that is gone leaves its partition readable on its followers: the first address
 that the snapshot of the cluster has is asked, leader first.
 
@@ -29,9 +32,15 @@ from metaq.client.cursor import PartitionCursor
 from metaq.client.errors import NoProgressError
 from metaq.client.options import ConsumerOptions
 from metaq.client.pool import ConnectionPool
-from metaq.client.replies import NothingThere, parse_get
+from metaq.client.replies import GetOutcome, NothingThere, parse_get
 from metaq.clock import Clock
-from metaq.errors import CorruptRecordError, MetaqError, NoBrokerError
+from metaq.errors import (
+    CorruptRecordError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    ServerError,
+)
 from metaq.model import BrokerId, Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Reply
 from metaq.protocol.encode import encode
@@ -45,6 +54,9 @@ ERROR_PAUSE_MAX_S: Final = 2.0
 """Longest pause after an error: a broker that comes back is found within it."""
 CONNECT_NOTICE_S: Final = 2.0
 """No connection for so long is an error to tell of; it goes on being made."""
+DOUBT_COUNT: Final = 4
+"""Answers without data in a row, refusals among them, after which a broker that cannot
+name damage is asked what lies behind; and again after as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +165,8 @@ class PartitionFetcher:
         self._error_count = 0
         self._skipped_count = 0
         self._received_bytes = 0
+        self._barren_count = 0
+        """Answers without data in a row that leave room for doubt."""
         self.last_error: MetaqError | None = None
         """Why the last get brought nothing; None after one that was answered."""
 
@@ -245,28 +259,46 @@ class PartitionFetcher:
             connection.submit(
                 encode(command),
                 opaque,
-                lambda reply: self._on_reply(ticket, reply),
+                lambda reply: self._on_reply(ticket, reply, connection),
                 deadline_s=self._sent_s + self._wait_s + self._timeout_s,
                 is_alone=True,
             )
         except MetaqError as error:
             self._on_error(error)
 
-    def _on_reply(self, ticket: int, reply: Reply | MetaqError) -> None:
+    def _on_reply(
+        self, ticket: int, reply: Reply | MetaqError, connection: BrokerConnection
+    ) -> None:
         if self._is_stopped or ticket != self._ticket:
             return
         if isinstance(reply, MetaqError):
             self._on_error(reply)
             return
-        before = self.cursor.offset
+        before, was_searching = self.cursor.offset, self.cursor.is_searching
         try:
-            outcome = parse_get(reply)
+            outcome = self._outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
         except (CorruptRecordError, NoProgressError) as error:
             self._on_damage(error)
             return
+        except RemoteProtocolError as error:
+            self._on_error(error)
+            connection.close_for(error)
+            return
         except MetaqError as error:
             self._on_error(error)
+            if isinstance(error, ServerError):
+                self._doubt(connection)
+            return
+        if was_searching and not messages:
+            self._is_busy = False
+            if not self.cursor.is_searching and self.cursor.offset == before:
+                # There is no gap, or not yet one: as before.
+                self._is_busy = True
+                is_idle = self.last_error is None
+                self._pause(self._grown_idle_s() if is_idle else self._grown_pause_s())
+                return
+            self.step()
             return
         was_probe = self.last_error is not None
         if was_probe:
@@ -276,10 +308,12 @@ class PartitionFetcher:
         if messages:
             size_bytes = messages[-1].next_offset - messages[0].offset
             self._received_bytes += size_bytes
+            self._barren_count = 0
             self._pause_s = 0.0
             self._owner.on_messages(self.partition, messages, size_bytes)
         elif isinstance(outcome, NothingThere):
             self._empty_count += 1
+            self._doubt(connection)
             if was_probe:
                 self.step()
                 return
@@ -297,7 +331,23 @@ class PartitionFetcher:
             self._owner.on_skip(self.partition, before, self.cursor.offset)
         self.step()
 
+    def _outcome_of(self, reply: Reply) -> GetOutcome:
+        """Return what a reply means; while a gap is searched a refusal is no data."""
+        try:
+            return parse_get(reply, self.cursor.fetch_offset)
+        except ServerError:
+            if not self.cursor.is_searching:
+                raise
+            return NothingThere()
+
     # -- what goes wrong --------------------------------------------------------------
+
+    def _doubt(self, connection: BrokerConnection) -> None:
+        """Have a gap searched, if the broker could not say that there is one."""
+        self._barren_count += 1
+        if self._barren_count >= DOUBT_COUNT and not connection.capabilities.codes:
+            self._barren_count = 0
+            self.cursor.search_gap()
 
     def _on_error(self, error: MetaqError) -> None:
         if self._pool.is_closed:
@@ -322,8 +372,13 @@ class PartitionFetcher:
             self._owner.on_fatal(error)
             return
         at, follower = self.cursor.offset, self.cursor.behind_damage
+        if follower == at:
+            # Nothing good lies behind it now.
+            self._on_error(error)
+            return
         log.error("damaged record skipped: next_offset=%d: %s", follower, error)
         self._skipped_count += 1
+        self._barren_count = 0
         self.cursor.seek(follower)
         self._owner.on_skip(self.partition, at, follower)
         self._is_busy = False

@@ -13,6 +13,7 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.fetched_batch import Batch
 from metaq.client.handling import Handling
 from metaq.client.loop_thread import LoopThread
+from metaq.client.options import check_callable
 from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ClosedError
 from metaq.model import Message
@@ -43,6 +44,7 @@ def run_threads(
         retry: what happens after failures.
         timeout_s: when it ends by itself; None: never.
     """
+    check_callable("handler", handler)
 
     async def begin() -> Handling:
         handling = consumer.begin_handling(concurrency, retry)

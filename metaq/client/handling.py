@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from metaq.client.bounds import within
-from metaq.client.dead_letters import encode_origin, origin_of
+from metaq.client.dead_letters import Origin, encode_origin, origin_of
 from metaq.client.errors import HandlerFailedError, MessageTooLargeError
+from metaq.client.failure_log import FailureLog
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.hand import current_task
@@ -134,6 +135,7 @@ class Handling:
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._producer: AsyncProducer | None = None
+        self._failures = FailureLog(log)
         self._parking = None
         if policy.then == "park":
             self._parking = Parking(feed, group=group, topics=topics, policy=policy)
@@ -361,7 +363,8 @@ class Handling:
         if not trouble.is_given_up:
             assert error is not None
             delay_s = next_delay_s(self._policy, trouble.attempts, error)
-            log.warning("handler failed: group=%s %s", self._group, trouble)
+            text = f"handler failed: group={self._group} {trouble}"
+            self._failures.tell(text, error, is_last=delay_s is None)
             if delay_s is not None:
                 return delay_s
             trouble.is_given_up = True
@@ -415,18 +418,25 @@ class Handling:
             attempts=trouble.attempts,
             at_ms=self.clock.wall_ms(),
         )
-        if self._producer is None:
-            self._producer = self._make_producer()
         try:
-            await self._producer.send(
-                dead_letter_topic(self._policy, message.topic),
-                message.data,
-                attribute=encode_origin(origin),
-                key=str(message.partition),
-            )
+            try:
+                await self._send_origin(message, origin)
+            except MessageTooLargeError:
+                # A large message shall not stop for what may be left out.
+                await self._send_origin(message, origin._replace(traceback=""))
         except (MessageTooLargeError, LocalProtocolError) as refusal:
             # It will never be taken, and waiting for ever would be silence.
             raise self._stopped(trouble, f": {refusal}") from trouble.error
+
+    async def _send_origin(self, message: Message, origin: Origin) -> None:
+        if self._producer is None:
+            self._producer = self._make_producer()
+        await self._producer.send(
+            dead_letter_topic(self._policy, message.topic),
+            message.data,
+            attribute=encode_origin(origin),
+            key=str(message.partition),
+        )
 
     def _stopped(self, trouble: Trouble, why: str = "") -> HandlerFailedError:
         return HandlerFailedError(

@@ -33,7 +33,7 @@ def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartitio
             found = _parse_counts(topic, layout)
         else:
             found = {parse_partition(topic, name) for name in layout}
-    except (ValueError, LocalProtocolError) as error:
+    except (ValueError, TypeError, LocalProtocolError) as error:
         raise ConfigError(
             f"layout of topic {topic}: expected '<broker>:<count>;...' or"
             f" ['<broker>-<partition>', ...], got {layout!r}"

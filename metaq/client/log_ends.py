@@ -21,6 +21,7 @@ Source: client spec 2.4.
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -205,9 +206,8 @@ class LogEnds:
         deadline_s = since_s + wait_ms / 1000 + context.options.request_timeout_s
         is_same, is_early = False, True
         try:
-            outcome = parse_get(
-                await ask(context, partition, make, deadline_s=deadline_s)
-            )
+            parse = partial(parse_get, asked=end)
+            outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
             is_same = isinstance(outcome, NothingThere)
             waited_s = context.clock.monotonic_s() - since_s
             is_early = is_same and waited_s < EARLY_PART * wait_ms / 1000

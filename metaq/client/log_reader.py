@@ -26,7 +26,14 @@ from metaq.client.connection import BrokerConnection, settling
 from metaq.client.errors import NoDataError
 from metaq.client.loop_thread import LoopThread
 from metaq.client.options import ClientOptions
-from metaq.client.replies import Fetched, parse_get, parse_offset, require_ok
+from metaq.client.replies import (
+    Damaged,
+    Fetched,
+    damage_error,
+    parse_get,
+    parse_offset,
+    require_ok,
+)
 from metaq.clock import Clock, SystemClock
 from metaq.errors import MetaqError, OffsetOutOfRangeError
 from metaq.model import MAX_OFFSET, Offset, TopicPartition
@@ -116,6 +123,7 @@ class LogReader:
             end: the byte behind the last one; the log must reach that far.
 
         Raises:
+            CorruptRecordError: the broker says that the next bytes are damaged.
             OffsetOutOfRangeError: the log does not hold what comes next: retention has
                 taken it, or the log ends before.
             NoDataError: the log should hold it, and the broker gives nothing.
@@ -206,7 +214,9 @@ class LogReader:
             self._drop_asked()
         self._ask_ahead(connection, position, end)
         asked = self._asked[0]
-        outcome = parse_get(await asked.reply)
+        outcome = parse_get(await asked.reply, asked.offset)
+        if isinstance(outcome, Damaged):
+            raise damage_error(self._partition, position, outcome)
         if not isinstance(outcome, Fetched):
             raise await self._explain(position, end)
         self._asked.popleft()

@@ -158,6 +158,14 @@ class LoopThread:
                 " client of its own"
             )
 
+    def describe(self, twin: object) -> str:
+        """Return how an object of the sync world is shown: as its async twin."""
+        if self._is_forked:
+            # Its locks may be held for ever.
+            name = type(twin).__name__.removeprefix("Async")
+            return f"<{name} of another process, before a fork>"
+        return "<" + repr(twin).removeprefix("<Async")
+
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """Cancel what still runs, and end the thread; not from the thread itself.
 

@@ -10,7 +10,8 @@ does not answer delays nobody else. The first snapshot waits until every broker 
 answered or failed, at most SETTLE_S: a reader of a whole topic should not take the
 first broker's partitions for all there are. Later on every answer that changes
 something gives the next snapshot. A broker that cannot be reached is missing from
-`brokers`; what it serves stays known, so its partitions do not seem to vanish.
+`brokers`; what it serves stays known, and is its record, so its partitions do not seem
+to vanish. One that has never answered is `silent`: it may have a part of every topic.
 
     Invariant: the epoch grows with every snapshot; 0 says that nothing is known yet.
 
@@ -24,13 +25,21 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
+from metaq.client.away import require_all_there
 from metaq.client.broker_facts import BrokerFacts, parse_facts
 from metaq.client.connection import BrokerConnection
+from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions
 from metaq.client.pool import ConnectionPool
 from metaq.client.replies import require_ok
 from metaq.clock import Clock
-from metaq.errors import ClosedError, MetaqError, NoBrokerError, WireError
+from metaq.errors import (
+    ClosedError,
+    CoordinationError,
+    MetaqError,
+    NoBrokerError,
+    WireError,
+)
 from metaq.lifecycle import Service, State
 from metaq.model import BrokerId
 from metaq.protocol.commands import Stats
@@ -83,21 +92,26 @@ class Metadata(Protocol):
         """
         ...
 
-    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
         """Watch a topic; return the first snapshot in which it has partitions.
 
         Args:
             name: the topic.
             deadline_s: absolute.
+            takes_puts: partitions that producers may put to; those of followers, which
+                are only read, are none.
 
         Raises:
-            NoBrokerError: nobody served it before the deadline.
+            NoBrokerError: nobody served it before the deadline; the text names topics
+                with a similar name.
             ClosedError, NodeNameError: as `watch_topic`.
         """
         ...
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics, also of those that nobody serves now.
+        """Return the names of all topics, also of those that are away.
 
         Raises:
             NoBrokerError: no broker has told any before the deadline.
@@ -125,25 +139,39 @@ class Metadata(Protocol):
 
 
 async def _wait_served(
-    metadata: Metadata, name: str, *, deadline_s: float, clock: Clock
+    metadata: Metadata, name: str, *, deadline_s: float, takes_puts: bool, clock: Clock
 ) -> ClusterSnapshot:
     """Wait for a snapshot in which a watched topic has partitions."""
     since_s = clock.monotonic_s()
-    snapshot = metadata.snapshot
-    while name not in snapshot.puts and name not in snapshot.gets:
+    snapshot, known = metadata.snapshot, None
+    while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
+        if snapshot.epoch and known is None:
+            # Asked now: at the deadline there is no time left for it.
+            known = await _known_topics(metadata, deadline_s)
         try:
             snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
         except NoBrokerError as error:
             if not snapshot.epoch:
                 # Whether somebody serves it is what nobody has told.
                 raise NoBrokerError(f"topic '{name}': {error}") from error
+            require_all_there(snapshot, [name])
             waited_s = clock.monotonic_s() - since_s
-            known = ", ".join(map(str, snapshot.brokers)) or "none"
+            is_read = name in snapshot.gets
+            text = "takes puts to" if is_read else "serves"
+            there = ", ".join(map(str, snapshot.brokers)) or "none"
+            hint = "" if is_read else f"; {near_topics(name, known or ())}"
             raise NoBrokerError(
-                f"no broker serves topic '{name}' (waited {waited_s:.3g} s); ids of"
-                f" the brokers that are there: {known}"
+                f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
+                f" the brokers that are there: {there}{hint}"
             ) from error
     return snapshot
+
+
+async def _known_topics(metadata: Metadata, deadline_s: float) -> frozenset[str]:
+    try:
+        return await metadata.topics(deadline_s=deadline_s)
+    except (CoordinationError, NoBrokerError):
+        return frozenset()
 
 
 # -- from ZooKeeper -------------------------------------------------------------------
@@ -194,13 +222,21 @@ class ZooKeeperMetadata:
         """Let snapshots speak of this topic from now on."""
         self._watch.watch_topic(name)
 
-    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
         """Watch a topic; return the first snapshot in which it has partitions."""
         self._watch.watch_topic(name)
-        return await _wait_served(self, name, deadline_s=deadline_s, clock=self._clock)
+        return await _wait_served(
+            self,
+            name,
+            deadline_s=deadline_s,
+            takes_puts=takes_puts,
+            clock=self._clock,
+        )
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics there have ever been, asked now."""
+        """Return the names of all topics there are, served or recorded, asked now."""
         return await self._watch.topics(deadline_s=deadline_s)
 
     async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
@@ -295,10 +331,18 @@ class AddressMetadata(Service):
         if name not in self._snapshot.puts:
             self.request_refresh()
 
-    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
         """Watch a topic; return the first snapshot in which it has partitions."""
         self.watch_topic(name)
-        return await _wait_served(self, name, deadline_s=deadline_s, clock=self._clock)
+        return await _wait_served(
+            self,
+            name,
+            deadline_s=deadline_s,
+            takes_puts=takes_puts,
+            clock=self._clock,
+        )
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names that the brokers told last; waits for the first time."""
@@ -408,6 +452,7 @@ class AddressMetadata(Service):
     def _publish(self) -> None:
         """Make the next snapshot, if anything is different from the present one."""
         known = [place for place in self._places if place.facts is not None]
+        silent = frozenset(p.address for p in self._places if p.facts is None)
         settled = self._is_settled or all(place.was_tried for place in self._places)
         if not known or not settled:
             return
@@ -417,6 +462,7 @@ class AddressMetadata(Service):
                 [(p.address, p.facts, p.is_there) for p in known if p.facts],
                 self._watched,
             ),
+            silent=silent,
             epoch=old.epoch,
         )
         if new == old and old.epoch:
@@ -450,6 +496,7 @@ def make_snapshot(
     followers: dict[BrokerId, list[BrokerAddress]] = {}
     puts: dict[str, dict[BrokerId, int]] = {}
     gets: dict[str, dict[BrokerId, int]] = {}
+    recorded: dict[str, dict[BrokerId, int]] = {}
     for address, facts, is_there in told:
         if is_there and facts.is_follower:
             followers.setdefault(facts.broker_id, []).append(address)
@@ -461,6 +508,8 @@ def make_snapshot(
                 _raise_count(puts, topic, facts.broker_id, count)
             if count and facts.takes_gets(topic):
                 _raise_count(gets, topic, facts.broker_id, count)
+            if count and (facts.takes_puts(topic) or facts.takes_gets(topic)):
+                _raise_count(recorded, topic, facts.broker_id, count)
     brokers = {
         broker_id: BrokerCopies(
             leader=leaders.get(broker_id),
@@ -472,6 +521,7 @@ def make_snapshot(
         brokers=MappingProxyType(brokers),
         puts=_frozen(puts),
         gets=_frozen(gets),
+        recorded=_frozen(recorded),
         topics=topics,
     )
 

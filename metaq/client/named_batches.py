@@ -38,7 +38,7 @@ from typing import Final, Self
 from metaq.client.addresses import parse_address
 from metaq.client.batches import encode_records
 from metaq.client.connection import BrokerConnection
-from metaq.client.errors import GivenUpError, NotSentError
+from metaq.client.errors import BadReplyError, GivenUpError, NotSentError
 from metaq.client.loop_thread import LoopThread
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ClientOptions
 from metaq.client.pool import ConnectionPool
@@ -386,7 +386,13 @@ class NamedSender:
         lane.connection.close("a put was not answered in time")
 
     def _on_reply(self, lane: _Lane, request: _Request, reply: Reply) -> None:
-        failure = _failure_of(reply)
+        failure = _failure_of(reply, request.partition.partition)
+        if isinstance(failure, BadReplyError):
+            # It says nothing of the put, which is sent again.
+            lane.cause = lane.cause or failure
+            lane.connection.close_for(failure)
+            self._on_loss(lane, request, failure)
+            return
         if failure and request.spare and _NAME_USED.search(str(failure)):
             request.producer, request.spare = request.spare, None
             self._renamed_count += request.count
@@ -405,9 +411,9 @@ class NamedSender:
             self._doubtful_count += request.count
 
 
-def _failure_of(reply: Reply) -> MetaqError | None:
+def _failure_of(reply: Reply, partition: int) -> MetaqError | None:
     try:
-        parse_receipt(reply)
+        parse_receipt(reply, partition)
     except MetaqError as error:
         return error
     return None

@@ -5,6 +5,7 @@ topics, in a comma-joined list, so what would break there is refused where the u
 see it. Source: client spec 5.4, 12.3 and 15.3.
 """
 
+import difflib
 import os
 from collections.abc import Collection
 from typing import Final
@@ -18,12 +19,41 @@ GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
 """What MetaQ allows in no group name."""
 
 
+def require_text(name: str, value: object) -> None:
+    """Refuse what is no text.
+
+    Args:
+        name: of the argument, for the error.
+        value: what was given.
+
+    Raises:
+        TypeError: it is of another type.
+    """
+    if not isinstance(value, str):
+        raise TypeError(
+            f"{name}: expected str, got {type(value).__name__} {value!r:.80}"
+        )
+
+
+def require_names(name: str, value: object) -> None:
+    """Refuse what is no collection of texts; raises as `require_text`."""
+    if isinstance(value, bytes | bytearray) or not isinstance(value, Collection):
+        raise TypeError(
+            f"{name}: expected a list of names, got {type(value).__name__}"
+            f" {value!r:.80}"
+        )
+    for each in value:
+        require_text(name, each)
+
+
 def check_group(group: str) -> str:
     """Return a group's name.
 
     Raises:
         ConfigError: MetaQ or ZooKeeper would not take it.
+        TypeError: it is no text.
     """
+    require_text("group", group)
     refused = sorted(GROUP_REFUSED.intersection(group))
     if refused:
         raise ConfigError(
@@ -40,9 +70,26 @@ def check_topic(topic: str) -> None:
 
     Raises:
         LocalProtocolError: it is empty, or has a space or line end.
+        TypeError: it is no text.
     """
+    require_text("topic", topic)
     if not topic or any(mark in topic for mark in " \r\n"):
         raise LocalProtocolError(f"topic: {topic!r} cannot travel as a token")
+
+
+def near_topics(topic: str, known: Collection[str]) -> str:
+    """Return words for an error that names a topic that there is not.
+
+    Args:
+        topic: what was asked for.
+        known: names of topics that there are.
+
+    Returns:
+        The nearest names, and the command that makes the topic.
+    """
+    near = difflib.get_close_matches(topic, sorted(set(known) - {topic}))
+    meant = f"did you mean {', '.join(near)}? " if near else ""
+    return f"{meant}'metaq topics create {topic}' makes it"
 
 
 def check_topics(topics: Collection[str]) -> tuple[str, ...]:
@@ -50,9 +97,11 @@ def check_topics(topics: Collection[str]) -> tuple[str, ...]:
 
     Raises:
         ConfigError: there is none, or one that no broker takes.
+        TypeError: it is no list, or one of them is no text.
     """
     if isinstance(topics, str):
         raise ConfigError(f"topics: expected a list of names, got the text {topics!r}")
+    require_names("topics", topics)
     for topic in topics:
         if not is_safe_topic(topic) or "," in topic or not is_legal_step(topic):
             raise ConfigError(
@@ -75,11 +124,13 @@ def fixed_partitions(
 
     Raises:
         ConfigError: no name, or one that is none.
+        TypeError: it is no list, or one of them is no text.
     """
     if isinstance(names, str) or not names:
         raise ConfigError(
             f"partitions: expected a list of names such as '0-1', got {names!r}"
         )
+    require_names("partitions", names)
     found: set[TopicPartition] = set()
     for name in names:
         parsed = parse_partition(name)

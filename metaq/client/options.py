@@ -4,13 +4,16 @@ Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in 
 worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
 and wait of the client is bounded by one of these fields. A value out of its range is a
 `ConfigError` that names the field; two that contradict each other are one that names
-both.
+both; a name that is no option is a `TypeError` that names the nearest one.
 """
 
+import difflib
+import functools
+import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from metaq.client.duplicate_ids import DuplicateIds
 from metaq.client.numbers import (
@@ -24,6 +27,9 @@ from metaq.model import Message, Offset, TopicPartition
 from metaq.zk.paths import DEFAULT_ROOT, normalize_root
 
 MIB: Final = 1024 * 1024
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
 """What ZooKeeper can be told: milliseconds in 32 bits, signed."""
@@ -67,7 +73,7 @@ class ClientOptions:
     """Bound on closing a producer or the connections, when the caller gives none."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, zero=("close_timeout_s",))
+        _check_types(self, zero=("close_timeout_s",))
         normalize_root(self.root)
         if self.session_timeout_s > SESSION_TIMEOUT_S_MAX:
             raise ConfigError(
@@ -110,7 +116,7 @@ class ProducerOptions:
     """Longest pause between repetitions; the deadline ends them."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, zero=("linger_s",))
+        _check_types(self, zero=("linger_s",))
         _check_order(self, "retry_first_s", "retry_max_s")
         # A batch that lingers past its deadline is never sent.
         _check_order(self, "linger_s", "timeout_s", may_be_equal=False)
@@ -174,26 +180,86 @@ class ConsumerOptions:
     happens."""
 
     def __post_init__(self) -> None:
-        _check_numbers(self, zero=("wait_s", "revoke_timeout_s"))
+        _check_types(self, zero=("wait_s", "revoke_timeout_s"))
         # A get brings whole records of its size, the largest one included or not.
         _check_order(self, "fetch_bytes", "fetch_bytes_max")
         check_whole("fetch_bytes_max", self.fetch_bytes_max, 1, WIRE_BYTES_MAX)
         check_start(self.start)
         _check_choice("on_corrupt", self.on_corrupt, ("stop", "skip"))
+        if self.message_filter is not None:
+            check_callable("message_filter", self.message_filter)
 
 
-def _check_numbers(
+def takes_options(kind: type[object]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function that takes `**options` name them: in its help and its errors.
+
+    Args:
+        kind: the dataclass whose fields are the options.
+    """
+    options = inspect.signature(kind).parameters
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        own = [one for one in signature.parameters.values() if one.name != "options"]
+        names = {*(one.name for one in own), *options}
+        title = function.__qualname__.removesuffix(".__init__")
+
+        @functools.wraps(function)
+        def call(*args: P.args, **keywords: P.kwargs) -> R:
+            for name in keywords.keys() - names:
+                raise _no_option(title, name, names - {"self"})
+            return function(*args, **keywords)
+
+        full = signature.replace(parameters=[*own, *options.values()])
+        lines = "".join(f"\n    {option}" for option in options.values())
+        text = inspect.cleandoc(function.__doc__ or "")
+        vars(call)["__signature__"] = full
+        call.__doc__ = f"{text}\n\nOptions, as `{kind.__name__}` explains them:{lines}"
+        return call
+
+    return decorate
+
+
+def _no_option(title: str, name: str, names: Collection[str]) -> TypeError:
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {_listed(names)}"
+    return TypeError(f"{title}: no option '{name}'; {hint}")
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def check_callable(name: str, value: object) -> None:
+    """Refuse what cannot be called.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if not callable(value):
+        raise ConfigError(f"{name}: expected a function, got {value!r}")
+
+
+def _check_types(
     options: "ClientOptions | ProducerOptions | ConsumerOptions",
     *,
     zero: Collection[str],
 ) -> None:
-    """Refuse what is no number, or not above 0; those named in `zero` may be 0."""
+    """Refuse values of another type, and numbers not above 0; `zero` may be 0."""
     for field in fields(options):
         value, name = getattr(options, field.name), field.name
         if field.type is int:
             check_whole(name, value, 1)
         elif field.type is float or (field.type == float | None and value is not None):
             check_seconds(name, value, may_be_zero=name in zero)
+        elif field.type is bool and not isinstance(value, bool):
+            raise ConfigError(f"{name}: expected True or False, got {value!r}")
+        elif (
+            field.type in {str, str | None}
+            and not isinstance(value, str)
+            and (value is not None or field.type is str)
+        ):
+            raise ConfigError(f"{name}: expected text, got {value!r}")
 
 
 def _check_order(

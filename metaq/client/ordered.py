@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from metaq.client.batches import SendResult
-from metaq.client.bounds import within
+from metaq.client.bounds import require_loop, within
 from metaq.client.context import ClientContext
 from metaq.client.errors import MessageTooLargeError, NotSentError
 from metaq.client.numbers import check_timeout
@@ -147,6 +147,7 @@ class AsyncOrderedProducer:
         )
         self._lanes: dict[TopicPartition, OrderedLane] = {}
         self._unlisten: Callable[[], None] | None = None
+        self._loop = asyncio.get_running_loop()
         self._closing: set[asyncio.Task[None]] = set()
         self._is_started = False
         self._is_opening = False
@@ -172,6 +173,7 @@ class AsyncOrderedProducer:
 
         Cancellation: none is open, and it is closed.
         """
+        require_loop(self._loop, self)
         if self._is_started:
             raise ClosedError("an ordered producer is started once; make another one")
         check_timeout(timeout)
@@ -216,7 +218,7 @@ class AsyncOrderedProducer:
         return self._producer.has_ended and not self._lanes and not self._closing
 
     async def close(self, timeout: float | None = None) -> None:
-        """Stop; what is spooled stays and is sent by the next one. Never raises.
+        """Stop; what is spooled stays and is sent by the next one.
 
         Sends that are under way have their outcome first. A second call waits for the
         first.
@@ -226,8 +228,12 @@ class AsyncOrderedProducer:
                 `close_timeout_s`. A disk that hangs is not waited for any longer: the
                 files are closed when it answers.
 
+        Raises:
+            ClosedError: it is of another event loop; it is not closed.
+
         Cancellation: the files are closed all the same.
         """
+        require_loop(self._loop, self)
         check_timeout(timeout)
         if self._unlisten is not None:
             self._unlisten()
@@ -274,6 +280,15 @@ class AsyncOrderedProducer:
     async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "open" if self._lanes else "not started"
+        count = sum(self.statistics().waiting.values())
+        return (
+            f"<{type(self).__name__} of topic '{self.topic}' in"
+            f" {len(self.partitions)} partitions, {self._context.place}: {state},"
+            f" {count} messages wait in {self._directory}>"
+        )
+
     # -- sending ----------------------------------------------------------------------
 
     async def send(
@@ -305,10 +320,12 @@ class AsyncOrderedProducer:
             MessageTooLargeError: it is over the limit that its broker told last.
             NoSpaceError: it should be spooled, and the disk has no room.
             MetaqError: the broker refused the message itself, or the disk failed.
-            ClosedError: the producer is closed, or not started.
+            ClosedError: the producer is closed, not started, or of another event loop.
+            TypeError: an argument of another type; the text names it.
 
         Cancellation: the message may be stored or spooled all the same.
         """
+        require_loop(self._loop, self)
         check_timeout(timeout)
         message = OutgoingMessage(frozen(data), attribute, key)
         payload, _flag = encode_payload(message.data, attribute)
@@ -342,7 +359,9 @@ class AsyncOrderedProducer:
         """Return whether a message may go to the broker directly."""
         if not self._is_known:
             try:
-                await self._context.metadata.topic(self.topic, deadline_s=deadline_s)
+                await self._context.metadata.topic(
+                    self.topic, deadline_s=deadline_s, takes_puts=True
+                )
             except NoBrokerError as error:
                 lane.last_error = error
             self._is_known = True

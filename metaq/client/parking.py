@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from metaq.client.failure_log import FailureLog
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
@@ -64,6 +65,7 @@ class Parking:
         self._threads = HelperThreads(
             min(len(self._places), SPOOL_THREADS_MAX), f"parked messages of {group}"
         )
+        self._failures = FailureLog(log)
         self._spools: dict[str, Spool] = {}
         self._replays: dict[Batch, asyncio.Future[BaseException | None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -162,13 +164,12 @@ class Parking:
                 self.replayed_count += 1
                 continue
             self.failure_count += 1
-            log.warning(
-                "parked message failed: group=%s partition=%s offset=%d id=%d: %r",
-                self._group,
-                message.partition,
-                message.offset,
-                message.id,
+            self._failures.tell(
+                f"parked message failed: group={self._group}"
+                f" partition={message.partition} offset={message.offset}"
+                f" id={message.id}: {failure!r}",
                 failure,
+                is_last=False,
             )
 
     async def _handled(self, message: Message) -> BaseException | None:

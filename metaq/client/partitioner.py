@@ -101,7 +101,8 @@ class KeyHash:
             if len(self._tables) >= _TABLES_MAX:
                 self._tables.clear()
             known = self._tables[topic] = (partitions, plan_slots(partitions))
-        return partitions[known[1][slot_of(message.key or b"")]]
+        key = b"" if message.key is None else message.key
+        return partitions[known[1][slot_of(key)]]
 
 
 class Pinned:
@@ -161,9 +162,18 @@ def parse_partition(topic: str, text: str) -> TopicPartition:
 
 
 def slot_of(key: str | bytes) -> int:
-    """Return the slot of a key, 0..KEY_SLOTS-1; text counts as its UTF-8 bytes."""
+    """Return the slot of a key, 0..KEY_SLOTS-1; text counts as its UTF-8 bytes.
+
+    Raises:
+        TypeError: it is neither text nor bytes.
+    """
     octets = key.encode(errors="surrogatepass") if isinstance(key, str) else key
-    return crc32(octets) % KEY_SLOTS
+    try:
+        return crc32(octets) % KEY_SLOTS
+    except TypeError:
+        raise TypeError(
+            f"key: expected str or bytes, got {type(key).__name__} {key!r:.80}"
+        ) from None
 
 
 def plan_slots(partitions: Sequence[TopicPartition]) -> list[int]:

@@ -17,8 +17,10 @@ Source: client spec 16.1, 16.2 and 21 (defects 7 to 9).
 """
 
 import asyncio
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from metaq.client.connect import open_connection
 from metaq.client.connection import BrokerConnection, ConnectionStatistics
@@ -27,6 +29,11 @@ from metaq.clock import Clock
 from metaq.errors import ClosedError, NoBrokerError
 from metaq.retry import Backoff
 from metaq.zk.znodes import BrokerAddress
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 0.5
+"""How long messages that may move wait for a connection before they do."""
 
 IDLE_ROUTE_COUNT_MAX: Final = 64
 """Addresses remembered although nobody asks for them; cleared when there are more."""
@@ -268,3 +275,94 @@ class ConnectionPool:
             self._note_failure(route, reason)
         else:
             route.failures, route.due_s, route.reason = 0, 0.0, reason
+
+
+class Connector(Protocol):
+    """The pool, as far as waiting for its connections goes."""
+
+    async def get(self, address: BrokerAddress, *, deadline_s: float) -> object:
+        """Return a connection; NoBrokerError at the deadline."""
+        ...
+
+
+class ConnectionWaiters:
+    """Wait for connections, one task per broker that a producer has messages for.
+
+    Owner: one delivery; used on its loop.
+    """
+
+    def __init__(
+        self,
+        pool: Connector,
+        *,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        is_wanted: Callable[[BrokerAddress], bool],
+        on_open: Callable[[], None],
+        on_unreachable: Callable[[BrokerAddress, NoBrokerError], None],
+    ) -> None:
+        """Start with nothing asked.
+
+        Args:
+            pool: makes connections.
+            clock: bounds each wait.
+            loop: runs the tasks.
+            is_wanted: tells whether there is anything to send to an address.
+            on_open: called when there is a connection, or nothing wanted any more.
+            on_unreachable: called after each PATIENCE_S without a connection.
+        """
+        self._pool = pool
+        self._clock = clock
+        self._loop = loop
+        self._is_wanted = is_wanted
+        self._on_open = on_open
+        self._on_unreachable = on_unreachable
+        self._tasks: dict[BrokerAddress, asyncio.Task[None]] = {}
+        self._trouble: dict[BrokerAddress, NoBrokerError] = {}
+
+    def trouble(self, address: BrokerAddress) -> NoBrokerError | None:
+        """Return why an address was not reached lately; None when it was."""
+        return self._trouble.get(address)
+
+    def forget_trouble(self, address: BrokerAddress) -> None:
+        """Take note that there is a connection, whoever made it."""
+        self._trouble.pop(address, None)
+
+    def open(self, address: BrokerAddress) -> None:
+        """Wait for a connection as long as it is wanted; harmless when that is so."""
+        if address not in self._tasks:
+            work = self._run(address)
+            task = self._loop.create_task(work, name=f"producer-open-{address}")
+            self._tasks[address] = task
+
+    async def close(self) -> None:
+        """Stop waiting; nothing is called back any more."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, address: BrokerAddress) -> None:
+        try:
+            while self._is_wanted(address):
+                deadline_s = self._clock.monotonic_s() + PATIENCE_S
+                try:
+                    await self._pool.get(address, deadline_s=deadline_s)
+                except NoBrokerError as error:
+                    if address not in self._trouble:
+                        _log.warning(
+                            "broker is unreachable: broker=%s error=%s", address, error
+                        )
+                    self._trouble[address] = error
+                    self._on_unreachable(address, error)
+                else:
+                    self.forget_trouble(address)
+                    break
+        except ClosedError as error:
+            # The client is closing. Whoever hears of it would only come back here, so
+            # the next event is the one that a tick brings.
+            _log.debug("connections are closed: broker=%s error=%s", address, error)
+        else:
+            self._loop.call_soon(self._on_open)
+        finally:
+            del self._tasks[address]

@@ -21,14 +21,15 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Protocol, Self
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.batches import SendFuture, SendResult
-from metaq.client.bounds import wait_set
+from metaq.client.bounds import require_loop, wait_set
 from metaq.client.delivery import Delivery
 from metaq.client.errors import BufferFullError
-from metaq.client.names import check_topic
+from metaq.client.names import check_topic, require_text
 from metaq.client.numbers import check_timeout
 from metaq.client.oneway import OnewayMessages
 from metaq.client.options import ProducerOptions
@@ -61,7 +62,9 @@ class Metadata(Protocol):
         """What is known now."""
         ...
 
-    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
         """Return when the topic has partitions; NoBrokerError at the deadline."""
         ...
 
@@ -130,6 +133,8 @@ class AsyncProducer:
         producer_id: str,
         selector: Selector | None = None,
         close_timeout_s: float = 10.0,
+        first_turn: int = 1,
+        place: str = "brokers",
     ) -> None:
         """Prepare; call it on the loop that everything runs on.
 
@@ -143,12 +148,15 @@ class AsyncProducer:
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             close_timeout_s: bound on `close`, when it is given none.
+            first_turn: where round robin begins, modulo the number of partitions.
+            place: where it sends to, for people.
         """
         loop = asyncio.get_running_loop()
         self._metadata = metadata
         self._options = options
         self._clock = clock
         self._close_timeout_s = close_timeout_s
+        self._place = place
         self._delivery = Delivery(
             pool=pool,
             options=options,
@@ -163,8 +171,11 @@ class AsyncProducer:
             loop=loop,
             on_ready=self._delivery.on_ready,
             selector=selector,
+            first_turn=first_turn,
         )
         """Takes messages from any thread, for topics that are prepared."""
+        self._append = self.accumulator.append
+        self._loop, self._thread_id = loop, get_ident()
         self._delivery.start(self.accumulator)
         self._topics: dict[str, None] = {}
         self.oneway = OnewayMessages(
@@ -188,21 +199,27 @@ class AsyncProducer:
         Raises:
             LocalProtocolError: this can be no topic's name.
             NoBrokerError: nobody serves the topic within the time.
-            ClosedError: the producer is closed.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: the topic is no text.
         """
+        self._require_loop()
         self._check_open()
         deadline_s = self._deadline_s(timeout)
+        require_text("topic", topic)
         if topic in self._topics:
             return
         check_topic(topic)
-        snapshot = await self._metadata.topic(topic, deadline_s=deadline_s)
+        snapshot = await self._find(topic, deadline_s)
         self._check_open()
         self._learn(topic, snapshot)
 
     async def _prepare_oneway(self, topic: str) -> None:
         """Do the same, while closing too: what was taken before is still sent."""
         deadline_s = self._deadline_s(None)
-        self._learn(topic, await self._metadata.topic(topic, deadline_s=deadline_s))
+        self._learn(topic, await self._find(topic, deadline_s))
+
+    async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
+        return await self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
 
     def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
         self._topics[topic] = None
@@ -244,7 +261,8 @@ class AsyncProducer:
             MessageTooLargeError: larger than broker or buffer take.
             BufferFullError: no room within the time, or with `when_full="raise"`.
             LocalProtocolError: topic, attribute or partition cannot be written.
-            ClosedError: the producer is closed.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: an argument of another type; the text names it.
 
         Cancellation: a message that was appended is still sent.
         """
@@ -281,11 +299,16 @@ class AsyncProducer:
 
         Cancellation: as long as this waits, nothing was appended.
         """
-        append = self.accumulator.append
+        append = self._append
+        if get_ident() != self._thread_id:
+            self._require_loop()
         try:
             return append(topic, data, attribute, key, partition, timeout)
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
+        except TypeError:
+            require_text("topic", topic)
+            raise
         while True:
             left_s = max(0.0, deadline_s - self._clock.monotonic_s())
             await self.prepare(topic, timeout=left_s)
@@ -352,8 +375,12 @@ class AsyncProducer:
 
         Raises:
             LocalProtocolError: topic or attribute cannot be written.
-            TypeError: data is not bytes-like.
+            ClosedError: the producer is of another event loop.
+            TypeError: an argument of another type; the text names it.
         """
+        if get_ident() != self._thread_id:
+            self._require_loop()
+        require_text("topic", topic)
         try:
             if topic in self._topics:
                 self.accumulator.append(topic, data, attribute, key)
@@ -366,6 +393,7 @@ class AsyncProducer:
         except LocalProtocolError:
             raise
         except MetaqError as error:
+            self._require_loop()
             self.oneway.drop(error)
 
     # -- the end ----------------------------------------------------------------------
@@ -378,7 +406,9 @@ class AsyncProducer:
 
         Raises:
             RequestTimeoutError: some have none yet; they go on.
+            ClosedError: the producer is of another event loop.
         """
+        self._require_loop()
         check_timeout(timeout)
         batches = self.accumulator.unanswered()
         self._delivery.fill()
@@ -415,8 +445,12 @@ class AsyncProducer:
         Never raises for messages: their own futures tell. What is unsent at the end
         fails with `ClosedError`, what is in flight with `OutcomeUnknownError`.
 
+        Raises:
+            ClosedError: the producer is of another event loop; it is not closed.
+
         Cancellation: everything without an outcome fails at once.
         """
+        self._require_loop()
         limit_s = self._close_timeout_s if timeout is None else timeout
         deadline_s = self._deadline_s(limit_s)
         if self._is_closed:
@@ -467,7 +501,18 @@ class AsyncProducer:
             latency_s=delivery.latency_s,
         )
 
+    def __repr__(self) -> str:
+        state = "ended" if self.has_ended else "closing" if self._is_closed else "open"
+        count = self.accumulator.statistics().buffered_count
+        return (
+            f"<{type(self).__name__} to {self._place}: {state}, {count} messages"
+            " without an outcome>"
+        )
+
     # -- inside -----------------------------------------------------------------------
+
+    def _require_loop(self) -> None:
+        require_loop(self._loop, self)
 
     def _check_open(self) -> None:
         if self._is_closed:

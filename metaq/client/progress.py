@@ -2,10 +2,10 @@
 
 A consumer that stands still looks like one that has nothing to do. The watchdog tells
 them apart: for every partition that has not moved for a while it asks the broker where
-the log ends, over a question of its own. Data there, somebody free to take it, and no
-movement for the whole bound is an error that ends the consumer, with a log line. A
-message that somebody has had in hand for the whole bound is a log line alone: who works
-on it may be slow, and may be right to be.
+the log ends, over a question of its own. Data there, a worker that wants it, and no
+movement for the whole bound is an error that ends the consumer, with a log line; gets
+that are refused are no movement. A message that somebody has had in hand for the whole
+bound is a log line alone: who works on it may be slow, and may be right to be.
 """
 
 import asyncio
@@ -14,16 +14,24 @@ import enum
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from metaq.client.away import describe_away
 from metaq.client.context import ClientContext
 from metaq.client.duplicate_filter import DuplicateStatistics
 from metaq.client.errors import CannotAnswerError, StuckError
 from metaq.client.fan_out import all_of
-from metaq.client.feed import Feed
+from metaq.client.feed import Feed, LaneStatistics
 from metaq.client.fetcher import FetchStatistics
 from metaq.client.handling import HandlingStatistics
 from metaq.client.questions import count_between, log_range, time_of
-from metaq.errors import MetaqError, WireError
+from metaq.errors import (
+    CorruptRecordError,
+    ForbiddenError,
+    MetaqError,
+    RemoteProtocolError,
+    WireError,
+)
 from metaq.model import Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import GroupOffset
@@ -67,12 +75,17 @@ class Lag:
     """How far a consumer is behind the end of one partition's log."""
 
     messages: int | None
-    """Messages that are not handled; None where the broker cannot count."""
-    bytes: int
-    """Bytes of the log that are not handled."""
+    """Messages that are not handled; None where the broker cannot count, or the log is
+    damaged."""
+    bytes: int | None
+    """Bytes of the log that are not handled; None where the partition is away."""
     seconds: float | None
     """Age of the oldest message that is not handled, 0.0 when there is none; None
     where messages carry no time, or may not be read."""
+
+
+UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
+"""Of a partition whose broker is away."""
 
 
 def judge(
@@ -113,16 +126,25 @@ def judge(
 
 
 class Unserved:
-    """Which topics of a consumer no broker serves; the log hears of each one once.
+    """What no broker serves of a consumer's topics; the log hears of each part once.
 
-    That ends nothing: the topic may come. But a wrong name would look like a topic
-    without messages.
+    That ends nothing: the topic, or the broker, may come. But a wrong name would look
+    like a topic without messages, and a broker that is away like one that never was.
     """
 
-    def __init__(self, topics: Collection[str]) -> None:
-        """Take the names of what is subscribed to; nothing is known of them yet."""
+    def __init__(self, topics: Collection[str], *, reads_all: bool) -> None:
+        """Take the names of what is subscribed to; nothing is known of them yet.
+
+        Args:
+            topics: their names.
+            reads_all: whether the consumer is to read all partitions, alone or with
+                its group; else what is away may be none of its own.
+        """
         self._topics = topics
+        self._reads_all = reads_all
         self._missing: frozenset[str] = frozenset()
+        self.away: tuple[TopicPartition, ...] = ()
+        """Partitions that are to be read by somebody and are away."""
 
     def update(self, snapshot: ClusterSnapshot, group: str) -> None:
         """Take over what the cluster says; what it does not know yet is not missing."""
@@ -131,10 +153,17 @@ class Unserved:
         for topic in sorted(missing - self._missing):
             log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
         self._missing = missing
+        before, away = self.away, []
+        if self._reads_all:
+            away = [one for topic in sorted(known) for one in snapshot.away(topic)]
+        if not set(away) <= set(before):
+            log.warning("partitions are away: group=%s %s", group, describe_away(away))
+        self.away = tuple(away)
 
     def problems(self) -> list[str]:
-        """Return a sentence for each topic that no broker serves."""
-        return [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
+        """Return a sentence for what no broker serves, and one for what is away."""
+        found = [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
+        return [*found, describe_away(self.away)] if self.away else found
 
 
 async def lag_of(
@@ -158,11 +187,12 @@ async def lag_of(
         messages = await count_between(
             context, partition, start, end, deadline_s=deadline_s
         )
-    except CannotAnswerError:
+    except (CannotAnswerError, CorruptRecordError):
+        # Where bytes are damaged it is not known how many messages they were.
         messages = None
     age_s = stamped = None
-    # A partition that is closed for gets still tells its offsets.
-    with contextlib.suppress(WireError):
+    # A partition that is closed for gets, or damaged, still tells its offsets.
+    with contextlib.suppress(WireError, CorruptRecordError):
         stamped = await time_of(context, partition, start, deadline_s=deadline_s)
     if stamped is not None:
         age_s = max(0.0, (context.clock.wall_ms() - stamped) / 1000)
@@ -210,13 +240,64 @@ async def lags_of(
     return dict(zip(handled, lags, strict=True))
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far reading one partition has come."""
+
+    reached: Offset
+    """The byte behind what has been read."""
+    error: MetaqError | None
+    """Why the last get brought nothing; None after one that was answered."""
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "the last answer to a get was that nothing is there"
+        return f"the last get failed: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the watchdog sees of one partition when it looks."""
+
+    progress_s: float
+    """Monotonic time at which something was last fetched, handed out or handled."""
+    standing: Standing
+    """How far reading has come."""
+    is_in_hand: bool
+    """A worker has messages of it, or it is paused."""
+    is_buffered: bool
+    """Messages of it wait for a worker."""
+    has_room: bool
+    """More of it may be fetched."""
+    has_waiters: bool
+    """A worker waits for messages now."""
+    is_wanted: bool
+    """A worker has asked for messages within the bound, or waits now."""
+
+
+def may_be_stuck(sight: Sight) -> bool:
+    """Return whether a partition that stands still is one that should not.
+
+    What waits for a worker is only stuck beside one that waits for it. Where nothing
+    is fetched, it is the fetching that stands still, however busy the workers are with
+    other partitions. An operator who closed a partition keeps it from being read:
+    `health` tells of that for as long as it takes.
+    """
+    if sight.is_in_hand or isinstance(sight.standing.error, ForbiddenError):
+        return False
+    if sight.is_buffered:
+        return sight.has_waiters
+    return sight.is_wanted and (sight.has_room or sight.has_waiters)
+
+
 class Watchdog:
     """Looks for partitions that stand still with data before them.
 
-    A partition is suspected from the moment at which data is seen that nobody brings,
-    and cleared by any movement, by a failed get (whose reason `health` tells), and by
-    there being nobody to take it. A suspicion as old as the bound is an error: data
-    that has just arrived after a long silence is none.
+    A partition is suspected from the moment at which data is seen that does not come,
+    and cleared by any movement, and by there being no worker that wants it. Gets that
+    fail are no movement, whatever they fail with; but a broker that is away cannot say
+    that there is data. A suspicion as old as the bound is an error: data that has just
+    arrived after a long silence is none.
     """
 
     def __init__(
@@ -226,7 +307,7 @@ class Watchdog:
         *,
         group: str,
         bound_s: float,
-        failures_of: Callable[[TopicPartition], int],
+        standing_of: Callable[[TopicPartition], Standing | None],
         on_stuck: Callable[[MetaqError], None],
     ) -> None:
         """Prepare.
@@ -237,14 +318,14 @@ class Watchdog:
             group: consumer group, for the log.
             bound_s: how long data may wait for a free worker, and how long a message
                 may be in hand before the log says so.
-            failures_of: how many gets of a partition have failed.
+            standing_of: how far reading a partition has come; None: it is not read.
             on_stuck: called once, with what stands still.
         """
         self._context = context
         self._feed = feed
         self._group = group
         self._bound_s = bound_s
-        self._failures_of = failures_of
+        self._standing_of = standing_of
         self._on_stuck = on_stuck
         self._suspects: dict[TopicPartition, _Suspicion] = {}
         self._hands: dict[TopicPartition, _Hand] = {}
@@ -264,28 +345,44 @@ class Watchdog:
 
     async def _look(self) -> StuckError | None:
         self._look_at_hands()
-        if not self._feed.has_waiters:
-            # Whoever handles is busy, or nobody asks: then nobody is stuck.
-            self._suspects.clear()
-            return None
         now_s = self._context.clock.monotonic_s()
         for partition, lane in self._feed.statistics().items():
-            state = (lane.progress_s, self._failures_of(partition))
             old = self._suspects.pop(partition, None)
-            if lane.is_in_hand or now_s - lane.progress_s < self._bound_s / 4:
+            sight = self._sight_of(partition, lane, now_s)
+            if sight is None or not may_be_stuck(sight):
                 continue
-            end = await self._end_of(partition, lane.handled.offset, now_s)
+            if now_s - sight.progress_s < self._bound_s / 4:
+                continue
+            end = await self._end_of(partition, lane.handled.offset, now_s, old)
             if end is None:
                 continue
+            state = (sight.progress_s, sight.standing.reached)
             since_s = old.since_s if old is not None and old.state == state else now_s
-            self._suspects[partition] = _Suspicion(state, since_s)
+            self._suspects[partition] = _Suspicion(state, since_s, end)
             if now_s - since_s >= self._bound_s and self._is_still(partition, state):
                 return StuckError(
                     f"{partition}: no progress for {now_s - since_s:.3g} s (bound"
                     f" {self._bound_s:g} s) at offset {lane.handled.offset}, although"
-                    f" the log goes on to {end} and a reader waits"
+                    f" the log goes on to {end} and a reader waits; {sight.standing}"
                 )
         return None
+
+    def _sight_of(
+        self, partition: TopicPartition, lane: LaneStatistics, now_s: float
+    ) -> Sight | None:
+        standing = self._standing_of(partition)
+        if standing is None:
+            return None
+        has_waiters = self._feed.has_waiters
+        return Sight(
+            progress_s=lane.progress_s,
+            standing=standing,
+            is_in_hand=lane.is_in_hand,
+            is_buffered=lane.buffered_count > 0,
+            has_room=self._feed.has_space,
+            has_waiters=has_waiters,
+            is_wanted=has_waiters or now_s - self._feed.asked_s < self._bound_s,
+        )
 
     def _look_at_hands(self) -> None:
         """Tell the log once of each message that is in hand for too long."""
@@ -311,33 +408,42 @@ class Watchdog:
             self._hands[partition] = hand
 
     async def _end_of(
-        self, partition: TopicPartition, handled: Offset, now_s: float
+        self,
+        partition: TopicPartition,
+        handled: Offset,
+        now_s: float,
+        old: "_Suspicion | None",
     ) -> Offset | None:
         """Return the log end when there is data before it; None otherwise."""
         try:
             ends = await log_range(
                 self._context, partition, deadline_s=now_s + self._bound_s / 4
             )
+        except (WireError, RemoteProtocolError):
+            # It is there, and refuses this as well: what it said before still holds.
+            return None if old is None else old.end
         except MetaqError:
             # A broker that is away is told by `health`, and comes back or not.
             return None
         return None if ends is None or handled >= ends[1] else ends[1]
 
-    def _is_still(self, partition: TopicPartition, state: tuple[float, int]) -> bool:
+    def _is_still(self, partition: TopicPartition, state: tuple[float, Offset]) -> bool:
         """Return whether nothing has moved while the broker was asked."""
         lane = self._feed.statistics().get(partition)
-        return lane is not None and state == (
-            lane.progress_s,
-            self._failures_of(partition),
-        )
+        standing = self._standing_of(partition)
+        if lane is None or standing is None:
+            return False
+        return state == (lane.progress_s, standing.reached)
 
 
 @dataclass(frozen=True, slots=True)
 class _Suspicion:
-    state: tuple[float, int]
-    """Time of the last progress, and failures so far."""
+    state: tuple[float, Offset]
+    """Time of the last progress, and how far reading had come."""
     since_s: float
     """Monotonic time at which data was first seen in this state."""
+    end: Offset
+    """The log end, as the broker said last."""
 
 
 @dataclass(slots=True)

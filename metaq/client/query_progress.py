@@ -4,7 +4,8 @@ A query keeps its own offsets; what it writes here is for others, or for the tim
 before it has written any. Its progress goes to the offsets of a group, so that tools
 that show the lag of groups show that of the query; nothing is claimed. Its start, what
 it resolved `latest` or a time to, is kept until it has offsets of its own: a restart
-before that would otherwise begin somewhere else, and lose what lies between.
+before that would otherwise begin somewhere else, and lose what lies between. A query
+that writes keeps where its batches go, so that one that is run again goes there again.
 
 Every request is made again until its deadline while there is no session.
 
@@ -12,6 +13,7 @@ Source: client spec 13.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -21,6 +23,7 @@ from metaq.client.questions import BACKOFF
 from metaq.errors import ConfigError
 from metaq.model import Offset, TopicPartition
 from metaq.retry import retry
+from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import GroupOffset
@@ -51,6 +54,27 @@ async def read_progress(
         for partition, stored in zip(wanted, found, strict=True)
         if stored is not None
     }
+
+
+async def read_committed(
+    context: ClientContext,
+    group: str,
+    topics: Iterable[str],
+    *,
+    deadline_s: float,
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions of some topics for which a group has stored an offset.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    found = await all_of(
+        _insist(context, partial(offsets.partitions, topic), deadline_s)
+        for topic in topics
+    )
+    return tuple(partition for some in found for partition in some)
 
 
 async def commit_progress(
@@ -113,6 +137,57 @@ async def forget_start(
     """Forget the start of a query; harmless twice. Raises as `read_start`."""
     path = context.paths.query_start(query)
     await _insist(context, partial(_coordinator(context).delete, path), deadline_s)
+
+
+async def change_routes(
+    context: ClientContext,
+    query: str,
+    change: Callable[[str | None], str],
+    *,
+    deadline_s: float,
+) -> str:
+    """Replace what is kept of where a query writes; durable on return.
+
+    Args:
+        context: the client's.
+        query: whose.
+        change: given what is kept, None for nothing, returns what should be; asked
+            again when somebody else was faster.
+        deadline_s: when to give up.
+
+    Returns:
+        What is kept now.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+    while True:
+        node = await _insist(context, partial(coordinator.get, path), deadline_s)
+        kept = None if node is None else node.data.decode(errors="replace")
+        text = change(kept)
+        if text == kept:
+            return text
+        version = None if node is None else node.version
+        with suppress(NodeChangedError):
+            await _insist(
+                context,
+                partial(coordinator.replace, path, text.encode(), version=version),
+                deadline_s,
+            )
+            return text
+
+
+async def forget_routes(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget where a query writes; harmless twice. Raises as `change_routes`."""
+    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+    await _insist(context, partial(coordinator.delete, path), deadline_s)
+    parent = path.rpartition("/")[0]
+    with suppress(NodeNotEmptyError):
+        await _insist(context, partial(coordinator.delete, parent), deadline_s)
 
 
 def _coordinator(context: ClientContext) -> Coordinator:

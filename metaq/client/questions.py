@@ -5,13 +5,17 @@ asks again after errors that may pass, until the deadline. Source: client spec 2
 """
 
 from collections.abc import Callable
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 from metaq.client.connection import BrokerConnection
 from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError
 from metaq.client.replies import (
+    Damaged,
     Fetched,
+    damage_error,
+    damage_in,
     parse_boundaries,
     parse_count,
     parse_get,
@@ -19,7 +23,7 @@ from metaq.client.replies import (
     raise_passing,
     require_ok,
 )
-from metaq.errors import NoBrokerError
+from metaq.errors import NoBrokerError, RemoteProtocolError
 from metaq.model import (
     MAX_OFFSET,
     MessageId,
@@ -47,32 +51,39 @@ BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
 NO_GROUP: Final = "metaq-client"
 """The group named in questions that belong to no group."""
 
+T = TypeVar("T")
+
 
 async def ask(
     context: ClientContext,
     partition: TopicPartition,
     make: Callable[[BrokerConnection, int], OffsetQuery | Get],
+    parse: Callable[[Reply], T],
     *,
     deadline_s: float,
-) -> Reply:
+) -> T:
     """Send one command to the partition's broker; again after passing errors.
 
     Args:
         context: the client's parts.
         partition: whose broker is asked.
         make: makes the command from the connection and its next opaque.
+        parse: says what the reply means.
         deadline_s: when to give up.
 
     Raises:
         NoBrokerError: the broker is not there.
         RequestTimeoutError: it does not answer.
-        WireError: it goes on refusing with a status that passes (503, 504).
+        RemoteProtocolError: its answer cannot be; the connection is closed.
+        CorruptRecordError: the answer to a question lies in damaged bytes.
+        WireError: it goes on refusing with a status that passes (503, 504); and what
+            `parse` raises.
     """
     if not context.metadata.snapshot.epoch:
         # Whose address is wrong, or who is away, is told by name.
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
 
-    async def attempt() -> Reply:
+    async def attempt() -> T:
         address = context.address_of(partition.broker_id)
         if address is None:
             context.metadata.request_refresh()
@@ -83,7 +94,14 @@ async def ask(
         command = make(connection, connection.next_opaque())
         reply = await connection.call(command, deadline_s=deadline_s)
         raise_passing(reply)
-        return reply
+        try:
+            damaged = damage_in(reply)
+            if damaged is not None and isinstance(command, OffsetQuery):
+                raise damage_error(partition, damaged.start, damaged)
+            return parse(reply)
+        except RemoteProtocolError as error:
+            connection.close_for(error)
+            raise
 
     return await retry(
         attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
@@ -119,8 +137,7 @@ async def nearest_offset(
             partition.topic, NO_GROUP, partition.partition, offset, opaque
         )
 
-    reply = await ask(context, partition, make, deadline_s=deadline_s)
-    return _offset_in(reply)
+    return await ask(context, partition, make, _offset_in, deadline_s=deadline_s)
 
 
 async def offset_at(
@@ -146,8 +163,9 @@ async def offset_at(
         CannotAnswerError: a MetaQ 1.4 broker, whose log tells no time.
     """
     question = TimeQuestion(max(0, moment))
-    reply = await _ask_spans(context, partition, Offset(0), question, deadline_s)
-    return _offset_in(reply)
+    return await _ask_spans(
+        context, partition, Offset(0), question, _offset_in, deadline_s
+    )
 
 
 async def count_between(
@@ -162,10 +180,13 @@ async def count_between(
 
     Raises:
         CannotAnswerError: a MetaQ 1.4 broker, which does not count.
+        CorruptRecordError: the range is damaged.
         WireError: an offset is no boundary.
     """
-    reply = await _ask_spans(context, partition, start, CountQuestion(end), deadline_s)
-    return parse_count(reply)
+    question = CountQuestion(end)
+    return await _ask_spans(
+        context, partition, start, question, parse_count, deadline_s
+    )
 
 
 async def boundaries_between(
@@ -192,11 +213,14 @@ async def boundaries_between(
 
     Raises:
         CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
+        CorruptRecordError: the range is damaged.
         WireError: an offset is no boundary.
     """
     question = SplitQuestion(end, count + 2)
-    reply = await _ask_spans(context, partition, start, question, deadline_s)
-    return tuple(at for at in parse_boundaries(reply) if start < at < end)
+    found = await _ask_spans(
+        context, partition, start, question, parse_boundaries, deadline_s
+    )
+    return tuple(at for at in found if start < at < end)
 
 
 async def read_slice(
@@ -220,6 +244,7 @@ async def read_slice(
         Empty where there are none at that offset now.
 
     Raises:
+        CorruptRecordError: the broker says that they are damaged.
         WireError: the broker refused.
     """
 
@@ -227,7 +252,10 @@ async def read_slice(
         topic, number = partition.topic, partition.partition
         return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
 
-    outcome = parse_get(await ask(context, partition, make, deadline_s=deadline_s))
+    parse = partial(parse_get, asked=offset)
+    outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
+    if isinstance(outcome, Damaged):
+        raise damage_error(partition, offset, outcome)
     return outcome.data if isinstance(outcome, Fetched) else b""
 
 
@@ -254,8 +282,9 @@ async def _ask_spans(
     partition: TopicPartition,
     offset: Offset,
     question: Question,
+    parse: Callable[[Reply], T],
     deadline_s: float,
-) -> Reply:
+) -> T:
     def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
         if not connection.capabilities.spans:
             raise CannotAnswerError(
@@ -265,7 +294,7 @@ async def _ask_spans(
         topic, number = partition.topic, partition.partition
         return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
 
-    return await ask(context, partition, make, deadline_s=deadline_s)
+    return await ask(context, partition, make, parse, deadline_s=deadline_s)
 
 
 def _offset_in(reply: Reply) -> Offset | None:

@@ -28,7 +28,7 @@ from metaq.client.handling import HandlingStatistics
 from metaq.client.intake import Intake, Marks
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions
-from metaq.client.progress import ConsumerStatistics
+from metaq.client.progress import ConsumerStatistics, Standing
 from metaq.client.starts import NO_MESSAGE, first_offset, load_offset
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Offset, TopicPartition
@@ -349,10 +349,12 @@ class Reading:
         """What is read now."""
         return frozenset(self._fetchers)
 
-    def failures_of(self, partition: TopicPartition) -> int:
-        """Return how many gets of a partition have failed; 0 when it is not read."""
+    def standing_of(self, partition: TopicPartition) -> Standing | None:
+        """Return how far reading a partition has come; None when it is not read."""
         fetcher = self._fetchers.get(partition)
-        return 0 if fetcher is None else fetcher.statistics().error_count
+        if fetcher is None:
+            return None
+        return Standing(fetcher.cursor.reached, fetcher.last_error)
 
     @property
     def uncommitted_count(self) -> int:

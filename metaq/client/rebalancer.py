@@ -44,10 +44,11 @@ from metaq.client.fan_out import for_each, raise_first
 from metaq.client.metadata import Metadata
 from metaq.client.node_check import CHECK_S, NodeCheck
 from metaq.client.options import ClientOptions
-from metaq.client.shares import name_some, plan_rebalance, share_of
+from metaq.client.shares import name_few, name_some, plan_rebalance, share_of
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, SessionLostError
-from metaq.model import TopicPartition
+from metaq.model import TopicPartition, printable
+from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
 from metaq.zk.paths import NodeKind, NodePaths, partition_name
@@ -57,6 +58,9 @@ log = logging.getLogger(__name__)
 
 HANDOVER_S_MAX: Final = 10.0
 """Longest wait for partitions of others that is an event, not yet a warning."""
+UNOWNED_S_MIN: Final = 30.0
+"""Partitions that no member has taken for less are about to be taken; for longer where
+what a dead member left behind lasts longer."""
 
 Partitions = Collection[TopicPartition]
 
@@ -113,6 +117,8 @@ class GroupSource:
         )
         self._node_check = NodeCheck(self._membership, self._topics, clock=clock)
         self._members: Members = {}
+        self._owners: dict[str, frozenset[str]] = {}
+        self._unowned_since_s: dict[TopicPartition, float] = {}
         self._reading: set[TopicPartition] = set()
         self._epoch = 0
         self._is_stopping = False
@@ -266,7 +272,7 @@ class GroupSource:
             self._metadata.watch_topic(topic)
         cancels = self._cancels
         cancels.append(self._coordinator.add_listener(self._on_status))
-        cancels.append(self._metadata.add_listener(lambda _news: self._wake.set()))
+        cancels.append(self._metadata.add_listener(self._on_news))
         cancels.append(self._membership.watch_members(self._on_members))
         cancels.extend(map(self._watch_owners, self._topics))
 
@@ -289,6 +295,10 @@ class GroupSource:
         if not self._is_stopping:
             self._note_unsettled(reason)
 
+    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+        self._note_unowned(snapshot)
+        self._wake.set()
+
     def _on_members(self, members: Members) -> None:
         self._members = members
         self._wake.set()
@@ -301,6 +311,8 @@ class GroupSource:
         return self._coordinator.watch_children(path, on_owners)
 
     def _on_owners(self, topic: str, names: tuple[str, ...] | None) -> None:
+        self._owners[topic] = frozenset(names or ())
+        self._note_unowned(self._metadata.snapshot)
         expected = {partition_name(p) for p in self._reading if p.topic == topic}
         if not expected.issubset(names or ()):
             self._node_check.ask_soon()
@@ -467,6 +479,36 @@ class GroupSource:
             )
 
     # -- what is told -----------------------------------------------------------------
+
+    def problems(self) -> list[str]:
+        """Name partitions that no member has taken for long, and the members."""
+        self._note_unowned(self._metadata.snapshot)
+        now_s = self._clock.monotonic_s()
+        bound_s = max(UNOWNED_S_MIN, self._options.session_timeout_s)
+        since_s = {
+            partition: since_s
+            for partition, since_s in self._unowned_since_s.items()
+            if now_s - since_s >= bound_s
+        }
+        if not since_s:
+            return []
+        names = printable(name_few(sorted(self._members)))
+        unowned_s = now_s - min(since_s.values())
+        text = (
+            f"{len(since_s)} partitions without an owner for {unowned_s:.0f} s"
+            f" ({name_some(since_s)}): the {len(self._members)} members of the group"
+            f" ({names}) have a share each, and some do not take theirs"
+        )
+        return [text]
+
+    def _note_unowned(self, snapshot: ClusterSnapshot) -> None:
+        now_s, before = self._clock.monotonic_s(), self._unowned_since_s
+        self._unowned_since_s = {
+            partition: before.get(partition, now_s)
+            for topic, owned in self._owners.items()
+            for partition in snapshot.get_partitions(topic)
+            if partition_name(partition) not in owned
+        }
 
     def _report(self, added: Partitions, removed: Partitions, began_s: float) -> None:
         if not added and not removed:

@@ -1,5 +1,9 @@
 """What replies mean: values for what a client goes on with, errors for the rest. Pure.
 
+A peer is not believed: a number that cannot be, or that belongs to another partition,
+is a BadReplyError. The owner of the connection closes it, as after a frame that breaks
+the rules.
+
 Source: client spec 2.3, broker spec 1.4 to 1.6 and 1.12.
 """
 
@@ -8,8 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, TypeAlias
 
-from metaq.client.errors import UnexpectedReplyError
+from metaq.client.errors import BadReplyError, UnexpectedReplyError
 from metaq.errors import (
+    CorruptRecordError,
     DiskFailedError,
     NoRoomError,
     ServerError,
@@ -17,8 +22,10 @@ from metaq.errors import (
     UnknownPutError,
     WireError,
 )
-from metaq.model import MessageId, Offset
+from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
 from metaq.protocol.commands import Reply, Result, Value
+from metaq.protocol.java import I32_MAX
+from metaq.protocol.reply_codes import DAMAGED, split_code
 from metaq.protocol.status import Status
 from metaq.protocol.texts import (
     says_disk_failed,
@@ -29,6 +36,8 @@ from metaq.protocol.texts import (
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
+_RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
+"""Id, which is negative where a Java broker stamped it, partition and offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,31 +73,61 @@ class NothingThere:
     """No data at this offset now, or no such partition on this broker's disk yet."""
 
 
-GetOutcome: TypeAlias = Fetched | MovedTo | NothingThere
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """The broker names a range of its log that cannot be read."""
+
+    start: Offset
+    """The first byte of it."""
+    end: Offset | None
+    """Where reading can go on: the next good record, or the end of the log; None:
+    nowhere."""
+    path: str | None
+    """The damaged file on the broker's disk, if it is named."""
+    detail: str
+    """What is wrong, in the broker's words."""
+
+    def covers(self, offset: Offset) -> bool:
+        """Tell whether the byte at `offset` is in the range."""
+        return self.start <= offset and (self.end is None or offset < self.end)
+
+    def __str__(self) -> str:
+        named = "" if self.path is None else f": file={self.path}"
+        return f"{self.detail}, as the broker says{named}"
 
 
-def parse_receipt(reply: Reply) -> PutReceipt:
+GetOutcome: TypeAlias = Fetched | MovedTo | NothingThere | Damaged
+
+
+def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
     """Read the reply to a put or mput.
 
+    Args:
+        reply: what the broker sent.
+        partition: where it went; None leaves the choice to the broker.
+
     Raises:
         WireError: the broker refused.
-        UnexpectedReplyError: a 200 that is no receipt.
+        BadReplyError: a 200 that is no receipt for this partition.
     """
     result = require_ok(reply)
-    try:
-        message_id, partition, offset = map(int, result.text.split(" "))
-    except ValueError as error:
-        raise UnexpectedReplyError(
-            f"put: expected 'id partition offset', got {result.text[:80]!r}"
-        ) from error
-    return PutReceipt(MessageId(message_id), partition, Offset(offset))
+    found = _RECEIPT.fullmatch(result.text)
+    wanted = "partition" if partition is None else partition
+    if found is not None:
+        message_id, chosen, offset = map(int, found.groups())
+        is_ours = partition in {None, chosen} and chosen <= I32_MAX
+        if is_ours and abs(message_id) <= MAX_OFFSET >= offset:
+            return PutReceipt(MessageId(message_id), chosen, Offset(offset))
+    raise BadReplyError(f"put: expected 'id {wanted} offset', got {result.text[:80]!r}")
 
 
-def parse_get(reply: Reply) -> GetOutcome:
-    """Read the reply to a get.
+def parse_get(reply: Reply, asked: Offset) -> GetOutcome:
+    """Read the reply to a get at an offset.
 
     Raises:
         WireError: the broker refused.
+        BadReplyError: it sends us to an offset that cannot be, or names damage that
+            is somewhere else.
         UnexpectedReplyError: a reply that no get is answered with.
     """
     match reply:
@@ -103,7 +142,57 @@ def parse_get(reply: Reply) -> GetOutcome:
         case Result(status=Status.OK):
             raise UnexpectedReplyError(f"get: expected data, got {reply.text[:80]!r}")
         case Result():
-            raise _refusal(reply)
+            damaged = damage_in(reply)
+            if damaged is None:
+                raise _refusal(reply)
+            if not damaged.covers(asked):
+                raise BadReplyError(
+                    f"get: expected damage that covers offset {asked}, got"
+                    f" {damaged.start}..{damaged.end}"
+                )
+            return damaged
+
+
+def damage_in(reply: Reply) -> Damaged | None:
+    """Return the damage that a refusal names; None for any other reply.
+
+    Raises:
+        BadReplyError: it names a range that cannot be.
+    """
+    if not isinstance(reply, Result) or reply.status != Status.SERVER_ERROR:
+        return None
+    text, code = split_code(reply.text)
+    if code is None or code.word != DAMAGED:
+        return None
+    start, end = code.number("from"), code.number("to")
+    is_told = "to" in code.values
+    if start is None or (is_told and (end is None or start >= end)):
+        raise BadReplyError(
+            f"expected a damaged range from..to, got {reply.text[-80:]!r}"
+        )
+    path, detail = code.values.get("file"), code.values.get("why", text)
+    return Damaged(
+        Offset(start),
+        None if end is None else Offset(end),
+        None if path is None else printable(path),
+        printable(detail),
+    )
+
+
+def damage_error(
+    partition: TopicPartition, offset: Offset, damaged: Damaged
+) -> CorruptRecordError:
+    """Return the error of a reader that stands at `offset` of a damaged range."""
+    end = damaged.end
+    rest = "nothing behind it" if end is None else f"reading can go on at offset {end}"
+    return CorruptRecordError(
+        f"{partition}: damaged record at offset {offset}: {damaged}; {rest}",
+        partition=partition,
+        offset=offset,
+        next_good_offset=end,
+        path=damaged.path,
+        detail=damaged.detail,
+    )
 
 
 def require_ok(reply: Reply) -> Result:
@@ -134,37 +223,36 @@ def raise_passing(reply: Reply) -> None:
 
 def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     kind = WireError.by_status.get(reply.status)
-    text = reply.text or f"refused with status {reply.status} and no text"
+    text, _code = split_code(reply.text)
+    shown = printable(text) or f"refused with status {reply.status} and no text"
     if kind is None:
-        return UnexpectedReplyError(f"status {reply.status}: {text}")
-    return _server_error(text) if kind is ServerError else kind(text)
+        return UnexpectedReplyError(f"status {reply.status}: {shown}")
+    return (_kind_of_500(text) if kind is ServerError else kind)(shown)
 
 
-def _server_error(text: str) -> WireError:
+def _kind_of_500(text: str) -> type[WireError]:
     """Return what a 500 means: to a put it may say whether that is stored."""
     if says_unknown(text):
-        return UnknownPutError(text)
+        return UnknownPutError
     if says_no_room(text):
-        return NoRoomError(text)
+        return NoRoomError
     if says_disk_failed(text):
-        return DiskFailedError(text)
+        return DiskFailedError
     if says_unregistered(text):
-        return UnavailableError(text)
-    return ServerError(text)
+        return UnavailableError
+    return ServerError
 
 
 def parse_offset(reply: Result) -> Offset:
     """Return the offset that a body is.
 
     Raises:
-        UnexpectedReplyError: it is none.
+        BadReplyError: it is none of 0 to 2**63 - 1.
     """
-    try:
-        return Offset(int(reply.text))
-    except ValueError as error:
-        raise UnexpectedReplyError(
-            f"expected an offset, got {reply.text[:80]!r}"
-        ) from error
+    offsets = _numbers(reply)
+    if len(offsets) != 1 or offsets[0] > MAX_OFFSET:
+        raise BadReplyError(f"expected an offset, got {reply.text[:80]!r}")
+    return Offset(offsets[0])
 
 
 def parse_count(reply: Reply) -> int:
@@ -172,7 +260,7 @@ def parse_count(reply: Reply) -> int:
 
     Raises:
         WireError: the broker refused.
-        UnexpectedReplyError: a 200 that is no number of 0 or more.
+        BadReplyError: a 200 that is no number of 0 or more.
     """
     result = require_ok(reply)
     counts = _numbers(result)
@@ -186,11 +274,12 @@ def parse_boundaries(reply: Reply) -> tuple[Offset, ...]:
 
     Raises:
         WireError: the broker refused.
-        UnexpectedReplyError: a 200 that is no list of growing offsets.
+        BadReplyError: a 200 that is no list of growing offsets.
     """
     result = require_ok(reply)
     offsets = _numbers(result)
-    if not offsets or any(one >= two for one, two in pairwise(offsets)):
+    is_growing = all(one < two for one, two in pairwise(offsets))
+    if not offsets or not is_growing or offsets[-1] > MAX_OFFSET:
         raise _unreadable(result, "growing offsets")
     return tuple(map(Offset, offsets))
 
@@ -201,5 +290,5 @@ def _numbers(result: Result) -> list[int]:
     return [int(one[0]) for one in found if one] if all(found) else []
 
 
-def _unreadable(result: Result, wanted: str) -> UnexpectedReplyError:
-    return UnexpectedReplyError(f"expected {wanted}, got {result.text[:80]!r}")
+def _unreadable(result: Result, wanted: str) -> BadReplyError:
+    return BadReplyError(f"expected {wanted}, got {result.text[:80]!r}")

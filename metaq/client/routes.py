@@ -31,13 +31,16 @@ class _Topic:
 class Routes:
     """The lanes of one producer, and the way to them."""
 
-    def __init__(self, options: ProducerOptions, selector: Selector | None) -> None:
+    def __init__(
+        self, options: ProducerOptions, selector: Selector | None, first_turn: int
+    ) -> None:
         """Start without topics.
 
         Args:
             options: of the lanes.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
+            first_turn: where round robin begins, modulo the number of partitions.
         """
         self._options = options
         self._selector = selector
@@ -48,7 +51,7 @@ class Routes:
         """Messages without key and partition go to `lanes` in turn."""
         self.lanes: dict[str, tuple[Lane, ...]] = {}
         """Of each known topic: those that take messages, or all when none does."""
-        self.turn = count(1)
+        self.turn = count(first_turn)
         """Whose turn it is, as in `RoundRobin`: shared by all topics."""
 
     def everything(self) -> list[Lane]:

@@ -5,7 +5,7 @@ here runs an instruction per message when all messages of a list are plain bytes
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -200,6 +200,27 @@ def sort_runs(
         for lane, (payloads, flags, _) in groups.items()
     ]
     return runs, order
+
+
+def list_messages(
+    messages: Iterable[BytesLike | OutgoingMessage],
+) -> list[BytesLike | OutgoingMessage]:
+    """Return the messages that a user gave, as a list.
+
+    Raises:
+        TypeError: it is one message, or nothing that can be listed.
+    """
+    # Of bytes, a list has numbers.
+    if not isinstance(messages, bytes | bytearray | memoryview | str):
+        try:
+            return list(messages)
+        except TypeError:
+            if isinstance(messages, Iterable):
+                raise  # of a generator of the user
+    raise TypeError(
+        f"messages: expected a list of bytes or OutgoingMessage, got"
+        f" {type(messages).__name__}"
+    )
 
 
 def frozen(data: BytesLike) -> bytes:

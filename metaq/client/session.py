@@ -8,15 +8,17 @@ they commit. Source: client spec 6.
 import asyncio
 import contextlib
 import os
+import random
 import uuid
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, Unpack
+from typing import Final, Self, Unpack
 
 from metaq.client.addresses import parse_addresses
-from metaq.client.bounds import Closable, close_all
+from metaq.client.administration import AsyncAdmin
+from metaq.client.bounds import Closable, close_all, require_loop
 from metaq.client.browse import (
     GetResult,
     browse_topic,
@@ -39,6 +41,7 @@ from metaq.client.names import (
     check_topics,
     fixed_partitions,
     member_id,
+    require_text,
 )
 from metaq.client.numbers import check_timeout
 from metaq.client.offset_store import OffsetStore
@@ -50,6 +53,8 @@ from metaq.client.options import (
     ProducerKeywords,
     ProducerOptions,
     Start,
+    check_callable,
+    takes_options,
 )
 from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
@@ -64,6 +69,9 @@ from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
+FIRST_TURNS: Final = 2**32
+"""Of so many beginnings of round robin one is chosen: many more than partitions."""
+
 CoordinatorFactory = Callable[[Clock], Coordinator]
 """Makes a coordinator on the client's loop; for tests without ZooKeeper."""
 
@@ -71,11 +79,12 @@ CoordinatorFactory = Callable[[Clock], Coordinator]
 class AsyncClient:
     """The way in: `async with AsyncClient("127.0.0.1:2181") as client`.
 
-    Everything is called on the event loop that entered the block. A client, and what
-    was made from it, belongs to the process that made it: after a fork the child makes
-    its own.
+    Everything is called on the event loop that entered the block; on another one it
+    raises `ClosedError`. A client, and what was made from it, belongs to the process
+    that made it: after a fork the child makes its own.
     """
 
+    @takes_options(ClientOptions)
     def __init__(
         self,
         zookeeper: str | None = None,
@@ -83,6 +92,7 @@ class AsyncClient:
         brokers: Sequence[str] | None = None,
         coordinator: CoordinatorFactory | None = None,
         clock: Clock | None = None,
+        chance: Callable[[], float] | None = None,
         **options: Unpack[ClientKeywords],
     ) -> None:
         """Prepare a client; nothing is connected before the block is entered.
@@ -93,6 +103,8 @@ class AsyncClient:
                 and a broker that moves is not found.
             coordinator: in place of an address, what stands in for ZooKeeper.
             clock: time, for tests.
+            chance: returns a random number in [0, 1): where the round robin of each
+                producer begins; None takes `random.random`.
             options: fields of `ClientOptions`.
 
         Raises:
@@ -108,9 +120,13 @@ class AsyncClient:
         self.options = ClientOptions(**options)
         """What the user chose."""
         self._clock = clock or SystemClock()
+        self._chance = chance or random.random
         self._addresses = [] if brokers is None else parse_addresses(brokers)
         self._make_coordinator = coordinator
         self._zookeeper_name = f"ZooKeeper at {zookeeper}" if zookeeper else "ZooKeeper"
+        self._place = self._zookeeper_name
+        if brokers is not None:
+            self._place = f"brokers {', '.join(map(str, self._addresses))}"
         if zookeeper is not None:
             check_hosts(zookeeper)
             self._make_coordinator = lambda clock: KazooCoordinator(
@@ -119,6 +135,7 @@ class AsyncClient:
                 clock=clock,
             )
         self._context: ClientContext | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._children: list[Closable] = []
         self._closed: weakref.WeakSet[Closable] = weakref.WeakSet()
         self._made = Made()
@@ -137,7 +154,7 @@ class AsyncClient:
         """
         self.require_new()
         options, clock = self.options, self._clock
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         pool = ConnectionPool(clock=clock, options=options, loop=loop)
         paths = NodePaths(normalize_root(options.root))
         coordinator = None
@@ -153,7 +170,14 @@ class AsyncClient:
                 coordinator, paths, clock=clock, name=self._zookeeper_name
             )
         self._context = ClientContext(
-            clock, options, pool, metadata, paths, self._make_producer, coordinator
+            clock,
+            options,
+            pool,
+            metadata,
+            paths,
+            self._make_producer,
+            coordinator,
+            self._place,
         )
         await metadata.start()
 
@@ -167,7 +191,7 @@ class AsyncClient:
             raise ClosedError("a client is started once; make another one")
 
     async def close(self, timeout: float | None = None) -> None:
-        """Close producers and consumers, then the connections; never raises.
+        """Close producers and consumers, then the connections.
 
         Consumers commit and leave their groups; then producers send what they have.
         Calling it again is harmless; who calls it meanwhile waits for the first.
@@ -177,9 +201,16 @@ class AsyncClient:
                 as the `close` of each says. None gives each the time of its own
                 `close`, and the connections `close_timeout_s`.
 
+        Raises:
+            ClosedError: this is not the client's event loop; nothing is closed.
+
         Cancellation: everything is closed at once, as the `close` of each says.
         """
         check_timeout(timeout)
+        if os.getpid() != self._pid:
+            return  # what the parent shares with this fork of it stays open
+        if self._loop is not None and not self._is_closed:
+            require_loop(self._loop, self)
         self._is_closed = True
         deadline_s = None if timeout is None else self._clock.monotonic_s() + timeout
         try:
@@ -212,6 +243,19 @@ class AsyncClient:
         await self.start()
         return self
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._place}: {self._state()}>"
+
+    def _state(self) -> str:
+        if self._is_closed:
+            return "closed"
+        if self._context is None:
+            return "not started"
+        coordinator = self._context.coordinator
+        if coordinator is None:
+            return "running"
+        return f"running, session {coordinator.status.state.value}"
+
     async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
@@ -233,8 +277,16 @@ class AsyncClient:
             raise ClosedError("the client is not started: use it as 'async with'")
         return self._context
 
+    def _require_context(self) -> ClientContext:
+        """Return the client's parts, on its event loop alone; raises as `context`."""
+        context = self.context
+        assert self._loop is not None
+        require_loop(self._loop, self)
+        return context
+
     # -- what is made from it ---------------------------------------------------------
 
+    @takes_options(ProducerOptions)
     def producer(
         self,
         *,
@@ -245,13 +297,14 @@ class AsyncClient:
 
         Args:
             selector: chooses partitions; None goes by the key of messages that have
-                one, and round robin with the others.
+                one, and round robin with the others, from a partition by chance on.
             options: fields of `ProducerOptions`.
         """
         producer = self._make_producer(ProducerOptions(**options), selector)
         self._adopt(producer)
         return producer
 
+    @takes_options(ProducerOptions)
     def ordered_producer(
         self,
         topic: str,
@@ -277,7 +330,7 @@ class AsyncClient:
         # What a cancelled send has left in flight is not to be overtaken.
         settings = replace(ProducerOptions(**options), in_flight_batches_max=1)
         producer = AsyncOrderedProducer(
-            self.context,
+            self._require_context(),
             self._make_producer(settings, None),
             topic=topic,
             partitions=parse_layout(topic, partitions),
@@ -292,7 +345,9 @@ class AsyncClient:
     def _make_producer(
         self, options: ProducerOptions, selector: Selector | None
     ) -> AsyncProducer:
-        context = self.context
+        if selector is not None:
+            check_callable("selector", selector)
+        context = self._require_context()
         producer = AsyncProducer(
             pool=context.pool,
             metadata=context.metadata,
@@ -301,10 +356,14 @@ class AsyncClient:
             producer_id=uuid.uuid4().hex,
             selector=selector,
             close_timeout_s=self.options.close_timeout_s,
+            # Producers of one message each would all send it to the same partition.
+            first_turn=int(self._chance() * FIRST_TURNS),
+            place=context.place,
         )
         self._made.producers.add(producer)
         return producer
 
+    @takes_options(ConsumerOptions)
     def consumer(
         self,
         group: str,
@@ -332,9 +391,9 @@ class AsyncClient:
         Raises:
             ConfigError: a name that MetaQ does not accept.
         """
-        context = self.context
+        context = self._require_context()
         settings = ConsumerOptions(**options)
-        name = check_group(group)
+        name, wanted = check_group(group), check_topics(topics)
         if broadcast:
             name = check_group(broadcast_group(group, own_host()))
         consumer = AsyncConsumer(
@@ -344,7 +403,7 @@ class AsyncClient:
             source=make_source(
                 context,
                 group=name,
-                topics=check_topics(topics),
+                topics=wanted,
                 partitions=partitions,
                 consumer_id=settings.consumer_id or member_id(own_host(), uuid.uuid4()),
                 strategy=settings.strategy,
@@ -366,6 +425,7 @@ class AsyncClient:
         partitions: Collection[str] | None = None,
         start: Start = "earliest",
         stop_at_end: bool = True,
+        partial: bool = False,
         timeout: float | None = None,
     ) -> AsyncIterator[Message]:
         """Yield the messages of a topic, without a group; nothing is committed.
@@ -377,6 +437,8 @@ class AsyncClient:
             start: where to begin in each partition; see `ConsumerOptions.start`.
             stop_at_end: go through the partitions one after the other, each up to the
                 end that its log has now; else all at once, for ever.
+            partial: go on with what is there while a broker of the topic is away;
+                without it, all partitions means all that there are.
             timeout: seconds that the next messages may take. None leaves each
                 question `request_timeout_s`, and waits for ever for what is not there
                 yet.
@@ -384,6 +446,8 @@ class AsyncClient:
         Raises:
             RequestTimeoutError: the time is over, and so is the iteration.
             NoBrokerError: nobody serves the topic.
+            PartitionsAwayError: all partitions are asked for, and a broker that has
+                some of them is away.
             ConfigError: a name of a partition that is none.
             CorruptRecordError: a damaged record; what lies before it was yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
@@ -391,11 +455,12 @@ class AsyncClient:
         Cancellation: ends it; begin again behind the last message.
         """
         batches = browse_topic(
-            self.context,
+            self._require_context(),
             topic,
             partitions=partitions,
             start=start,
             stop_at_end=stop_at_end,
+            partial=partial,
             timeout=timeout,
         )
         async with contextlib.aclosing(batches):
@@ -426,8 +491,9 @@ class AsyncClient:
             CorruptRecordError: the record at `offset` is damaged.
             MetaqError: the broker cannot be asked, or refuses.
         """
+        require_text("topic", topic)
         (one,) = fixed_partitions([topic], [partition])
-        context = self.context
+        context = self._require_context()
         deadline_s = context.deadline_s(timeout)
         return await get_at(context, one, offset, max_bytes, deadline_s=deadline_s)
 
@@ -440,13 +506,15 @@ class AsyncClient:
         Raises:
             MetaqError: neither ZooKeeper nor a named broker tells any.
         """
-        context = self.context
+        context = self._require_context()
         return await known_topics(context, deadline_s=context.deadline_s(timeout))
 
     async def partitions(
         self, topic: str, timeout: float | None = None
     ) -> tuple[TopicPartition, ...]:
-        """Return a topic's partitions in numeric order; () when nobody serves it.
+        """Return a topic's partitions in numeric order, also those that are away.
+
+        () when no broker serves or has recorded it.
 
         Args:
             topic: topic name.
@@ -455,7 +523,7 @@ class AsyncClient:
         Raises:
             MetaqError: nothing is known of the cluster in time.
         """
-        context = self.context
+        context = self._require_context()
         deadline_s = context.deadline_s(timeout)
         return await known_partitions(context, topic, deadline_s=deadline_s)
 
@@ -475,8 +543,12 @@ class AsyncClient:
         Raises:
             MetaqError: a broker that should be there cannot be asked.
         """
-        context = self.context
+        context = self._require_context()
         return await stats_of(context, item, deadline_s=context.deadline_s(timeout))
+
+    def admin(self) -> AsyncAdmin:
+        """Return what makes, alters, deletes and describes topics."""
+        return AsyncAdmin(self._require_context())
 
     def statistics(self) -> ClientStatistics:
         """Return a snapshot of the client's counters, and of what was made from it.

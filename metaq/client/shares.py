@@ -5,7 +5,7 @@ what counts as a member of a topic, and which names its partitions have, are Met
 rules to the letter. Source: client spec 14.4 and 14.7.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +15,7 @@ from metaq.zk.groups import Members
 from metaq.zk.paths import partition_name
 
 NAMES_MAX: Final = 5
-"""Partitions that a line of text lists by name."""
+"""Partitions, or members, that a line of text lists by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,10 @@ def share_of(
 
 def name_some(partitions: Collection[TopicPartition]) -> str:
     """Return the names of partitions for a line of text: a few, and how many more."""
-    names = [str(partition) for partition in sorted(partitions)[:NAMES_MAX]]
-    more = len(partitions) - len(names)
-    return ", ".join(names) + (f" and {more} more" if more else "")
+    return name_few(list(map(str, sorted(partitions))))
+
+
+def name_few(names: Sequence[str]) -> str:
+    """Return names for a line of text: the first ones, and how many more."""
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

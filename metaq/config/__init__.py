@@ -4,6 +4,7 @@ from metaq.config.load import (
     NO_OVERRIDES,
     Reload,
     TopicsDiff,
+    define_topic,
     diff_topics,
     load_config,
     parse_config,
@@ -20,7 +21,7 @@ from metaq.config.settings import (
     ZooKeeperConfig,
     default_topic,
 )
-from metaq.config.topic_rules import TopicRules, is_safe_topic
+from metaq.config.topic_rules import TopicRules, is_pattern, is_safe_topic
 
 __all__ = [
     "NO_OVERRIDES",
@@ -35,7 +36,9 @@ __all__ = [
     "TopicsDiff",
     "ZooKeeperConfig",
     "default_topic",
+    "define_topic",
     "diff_topics",
+    "is_pattern",
     "is_safe_topic",
     "load_config",
     "parse_config",

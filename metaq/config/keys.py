@@ -212,6 +212,11 @@ TOPIC_KEYS: Final = (
         is_reloadable=True),
 )  # fmt: skip
 
+DEFINITION_KEYS: Final = tuple(
+    key for key in TOPIC_KEYS if key.name not in {"numPartitions", "dataPath"}
+)
+"""What a topic that was made by command may set; a path is each broker's own."""
+
 
 def read_delete_policy(text: str) -> DeletePolicy:
     """Read `delete,<age>` or `archive,<age>[,<compress>]` (broker spec 2.9).
@@ -259,10 +264,10 @@ def nearest_key(name: str, candidates: Iterable[str]) -> str:
         candidates: valid names, at least one.
     """
     cut = name[:SUGGESTION_CHARS_MAX]
-    return min(candidates, key=lambda candidate: _edit_distance(cut, candidate))
+    return min(candidates, key=lambda candidate: edit_distance(cut, candidate))
 
 
-def _edit_distance(left: str, right: str) -> int:
+def edit_distance(left: str, right: str) -> int:
     """Count the insertions, deletions and replacements that make left right."""
     row = list(range(len(right) + 1))
     for i, char in enumerate(left, 1):

@@ -5,6 +5,12 @@ section that knows it, in the order `[system]`, `[zookeeper]`, `[metaq]`; `NAME:
 goes to `[topic=NAME]`, which is added when the file has none. So `NAME:numPartitions`
 with a blank value adds a topic with all defaults.
 
+Where something was set over the file, checksum and text of the settings are those of
+what is in effect; without overrides they are those of the file, byte for byte.
+
+A section that nobody knows is ignored, as MetaQ does, unless its name is nearly that of
+a known one (docs/decisions/0020-misspelt-sections.md).
+
 On reload only `[topic=...]` sections take effect (broker spec 4.5): the topics of the
 new file are read against the `[system]` defaults that the broker runs with, and what
 else differs is reported. A file with any error changes nothing.
@@ -18,8 +24,10 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from metaq.config.keys import (
+    DEFINITION_KEYS,
     GROUP_PREFIX,
     LIMITS_KEYS,
+    PARTITION_COUNT_MAX,
     SUGGESTION_CHARS_MAX,
     SYSTEM_KEYS,
     SYSTEM_KEYS_WITHOUT_EFFECT,
@@ -27,6 +35,7 @@ from metaq.config.keys import (
     TOPIC_KEYS_WITHOUT_EFFECT,
     ZOOKEEPER_KEYS,
     Key,
+    edit_distance,
     nearest_key,
     read_delete_policy,
 )
@@ -39,8 +48,13 @@ from metaq.config.settings import (
     ZooKeeperConfig,
     default_topic,
 )
-from metaq.config.text import parse_sections
-from metaq.config.topic_rules import compile_topic_pattern, is_safe_topic
+from metaq.config.text import parse_sections, write_sections
+from metaq.config.topic_rules import (
+    PATTERN_MARKS,
+    compile_topic_pattern,
+    is_pattern,
+    is_safe_topic,
+)
 from metaq.errors import ConfigError
 
 Sections = dict[str, dict[str, str]]
@@ -50,6 +64,12 @@ SYSTEM: Final = "system"
 ZOOKEEPER: Final = "zookeeper"
 LIMITS: Final = "metaq"
 TOPIC_PREFIX: Final = "topic="
+TOPIC: Final = TOPIC_PREFIX.removesuffix("=")
+NEAR_EDITS_MAX: Final = 2
+"""A section whose name is so near to a known one is a misspelt one: a letter that is
+wrong, lacking or too many, or two that changed places."""
+FOREIGN_SECTIONS: Final = frozenset({"slave"})
+"""What older MetaQ files have, and no broker reads."""
 VALUE_CHARS_MAX: Final = 4096
 """Paths and ZooKeeper ensembles are shorter; a longer value is a mistake."""
 NO_OVERRIDES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -89,7 +109,8 @@ def parse_config(
     """Validate the bytes of a configuration file.
 
     Args:
-        data: the file, kept in the result for `stats config`.
+        data: the file, kept in the result for `stats config`, unless something was set
+            over it.
         path: its name; for messages, and `<its directory>/../provided` is where
             filter classes are when `appClassPath` is not set.
         overrides: key → value, see the head of this file.
@@ -98,9 +119,13 @@ def parse_config(
         ConfigError: as `load_config`; any other exception is a bug.
     """
     sections = parse_sections(data, path)
-    _apply_overrides(sections, overrides, path)
+    shadowed = _apply_overrides(sections, overrides, path)
+    if overrides:
+        data = write_sections(sections)
     config = _build(sections, data, path, system=None)
-    return replace(config, overrides=MappingProxyType(dict(overrides)))
+    return replace(
+        config, overrides=MappingProxyType(dict(overrides)), shadowed=shadowed
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,19 +176,57 @@ def reload_config(
         ConfigError: as `parse_config`; the caller keeps `running`.
     """
     sections = parse_sections(data, running.path)
-    _apply_overrides(sections, overrides, running.path)
+    shadowed = _apply_overrides(sections, overrides, running.path)
+    if overrides:
+        data = write_sections(sections)
     wanted = _build(sections, data, running.path, system=None)
     merged = replace(
         _build(sections, data, running.path, system=running.system),
         zookeeper=running.zookeeper,
         limits=running.limits,
         overrides=running.overrides,
+        shadowed=shadowed,
+        defined=running.defined,
     )
     return Reload(
         config=merged,
         topics=diff_topics(running, merged),
         needs_restart=_differences(running, wanted),
     )
+
+
+def define_topic(
+    name: str,
+    partition_count: int,
+    settings: Mapping[str, str],
+    *,
+    system: SystemConfig,
+) -> TopicConfig:
+    """Validate a topic that was made by command, as a section of the file would be.
+
+    Args:
+        name: an exact name, no pattern.
+        partition_count: how many partitions it has on a broker.
+        settings: some of `DEFINITION_KEYS` and the text of their values.
+        system: what it inherits.
+
+    Raises:
+        ConfigError: names topic, key and value.
+    """
+    where = f"topic '{name}'"
+    if not is_safe_topic(name):
+        raise ConfigError(f"{where}: this cannot be the name of a topic")
+    if is_pattern(name):
+        raise ConfigError(
+            f"{where}: expected a name, got a pattern: none of {PATTERN_MARKS}"
+        )
+    if not 1 <= partition_count <= PARTITION_COUNT_MAX:
+        raise ConfigError(
+            f"{where}: expected 1..{PARTITION_COUNT_MAX} partitions,"
+            f" got {partition_count}"
+        )
+    base = replace(default_topic(name, system), partition_count=partition_count)
+    return _fill(base, DEFINITION_KEYS, settings, where)
 
 
 def parse_delete_policy(text: str) -> DeletePolicy:
@@ -198,11 +261,22 @@ def _differences(running: BrokerConfig, wanted: BrokerConfig) -> tuple[str, ...]
 
 def _apply_overrides(
     sections: Sections, overrides: Mapping[str, str], path: str
-) -> None:
+) -> tuple[str, ...]:
+    """Set values over those of the file.
+
+    Returns:
+        A sentence for each value that a topic's own section keeps from its topic.
+    """
     for name, value in overrides.items():
         topic, colon, key = name.rpartition(":")
         section = TOPIC_PREFIX + topic if colon else _section_of(key, path)
         sections.setdefault(section, {})[key] = value.strip()
+    return tuple(
+        f"{key}={value} was set for the broker, but [{section}] says {key}={own[key]}"
+        for key, value in overrides.items()
+        for section, own in sections.items()
+        if section.startswith(TOPIC_PREFIX) and own.get(key, value) not in {"", value}
+    )
 
 
 def _section_of(key: str, path: str) -> str:
@@ -230,6 +304,7 @@ def _build(
                 raise ConfigError(f"{where}: topic '{name}' occurs twice")
             topics[name] = _build_topic(name, raw, system or own_system, where)
         elif section not in _KEYS_BY_SECTION:
+            _check_foreign(section, path)
             ignored.append(section)
     if not topics:
         raise ConfigError(f"{path}: Empty topics list, expected a section [topic=NAME]")
@@ -242,6 +317,27 @@ def _build(
         limits=limits,
         topics=MappingProxyType(topics),
         ignored_sections=tuple(ignored),
+    )
+
+
+def _check_foreign(section: str, path: str) -> None:
+    """Refuse a section that is nobody's, but nearly a known one.
+
+    Raises:
+        ConfigError: the message names both.
+    """
+    if section in FOREIGN_SECTIONS:
+        return
+    kind, equals, name = section.partition("=")
+    kind = kind.strip().casefold()
+    nearest = nearest_key(kind, (*_KEYS_BY_SECTION, TOPIC))
+    if edit_distance(kind[:SUGGESTION_CHARS_MAX], nearest) > NEAR_EDITS_MAX:
+        return
+    if nearest == TOPIC:
+        nearest = TOPIC_PREFIX + (name.strip() if equals else "NAME")
+    shown = section[:SUGGESTION_CHARS_MAX]
+    raise ConfigError(
+        f"{path}: Invalid config section:[{shown}],do you mean '[{nearest}]'?"
     )
 
 

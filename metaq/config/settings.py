@@ -224,7 +224,8 @@ class LimitsConfig:
     connection_in_flight_bytes_max: int = CONNECTION_IN_FLIGHT_BYTES_MAX
     """Bytes of puts read from one connection and not yet answered; room for one."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
-    """Bytes of puts read and not yet answered, whole broker; room for a connection."""
+    """Bytes of puts in flight, half frames and unread replies of all connections; room
+    for the puts of one."""
     idle_timeout_ms: int = IDLE_TIMEOUT_MS
     """A connection silent for so long is closed; 0: never."""
     wait_ms_max: int = WAIT_MS_MAX
@@ -304,7 +305,8 @@ class BrokerConfig:
     path: str = ""
     """The file it came from, as it was named; "" when there is none."""
     data: bytes = b""
-    """The bytes of the file; `stats config` sends them as they are."""
+    """What `stats config` sends: the bytes of the file, or a text of what is in effect
+    when something was set over it."""
     checksum: int = 0
     """Unsigned CRC-32 of `data`; other brokers watch it in ZooKeeper."""
     system: SystemConfig = field(default_factory=SystemConfig)
@@ -317,10 +319,16 @@ class BrokerConfig:
         default_factory=lambda: MappingProxyType({})
     )
     """Configured topics and patterns by section name, in the order of the file."""
+    defined: Mapping[str, TopicConfig] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Topics that were made by command, by exact name; a section of that name wins."""
     ignored_sections: tuple[str, ...] = ()
     """Sections nobody knows, in order: legal (legacy), but worth a warning."""
     overrides: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What was set over the file (`--set`), key → value; already applied above."""
+    shadowed: tuple[str, ...] = ()
+    """A sentence for each of these that a topic's own section keeps from its topic."""
 
     def topic(self, name: str) -> TopicConfig:
         """Return the settings of one topic.
@@ -330,6 +338,15 @@ class BrokerConfig:
                 not pass to the topics that it matches (broker spec 2.2).
 
         Returns:
-            Its section, or all defaults from `[system]`.
+            Its section, else its definition, else all defaults from `[system]`.
         """
-        return self.topics.get(name) or default_topic(name, self.system)
+        return (
+            self.topics.get(name)
+            or self.defined.get(name)
+            or default_topic(name, self.system)
+        )
+
+    @property
+    def topic_names(self) -> tuple[str, ...]:
+        """Names of sections, in the order of the file, then of other defined topics."""
+        return tuple(dict.fromkeys((*self.topics, *self.defined)))

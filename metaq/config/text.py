@@ -22,6 +22,7 @@ twice is an error.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -82,6 +83,14 @@ def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
         unquote(name): {unquote(key): unquote(value) for key, value in section.items()}
         for name, section in parsed.items()
     }
+
+
+def write_sections(sections: Mapping[str, Mapping[str, str]]) -> bytes:
+    """Return a file that `parse_sections` reads as these sections; no comments."""
+    lines = []
+    for name, section in sections.items():
+        lines += [f"[{name}]", *(f"{key}={value}" for key, value in section.items())]
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def _decode(data: bytes, path: str) -> str:

@@ -20,7 +20,9 @@ TOPIC_BYTES_MAX: Final = 255 - len("-2147483647")
 
 _UNSAFE_CATEGORIES: Final = {"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"}
 """Control, invisible, private and blank characters; a blank ends a token of a line."""
-_REGEX_MARKS: Final = frozenset("\\^$|?+()[]{}")
+PATTERN_MARKS: Final = "*\\^$|?+()[]{}"
+"""What makes a pattern of a name. A dot does not: names have dots."""
+_REGEX_MARKS: Final = frozenset(PATTERN_MARKS) - {"*"}
 
 
 def is_safe_topic(name: str) -> bool:
@@ -33,6 +35,11 @@ def is_safe_topic(name: str) -> bool:
     ):
         return False
     return len(name.encode()) <= TOPIC_BYTES_MAX
+
+
+def is_pattern(name: str) -> bool:
+    """Tell whether a configured name stands for others than itself, dots aside."""
+    return any(mark in name for mark in PATTERN_MARKS)
 
 
 @dataclass(frozen=True, slots=True)

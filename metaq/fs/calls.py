@@ -38,6 +38,16 @@ class FileStatus(Protocol):
         ...
 
     @property
+    def st_dev(self) -> int:
+        """Return the number of the disk it lies on."""
+        ...
+
+    @property
+    def st_ino(self) -> int:
+        """Return its number on that disk."""
+        ...
+
+    @property
     def st_size(self) -> int:
         """Return the size in bytes."""
         ...
@@ -129,6 +139,10 @@ class SystemCalls(Protocol):
         """Create a directory."""
         ...
 
+    def rmdir(self, path: Path, /) -> None:
+        """Remove an empty directory."""
+        ...
+
     def flock(self, fd: int, operation: int, /) -> None:
         """Lock an open file, or raise `BlockingIOError`."""
         ...
@@ -156,6 +170,7 @@ class LinuxCalls:
     rename = staticmethod(os.rename)
     unlink = staticmethod(os.unlink)
     mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
     flock = staticmethod(fcntl.flock)
 
     @staticmethod

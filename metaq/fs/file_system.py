@@ -1,5 +1,6 @@
 """Names and files on a disk: opened, listed, renamed, removed, locked, all durably."""
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -22,8 +23,9 @@ from metaq.model import Millis, Position, SizeBytes
 LOCK_FILE: Final = ".lock"
 """Name of the lock file in a data directory; it is never removed (see `DirLock`)."""
 
-FILE_MODE: Final = 0o644
-DIRECTORY_MODE: Final = 0o755
+FILE_MODE: Final = 0o640
+DIRECTORY_MODE: Final = 0o750
+"""Of what is made here: messages are for the broker's user, and its group may read."""
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _PID_DIGITS_MAX: Final = 32
@@ -73,9 +75,11 @@ class FileSystem:
         return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
-        """Open an existing file for reading."""
+        """Open an existing file for reading; a pipe in its place is not waited for."""
+        # Without O_NONBLOCK a pipe would wait for a writer. Files do not ask.
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
         with Translated("open", path):
-            fd = self._calls.open(path, os.O_RDONLY | os.O_CLOEXEC, FILE_MODE)
+            fd = self._calls.open(path, flags, FILE_MODE)
         return ReadFile(self._calls, path, fd)
 
     def mtime_ms(self, path: Path) -> Millis:
@@ -129,7 +133,7 @@ class FileSystem:
             raise
 
     def rename(self, source: Path, target: Path) -> None:
-        """Rename a file, replacing `target`; durable on return.
+        """Rename a file, replacing `target`, or a directory; durable on return.
 
         Content is not synced: a file that must arrive whole is synced first. After an
         error the file has one of the two names, or both after a crash.
@@ -155,6 +159,12 @@ class FileSystem:
                 if not self.is_directory(path):
                     raise
         # Also for an existing one, for the reason given in `open_append`.
+        self.sync_directory(path.parent)
+
+    def remove_directory(self, path: Path) -> None:
+        """Remove an empty directory, durable on return."""
+        with Translated("rmdir", path):
+            self._calls.rmdir(path)
         self.sync_directory(path.parent)
 
     def sync_directory(self, path: Path) -> None:
@@ -186,6 +196,14 @@ class FileSystem:
         """Return the size of a file in bytes, unsynced bytes included."""
         with Translated("stat", path):
             return SizeBytes(self._calls.stat(path).st_size)
+
+    def size_of_file(self, path: Path) -> SizeBytes:
+        """Return the size of what must be a regular file; else `DiskError` (EINVAL)."""
+        with Translated("stat", path):
+            status = self._calls.stat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise OSError(errno.EINVAL, "not a regular file")
+        return SizeBytes(status.st_size)
 
     def free_bytes(self, path: Path) -> SizeBytes:
         """Return the room an unprivileged writer has on the disk of this path."""

@@ -13,6 +13,17 @@ from metaq.fs.calls import Buffer, SystemCalls, Translated, write_fully
 from metaq.model import Millis, Position, SizeBytes
 
 
+def _is_named(calls: SystemCalls, path: Path, fd: int) -> bool:
+    """Tell whether `path` leads to the file that is open as `fd`."""
+    with Translated("stat", path):
+        opened = calls.fstat(fd)
+        try:
+            named = calls.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+    return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+
 class _OpenFile:
     """What all open files have in common; the owner closes it."""
 
@@ -26,6 +37,14 @@ class _OpenFile:
         """Return the size in bytes at this moment, unsynced bytes included."""
         with Translated("stat", self.path):
             return SizeBytes(self._calls.fstat(self._fd).st_size)
+
+    def is_in_place(self) -> bool:
+        """Tell whether its path still leads to it.
+
+        It does not where the file was removed or replaced, a directory above it was
+        renamed or removed, or another disk was mounted over one.
+        """
+        return _is_named(self._calls, self.path, self._fd)
 
     def close(self) -> None:
         """Close without syncing; a second call does nothing."""
@@ -172,6 +191,10 @@ class DirLock:
         self._calls = calls
         self._path = path
         self._fd = fd
+
+    def is_in_place(self) -> bool:
+        """Tell whether another process would meet this lock; see `_OpenFile`."""
+        return _is_named(self._calls, self._path, self._fd)
 
     def release(self) -> None:
         """Give it up; a second call does nothing."""

@@ -10,10 +10,17 @@ unit that crosses this module is a group of commands and a group of replies:
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range whose file is not open, or that is not in the page
   cache, is opened and warmed on a reader thread first (see `cold.py`); everything
-  queued behind it waits, which keeps the order.
+  queued behind it waits, which keeps the order. A file that is too short is met there,
+  and answered; one that is cut behind its header's back ends the connection.
 
 The owner bounds the queue: `queued_bytes` says how much has not left, `on_room` calls
-back once it is below half of `room_bytes`, `stalled_s` tells of a peer that is deaf.
+back once it is below half of `room_bytes`, or when it has left after `want_empty`, and
+`stalled_s` tells of a peer that is deaf. `on_held` hears of every change of what the
+queue holds in memory, so that one bound can be kept over many channels.
+
+Where there is no memory to receive into, the bytes stay in the socket and the owner is
+asked who has to go (`on_no_memory`); a queue that cannot be joined for want of memory
+ends the channel.
 
 It ends in one of three ways. `close_after_flush` sends what is queued, then FIN, then
 discards input until the peer closes or LINGER_S have passed: a close with unread input
@@ -39,10 +46,14 @@ from typing import Final
 from metaq.clock import Clock
 from metaq.net.channel_state import ChannelState, ChannelStatistics
 from metaq.net.cold import is_cached, warm
-from metaq.net.file_range import Explain, FileRange, QueuedRange
+from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeError
 
 RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
+
+RECEIVE_BYTES_MIN: Final = 16 * 1024
+"""What is asked of a socket that brings little: room for more would be taken from the
+system, and given back, at each read, for longer than a small put takes."""
 
 SEND_BYTES_MAX: Final = 1024 * 1024
 """Most queued bytes joined for one send."""
@@ -50,10 +61,21 @@ SEND_BYTES_MAX: Final = 1024 * 1024
 TURN_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes one channel sends before other channels get their turn."""
 
+RANGE_HELD_BYTES: Final = 512
+"""What a queued range counts for in memory: its header, and objects."""
+
 LINGER_S: Final = 2.0
 """How long input is discarded after FIN before the socket is closed anyway."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
+
+
+def _ignore() -> None:
+    """Do nothing: stands in until `start`."""
+
+
+def _ignore_data(_data: object) -> None:
+    """Do nothing: stands in until `start`."""
 
 
 class Channel:
@@ -87,13 +109,18 @@ class Channel:
         self._on_end: Callable[[], None] = _ignore
         self._on_room: Callable[[], None] = _ignore
         self._on_closed: Callable[[str], None] = _ignore_data
+        self._on_held: Callable[[int], object] = _ignore_data
+        self._on_no_memory: Callable[[], object] = self._run_out
         self._queue: deque[bytes | memoryview | QueuedRange] = deque()
         self.queued_bytes = 0
         """Bytes that were sent by the owner and have not left yet."""
+        self.held_bytes = 0
+        """What the queue holds in memory: ranges stay in their files."""
         self._is_flush_due = False
+        self._receive_bytes = RECEIVE_BYTES_MIN
         self._is_reading = False
         self._is_writing = False
-        self._is_full = False
+        self._room_below = 0
         self._has_ended = False
         self._reads_rest = False
         self._warming: Future[None] | None = None
@@ -119,6 +146,8 @@ class Channel:
         on_room: Callable[[], None],
         on_closed: Callable[[str], None],
         reads_rest: bool = False,
+        on_held: Callable[[int], object] = _ignore_data,
+        on_no_memory: Callable[[], object] | None = None,
     ) -> None:
         """Begin to read.
 
@@ -129,12 +158,18 @@ class Channel:
             on_closed: the socket is closed, and why; called once.
             reads_rest: when a send fails, hand out first what the peer had sent
                 before it closed: a reply is true whatever became of the connection.
+            on_held: gets by how many bytes `held_bytes` has changed.
+            on_no_memory: there is no memory to receive into; it closes a channel, this
+                one or another that holds more. None: this one is closed.
         """
         self._on_data = on_data
         self._on_end = on_end
         self._on_room = on_room
         self._on_closed = on_closed
         self._reads_rest = reads_rest
+        self._on_held = on_held
+        if on_no_memory is not None:
+            self._on_no_memory = on_no_memory
         self.resume_reading()
 
     @property
@@ -147,7 +182,7 @@ class Channel:
         if self._state is not ChannelState.OPEN or not data:
             return
         self._queue.append(data)
-        self._grow(len(data))
+        self._grow(len(data), len(data))
         self._flush_soon()
 
     def send_now(self, data: bytes) -> None:
@@ -197,13 +232,17 @@ class Channel:
         item = QueuedRange(file, head, explain)
         item.is_warm = is_fresh
         self._queue.append(item)
-        self._grow(len(head) + file.size_bytes)
+        self._grow(len(head) + file.size_bytes, RANGE_HELD_BYTES)
         if len(self._queue) == 1:
             with contextlib.suppress(OSError):  # the flush meets it again
                 if self._prepare(item):
                     self._send_range(item)
         if self._queue:
             self._flush_soon()
+
+    def want_empty(self) -> None:
+        """Have `on_room` called when everything that is queued now has left."""
+        self._room_below = max(self._room_below, 1)
 
     def pause_reading(self) -> None:
         """Leave what arrives in the socket: the peer is slowed down, nothing lost."""
@@ -264,18 +303,26 @@ class Channel:
     # -- reading ----------------------------------------------------------------------
 
     def _on_readable(self) -> None:
+        size = self._receive_bytes
         try:
-            data = self._sock.recv(RECEIVE_BYTES)
+            data = self._sock.recv(size)
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
             self._close(f"receive failed: {error}")
+            return
+        except MemoryError:
+            self._on_no_memory()
             return
         if not data:
             self.pause_reading()
             self._has_ended = True
             self._on_end()
             return
+        if len(data) == size:
+            self._receive_bytes = RECEIVE_BYTES
+        elif len(data) <= RECEIVE_BYTES_MIN // 2:
+            self._receive_bytes = RECEIVE_BYTES_MIN
         self._received_s = self._clock.monotonic_s()
         self._received_bytes += len(data)
         self._on_data(data)
@@ -292,14 +339,19 @@ class Channel:
 
     # -- writing ----------------------------------------------------------------------
 
-    def _grow(self, size_bytes: int) -> None:
+    def _grow(self, size_bytes: int, held_bytes: int) -> None:
         if not self.queued_bytes:
             self._sent_s = self._clock.monotonic_s()
         self.queued_bytes += size_bytes
+        self._hold(held_bytes)
+
+    def _hold(self, change_bytes: int) -> None:
+        self.held_bytes += change_bytes
+        self._on_held(change_bytes)
 
     def _flush_soon(self) -> None:
         if self.queued_bytes >= self._room_bytes:
-            self._is_full = True
+            self._room_below = self._room_bytes // 2
         if not self._is_flush_due and not self._is_writing and not self._warming:
             self._is_flush_due = True
             self._loop.call_soon(self._on_flush_due)
@@ -325,10 +377,16 @@ class Channel:
                     self._send_bytes()
         except (BlockingIOError, InterruptedError):
             self._watch_writable(wanted=True)
+        except ShortRangeError:
+            self._watch_writable(wanted=False)
+            return
         except OSError as error:
             if self._reads_rest:
                 self._read_rest()
             self._close(f"send failed: {error}")
+            return
+        except MemoryError:
+            self._run_out()
             return
         else:
             # What is left belongs to the next turn: a socket that is still writable
@@ -337,8 +395,8 @@ class Channel:
             if not self._queue and self._state is ChannelState.FLUSHING:
                 self._finish()
                 return
-        if self._is_full and self.queued_bytes < self._room_bytes // 2:
-            self._is_full = False
+        if self.queued_bytes < self._room_below:
+            self._room_below = 0
             self._on_room()
 
     def _send_bytes(self) -> None:
@@ -357,6 +415,7 @@ class Channel:
         flags = socket.MSG_MORE if follower is not None else 0
         sent = self._sock.send(data, flags)
         self._note_sent(sent)
+        self._hold(-sent)
         for _ in parts:
             self._queue.popleft()
         if sent < size_bytes:
@@ -372,13 +431,18 @@ class Channel:
         # a part, so what it returns is exact.
         sent = os.sendfile(self._fd, item.file.fileno(), item.position, item.left_bytes)
         if not sent:
-            raise OSError(f"range ends {item.left_bytes} bytes early")
+            # The owner looks for the cause, which blocks, before this ends.
+            item.is_short = True
+            if not self._warming:
+                self._warm(item)
+            raise ShortRangeError(f"range ends {item.left_bytes} bytes early")
         self._note_sent(sent)
         item.position += sent
         item.left_bytes -= sent
         if not item.left_bytes:
             self._queue.popleft()
             self._range_count += 1
+            self._hold(-RANGE_HELD_BYTES)
             item.file.release()
 
     def _note_sent(self, size_bytes: int) -> None:
@@ -407,11 +471,14 @@ class Channel:
             item.is_warm = True
             return True
         self._cold_range_count += 1
-        self._warming = file.reader.submit(_open_and_warm, item)
+        self._warm(item)
+        return False
+
+    def _warm(self, item: QueuedRange) -> None:
+        self._warming = item.file.reader.submit(_open_and_warm, item)
         self._warming.add_done_callback(
             lambda future: self._loop.call_soon_threadsafe(self._on_warm, item, future)
         )
-        return False
 
     def _on_warm(self, item: QueuedRange, future: Future[None]) -> None:
         self._warming = None
@@ -419,10 +486,16 @@ class Channel:
             item.file.release()
             return
         error = CancelledError() if future.cancelled() else future.exception()
+        if item.is_short:
+            text = f"range ends {item.left_bytes} bytes early"
+            item.explain(error or ShortRangeError(text))
+            self._close(f"send failed: {text}")
+            return
         if error is not None:
             substitute = self._queue[0] = item.explain(error)
             self.queued_bytes += len(substitute)
             self.queued_bytes -= len(item.head) + item.left_bytes
+            self._hold(len(substitute) - RANGE_HELD_BYTES)
             item.file.release()
         item.is_warm = True
         self._sent_s = self._clock.monotonic_s()
@@ -453,6 +526,9 @@ class Channel:
         if not data:
             self._close(self._reason)
 
+    def _run_out(self) -> None:
+        self.abort("no memory")
+
     def _close(self, reason: str) -> None:
         if self._state is ChannelState.CLOSED:
             return
@@ -475,6 +551,7 @@ class Channel:
                 item.file.release()
         self._queue.clear()
         self.queued_bytes = 0
+        self._hold(-self.held_bytes)
 
 
 def _open_and_warm(item: QueuedRange) -> None:
@@ -490,11 +567,3 @@ def _name_of(sock: socket.socket) -> str:
     if not isinstance(address, tuple):
         return "local"
     return f"{str(address[0]).removeprefix('::ffff:')}:{address[1]}"
-
-
-def _ignore() -> None:
-    """Do nothing: stands in until `start`."""
-
-
-def _ignore_data(_data: object) -> None:
-    """Do nothing: stands in until `start`."""

@@ -29,12 +29,14 @@ def is_cached(fd: int, *, position: int, size_bytes: int) -> bool:
         size_bytes: its length, 1 or more.
 
     Returns:
-        False when its first or last page is not in the page cache; True also where
-        the file system cannot say, because then warming would not help either.
+        False when its first or last page is not in the page cache, or not in the file
+        at all; True also where the file system cannot say, because then warming would
+        not help either.
     """
     try:
         for at in (position, position + size_bytes - 1):
-            os.preadv(fd, _PROBE, at, os.RWF_NOWAIT)
+            if not os.preadv(fd, _PROBE, at, os.RWF_NOWAIT):
+                return False
     except BlockingIOError:
         return False
     except OSError:

@@ -25,7 +25,7 @@ class FileRange(Protocol):
         """Open the file unless it is open; blocks, on a thread of `reader`.
 
         Raises:
-            Exception: it cannot be opened.
+            Exception: it cannot be opened, or does not have the range.
         """
         ...
 
@@ -48,10 +48,22 @@ class FileRange(Protocol):
         ...
 
 
+class ShortRangeError(OSError):
+    """A file ended before the range of it that was to be sent."""
+
+
 class QueuedRange:
     """A range in the queue of a channel, and how much of it has left."""
 
-    __slots__ = ("explain", "file", "head", "is_warm", "left_bytes", "position")
+    __slots__ = (
+        "explain",
+        "file",
+        "head",
+        "is_short",
+        "is_warm",
+        "left_bytes",
+        "position",
+    )
 
     def __init__(self, file: FileRange, head: bytes, explain: Explain) -> None:
         """Queue a range behind its header, or what `explain` returns for both."""
@@ -65,5 +77,7 @@ class QueuedRange:
         """Where in the file the rest starts."""
         self.left_bytes = file.size_bytes
         """Length of the rest."""
+        self.is_short = False
+        """Whether the file ended before the range did, its header being sent."""
         self.is_warm = False
         """Whether it was in the page cache when somebody looked, or must be."""

@@ -144,7 +144,7 @@ class Listener:
 
     def _on_acceptable(self) -> None:
         for _ in range(ACCEPT_BATCH_MAX):
-            if self._sock is None:
+            if self._sock is None or self._resume is not None:
                 return
             try:
                 sock, address = self._sock.accept()
@@ -152,6 +152,9 @@ class Listener:
                 return
             except OSError as error:
                 self._on_accept_error(error)
+                return
+            except MemoryError:
+                self._on_accept_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
                 return
             # One host is one host, whichever family its packets came in.
             self._admit(sock, str(address[0]).removeprefix("::ffff:"))
@@ -163,7 +166,7 @@ class Listener:
             return
         self._exhausted_count += 1
         log.error(
-            "accept paused, no descriptors left: error=%s open=%d pause_s=%s",
+            "accept paused, no descriptors or memory left: error=%s open=%d pause_s=%s",
             error.strerror,
             self._open_count,
             PAUSE_S,
@@ -202,7 +205,12 @@ class Listener:
         self._open_count += 1
         self._accepted_count += 1
         self._hosts[host] += 1
-        self._on_connection(sock, host)
+        try:
+            self._on_connection(sock, host)
+        except MemoryError:
+            sock.close()
+            self.forget(host)
+            self._on_accept_error(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
 
 
 def _bind(host: str, port: int) -> socket.socket:

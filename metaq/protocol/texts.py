@@ -7,7 +7,8 @@ Source: broker spec 1.2 (rule 9), 1.4, 1.5.
 
 from typing import Final
 
-from metaq.errors import OUTCOME_UNKNOWN
+from metaq.errors import OUTCOME_UNKNOWN, CorruptRecordError
+from metaq.protocol.reply_codes import DAMAGED, with_code
 
 CHECKSUM_FAILURE: Final = (
     "Checksum failure,message may be corrupted when transfering on networking."
@@ -71,6 +72,26 @@ def says_unregistered(text: str) -> bool:
     between gets in its own way; the message is not stored.
     """
     return "] failed.Detail:org.apache.zookeeper.KeeperException" in text
+
+
+def with_damage(text: str, error: CorruptRecordError, *, offset: int, end: int) -> str:
+    """Return the text of an error with the code that names the damage behind it.
+
+    Args:
+        text: for people.
+        error: what was found.
+        offset: what was asked for; where the damage starts, if the error cannot say.
+        end: the end of the log; where to go on, if nothing is good behind the damage.
+            Nowhere, if what was asked for lies behind that.
+    """
+    start, good = error.offset, error.next_good_offset
+    values = {
+        "from": offset if start is None else start,
+        "to": end if good is None and offset < end else good,
+        "file": error.path,
+        "why": error.detail or None,
+    }
+    return with_code(text, DAMAGED, values)
 
 
 def closed_detail(broker_id: int, partition: int) -> str:

@@ -1,6 +1,6 @@
 """What a broker can do, told in the body of its `version` reply.
 
-    metaq/<version>;mput;dedup;spans;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
+    metaq/<version>;mput;dedup;spans;codes;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
 
 MetaQ clients ignore the body. A MetaQ broker's body (`1.4.6.3-SNAPSHOT`) lists
 nothing, so a client that reads it knows that it may use nothing of ours. Unknown names
@@ -38,6 +38,8 @@ class Capabilities:
     """The broker recognises a batch that its producer sends again."""
     spans: bool = False
     """The broker answers the questions that an `offset` may carry."""
+    codes: bool = False
+    """The broker says what a refusal means to a program (`reply_codes.py`)."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:
@@ -49,6 +51,8 @@ def encode_version_body(capabilities: Capabilities) -> str:
         parts.append("dedup")
     if capabilities.spans:
         parts.append("spans")
+    if capabilities.codes:
+        parts.append("codes")
     if capabilities.wait_ms_max:
         parts.append(f"wait={capabilities.wait_ms_max}")
     if capabilities.payload_bytes_max is not None:
@@ -77,6 +81,7 @@ def decode_version_body(body: str) -> Capabilities:
         batch_records_max=records if is_whole else None,
         dedup="dedup" in told,
         spans="spans" in told,
+        codes="codes" in told,
     )
 
 

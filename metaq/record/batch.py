@@ -6,18 +6,20 @@ a wrong one would later look like rot, and a Java broker would cut the log there
 
 Producers that care for speed send records of equal size, so that case has a way of
 its own where they are many: lengths and checksums are compared, and ids written,
-column by column (`uniform.py`). Both ways accept and refuse the same batches.
+column by column (`uniform.py`). Both ways accept and refuse the same batches, and go in
+steps, so that a large batch need not hold up whoever runs them.
 """
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from struct import Struct
 from typing import Final
 from zlib import crc32
 
 from metaq.model import MessageId, Position
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
-from metaq.record.ids import CARRY, SEQUENCE_MASK
+from metaq.record.ids import id_runs
 from metaq.record.layout import CHECKSUM_AT, HEADER_BYTES, ID_AT, PAYLOAD_BYTES_MAX
 from metaq.record.uniform import stamp_ids
 
@@ -26,6 +28,10 @@ _ID: Final = Struct(">q")
 
 UNIFORM_COUNT_MIN: Final = 12
 """Fewer records are looked at one by one: the way of equal ones has a set-up."""
+
+
+STEP_BYTES: Final = 256 * 1024
+"""What is verified of a batch at once: less than a millisecond with small records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ def check_and_stamp(
     """Verify `count` records that fill `buffer`, and write their ids into them.
 
     Args:
-        buffer: the payload; changed in place. After an error its ids are undefined.
+        buffer: the payload; changed in place, unless it is refused.
         count: records announced.
         first_id: id of the first record; the k-th gets `id_after(first_id, k)`.
         payload_bytes_max: largest payload of a record.
@@ -57,6 +63,25 @@ def check_and_stamp(
     Returns:
         None when every record is whole and matches its checksum and nothing is left
         over; else the first thing that is wrong.
+    """
+    steps = check_in_steps(buffer, count, payload_bytes_max=payload_bytes_max)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            if isinstance(end.value, BatchError):
+                return end.value
+            stamp(buffer, end.value, first_id)
+            return None
+
+
+def check_in_steps(
+    buffer: bytes | bytearray, count: int, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX
+) -> Generator[None, None, BatchError | Sequence[int]]:
+    """Verify records as `check_and_stamp` does, about STEP_BYTES a step.
+
+    Returns:
+        Where each record begins, for `stamp`; else the first thing that is wrong.
     """
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")
@@ -66,14 +91,48 @@ def check_and_stamp(
         count >= UNIFORM_COUNT_MIN
         and not rest
         and 0 < payload_bytes <= payload_bytes_max
-        and _is_uniform_and_whole(buffer, count, payload_bytes)
+        and (yield from _are_uniform_and_whole(buffer, count, payload_bytes))
     ):
-        stamp_ids(buffer, stride, first_id, count)
-        return None
-    return _check_and_stamp_each(buffer, count, first_id, payload_bytes_max)
+        return range(0, len(buffer), stride)
+    return (yield from _check_each(buffer, count, payload_bytes_max))
 
 
-def _is_uniform_and_whole(buffer: bytearray, count: int, payload_bytes: int) -> bool:
+def stamp(buffer: bytearray, positions: Sequence[int], first_id: MessageId) -> None:
+    """Write ids into verified records; the k-th gets `id_after(first_id, k)`.
+
+    Args:
+        buffer: the records; changed in place.
+        positions: where each begins, from `check_in_steps`.
+        first_id: of the first one.
+    """
+    if isinstance(positions, range):
+        stamp_ids(buffer, positions.step, first_id, len(positions))
+        return
+    write, done = _ID.pack_into, 0
+    for ids in id_runs(first_id, len(positions)):
+        for position, number in zip(islice(positions, done, None), ids, strict=False):
+            write(buffer, position + ID_AT, number)
+        done += len(ids)
+
+
+def _are_uniform_and_whole(
+    buffer: bytes | bytearray, count: int, payload_bytes: int
+) -> Generator[None, None, bool]:
+    stride = HEADER_BYTES + payload_bytes
+    step = max(1, STEP_BYTES // stride)
+    if count <= step:
+        return _is_uniform_and_whole(buffer, count, payload_bytes)
+    for first in range(0, count, step):
+        part = buffer[first * stride : (first + step) * stride]
+        if not _is_uniform_and_whole(part, len(part) // stride, payload_bytes):
+            return False
+        yield
+    return True
+
+
+def _is_uniform_and_whole(
+    buffer: bytes | bytearray, count: int, payload_bytes: int
+) -> bool:
     stride = HEADER_BYTES + payload_bytes
     for octet, value in enumerate(payload_bytes.to_bytes(4)):
         if buffer[octet::stride] != bytes([value]) * count:
@@ -86,12 +145,13 @@ def _is_uniform_and_whole(buffer: bytearray, count: int, payload_bytes: int) -> 
     )
 
 
-def _check_and_stamp_each(
-    buffer: bytearray, count: int, first_id: MessageId, payload_bytes_max: int
-) -> BatchError | None:
-    unpack, stamp, crc = _LENGTH_CHECKSUM.unpack_from, _ID.pack_into, crc32
-    end, position, seen, next_id = len(buffer), 0, 0, int(first_id)
+def _check_each(
+    buffer: bytes | bytearray, count: int, payload_bytes_max: int
+) -> Generator[None, None, BatchError | Sequence[int]]:
+    unpack, crc = _LENGTH_CHECKSUM.unpack_from, crc32
+    end, position, step_end = len(buffer), 0, STEP_BYTES
     payload_at, mask = HEADER_BYTES, CHECKSUM_MASK
+    positions: list[int] = []
     with memoryview(buffer) as view:
         while position < end:
             if position + HEADER_BYTES > end:
@@ -105,24 +165,29 @@ def _check_and_stamp_each(
                 left = end - position - HEADER_BYTES
                 return BatchError(
                     Position(position),
-                    f"record {seen}: length {length}, but {left} bytes follow",
+                    f"record {len(positions)}: length {length}, but {left} bytes"
+                    " follow",
                 )
             if length > payload_bytes_max:
                 return BatchError(
                     Position(position),
-                    f"record {seen}: payload of {length} bytes, expected at most"
-                    f" {payload_bytes_max}",
+                    f"record {len(positions)}: payload of {length} bytes, expected at"
+                    f" most {payload_bytes_max}",
                 )
             computed = crc(view[position + payload_at : next_position]) & mask
             if computed != stored:
                 return BatchError(
                     Position(position),
-                    f"record {seen}: expected checksum {stored}, got {computed}",
+                    f"record {len(positions)}: expected checksum {stored}, got"
+                    f" {computed}",
                 )
-            stamp(buffer, position + ID_AT, next_id)
-            seen, position, next_id = seen + 1, next_position, next_id + 1
-            if not next_id & SEQUENCE_MASK:
-                next_id += CARRY
-    if seen != count:
-        return BatchError(Position(end), f"expected {count} records, got {seen}")
-    return None
+            positions.append(position)
+            position = next_position
+            if position >= step_end:
+                step_end = position + STEP_BYTES
+                yield
+    if len(positions) != count:
+        return BatchError(
+            Position(end), f"expected {count} records, got {len(positions)}"
+        )
+    return positions

@@ -3,6 +3,8 @@
 import sys
 from array import array
 from collections.abc import Iterable
+from itertools import repeat
+from operator import and_
 from typing import Final, TypeAlias
 from zlib import crc32
 
@@ -12,6 +14,8 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 CHECKSUM_MASK: Final = 0x7FFF_FFFF
 """Clears the top bit: MetaQ keeps the checksum in a signed 32-bit field."""
 
+_ALL_BITS: Final = 0xFFFF_FFFF
+_ZEROS: Final = memoryview(bytes(1 << 20))
 _IS_LITTLE_ENDIAN: Final = sys.byteorder == "little"
 _CLEAR_TOP_BIT: Final = bytes(octet & 0x7F for octet in range(256))
 
@@ -26,6 +30,27 @@ def checksum(data: BytesLike) -> int:
         zlib's CRC-32 with the top bit cleared; 0 for no bytes.
     """
     return crc32(data) & CHECKSUM_MASK
+
+
+def checksums(datas: Iterable[BytesLike]) -> list[int]:
+    """Return the checksum of each; no interpreted instruction runs per checksum."""
+    return list(map(and_, map(crc32, datas), repeat(CHECKSUM_MASK)))
+
+
+def checksum_of_joined(before: int, behind: int, size: int) -> int:
+    """Return the CRC-32 of two runs of bytes of which only that of each is known.
+
+    Args:
+        before: CRC-32 of the first run, all 32 bits.
+        behind: CRC-32 of the second run.
+        size: Length of the second run in bytes.
+    """
+    # A CRC is linear: zeros move the first one to where the second run ends.
+    value = before ^ _ALL_BITS
+    while size > 0:
+        value = crc32(_ZEROS[:size], value)
+        size -= len(_ZEROS)
+    return value ^ _ALL_BITS ^ behind
 
 
 def pack_checksums(datas: Iterable[BytesLike]) -> bytes:

@@ -29,6 +29,7 @@ def encode_payload(data: bytes, attribute: str | None) -> tuple[bytes, int]:
     Raises:
         LocalProtocolError: the attribute holds what UTF-8 cannot say (half of a
             surrogate pair).
+        TypeError: the attribute is no text.
     """
     if attribute is None:
         return data, 0
@@ -36,6 +37,10 @@ def encode_payload(data: bytes, attribute: str | None) -> tuple[bytes, int]:
         text = attribute.encode()
     except UnicodeEncodeError as error:
         raise LocalProtocolError(f"attribute {attribute!r} is no UTF-8") from error
+    except AttributeError:
+        raise TypeError(
+            f"attribute: expected str, got {type(attribute).__name__} {attribute!r:.80}"
+        ) from None
     return _ATTRIBUTE_LENGTH.pack(len(text)) + text + data, HAS_ATTRIBUTE
 
 

@@ -16,6 +16,7 @@ from metaq.model import TopicPartition
 from metaq.spark.bounds import NOTHING, resolve_ends, resolve_starts
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.dead_letters import Converting
+from metaq.spark.errors import one_sentence
 from metaq.spark.facts import BrokerFacts
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
@@ -43,6 +44,7 @@ class BatchReader(DataSourceReader):
         self._value_type = value_type
         self._pushed = PushedFilters()
 
+    @one_sentence
     def partitions(self) -> list[InputPartition]:
         """Return what each task reads: a `ReadTask`.
 
@@ -50,11 +52,13 @@ class BatchReader(DataSourceReader):
             DataLossError: bytes that are asked for are gone, and that is to fail the
                 query.
             BackwardRangeError: a partition would end before it starts.
-            NoBrokerError: a partition that the options name is nobody's.
+            NoBrokerError: a topic or partition that the options name is nobody's, or
+                a broker is away, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, shared_cluster(self._options.wire)
         facts = BrokerFacts(cluster)
+        cluster.require_whole(options)
         cluster.require_known(options.named)
         chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
         logs = cluster.spans(chosen)
@@ -66,6 +70,7 @@ class BatchReader(DataSourceReader):
             spans[partition] = _narrowed(facts, partition, span, self._pushed.bounds)
         return tasks_of(plan_tasks(cluster, facts, options, spans, self._pushed.bounds))
 
+    @one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task.
 
@@ -73,7 +78,7 @@ class BatchReader(DataSourceReader):
             BadRowError: a value is not of the format, and that is to fail the query.
             MetaqError: as `read_rows`.
         """
-        return read_partition(partition, self._options, self._value_type)
+        yield from read_partition(partition, self._options, self._value_type)
 
 
 class PushingBatchReader(BatchReader):

@@ -8,7 +8,8 @@ Tasks have no part in this: they are told the address of their broker.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -19,22 +20,38 @@ from metaq.client.catalog import (
     require_partitions,
 )
 from metaq.client.context import ClientContext
+from metaq.client.errors import PartitionsAwayError
 from metaq.client.fan_out import all_of
 from metaq.client.log_ends import LogEnds
 from metaq.client.loop_thread import LoopThread
+from metaq.client.presence import (
+    describe_absent,
+    describe_away,
+    find_away,
+    missing_topics,
+    put_addresses,
+    read_takers,
+    unknown_pattern,
+    unknown_topic,
+)
 from metaq.client.query_progress import (
+    change_routes,
     commit_progress,
+    forget_routes,
     forget_start,
     keep_start,
+    read_committed,
     read_progress,
     read_start,
 )
 from metaq.client.questions import log_range
 from metaq.client.session import AsyncClient
+from metaq.client.shares import name_some
 from metaq.errors import NoBrokerError
 from metaq.model import Offset, TopicPartition
-from metaq.spark.options import SourceOptions, WireOptions
+from metaq.spark.options import Edge, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan
+from metaq.spark.routing import Route, Routes
 
 IDLE_S: Final = 60.0
 """Seconds after which a client that nobody asks is closed."""
@@ -43,6 +60,10 @@ METADATA_S: Final = 10.0
 topic is found there."""
 TOPICS_S: Final = 5.0
 """Seconds between two looks for new topics that match a pattern."""
+NEW_TOPIC_S: Final = 3.0
+"""Seconds that a topic which has just been made may take to be known."""
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -144,6 +165,95 @@ class Cluster:
         if wanted:
             self.run(wait)
 
+    def require_whole(
+        self, options: SourceOptions, known: Iterable[TopicPartition] = ()
+    ) -> None:
+        """Return when all that a query chose is there, as far as anything knows of it.
+
+        Brokers record what they have; for topics without a record it is what the query
+        has read before, and what its group has offsets of. What is away is waited for;
+        without `failOnDataLoss` it is a warning at once.
+
+        Args:
+            options: what the query chose.
+            known: partitions that it has read before.
+
+        Raises:
+            NoBrokerError: no broker has a topic, or no topic matches the pattern.
+            PartitionsAwayError: a broker stays away.
+        """
+
+        async def wait(context: ClientContext, deadline_s: float) -> None:
+            topics = await self._existing(context, options, deadline_s)
+            before = {p for p in known if options.chooses(p)}
+            group = options.progress_group
+            if options.starting.edge is Edge.GROUP:
+                group = options.start_group
+            if group is not None:
+                found = await read_committed(
+                    context, group, topics, deadline_s=deadline_s
+                )
+                before.update(filter(options.chooses, found))
+            snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+            while away := describe_away(snapshot, topics, options.chooses, before):
+                if not options.fail_on_data_loss:
+                    _log.warning("not everything is read: %s", away)
+                    return
+                try:
+                    snapshot = await context.metadata.wait_newer(
+                        snapshot.epoch, deadline_s=deadline_s
+                    )
+                except NoBrokerError as error:
+                    raise PartitionsAwayError(
+                        f"{away}; failOnDataLoss=false reads without that",
+                        partitions=find_away(snapshot, topics, options.chooses, before),
+                    ) from error
+
+        self.run(wait)
+
+    def away(
+        self, options: SourceOptions, known: Iterable[TopicPartition]
+    ) -> tuple[TopicPartition, ...]:
+        """Return what `require_whole` would name, asked now; of `subscribe` alone."""
+
+        async def find(
+            context: ClientContext, deadline_s: float
+        ) -> tuple[TopicPartition, ...]:
+            topics = options.topics
+            snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+            return find_away(snapshot, topics, options.chooses, tuple(known))
+
+        return self.run(find)
+
+    async def _existing(
+        self, context: ClientContext, options: SourceOptions, deadline_s: float
+    ) -> tuple[str, ...]:
+        """Return the topics that a query chose; refuse those that no broker has."""
+        pattern = options.topic_pattern
+        soon_s = min(deadline_s, context.clock.monotonic_s() + NEW_TOPIC_S)
+        is_last_look = False
+        while True:
+            topics = options.topics or tuple({p.topic for p in options.assigned})
+            if pattern is not None:
+                topics = await self._matching(context, pattern, deadline_s)
+            snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+            missing = missing_topics(snapshot, topics)
+            is_lacking = missing == topics if pattern else bool(missing)
+            if not is_lacking or options.assigned or options.waits_for_topics:
+                return topics
+            if is_last_look:
+                names = await context.metadata.topics(deadline_s=deadline_s)
+                there = names.difference(missing)
+                if pattern:
+                    raise unknown_pattern(pattern, there)
+                raise unknown_topic(missing[0], there)
+            # It may have been made a moment ago.
+            try:
+                await context.metadata.wait_newer(snapshot.epoch, deadline_s=soon_s)
+            except NoBrokerError:
+                is_last_look = True
+            self._topics = None
+
     async def _matching(
         self, context: ClientContext, pattern: str, deadline_s: float
     ) -> tuple[str, ...]:
@@ -187,27 +297,117 @@ class Cluster:
         async def find(
             context: ClientContext, deadline_s: float
         ) -> dict[str, dict[TopicPartition, str]]:
-            snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
-            while missing := [t for t in wanted if not snapshot.put_partitions(t)]:
+            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+            return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
+
+        return self.run(find)
+
+    def whole_outlets(
+        self, topics: Iterable[str]
+    ) -> dict[str, dict[TopicPartition, str]]:
+        """Return what `outlets` does, when all brokers that were named are there.
+
+        Without ZooKeeper it is the list of the brokers that says where a batch goes.
+
+        Raises:
+            NoBrokerError: one of them is away, or nobody takes puts to a topic.
+        """
+        wanted = sorted(set(topics))
+
+        async def find(
+            context: ClientContext, deadline_s: float
+        ) -> dict[str, dict[TopicPartition, str]]:
+            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+            while away := describe_absent(snapshot, wanted):
                 try:
                     snapshot = await context.metadata.wait_newer(
                         snapshot.epoch, deadline_s=deadline_s
                     )
                 except NoBrokerError as error:
                     raise NoBrokerError(
-                        f"no broker takes puts to topic '{missing[0]}'"
+                        f"{away}: without ZooKeeper a batch goes to all brokers that"
+                        " the option names, or it would go elsewhere when it is run"
+                        " again; start it, or name zookeeper"
                     ) from error
-            return {
-                topic: {
-                    partition: str(copies.leader)
-                    for partition in snapshot.put_partitions(topic)
-                    if (copies := snapshot.brokers.get(partition.broker_id))
-                    and copies.leader is not None
-                }
-                for topic in wanted
-            }
+            return {topic: put_addresses(snapshot, [topic]) for topic in wanted}
 
         return self.run(find)
+
+    def begin_batch(
+        self, write: str, topics: Iterable[str], *, fail_on_lost_route: bool
+    ) -> tuple[Routes, dict[TopicPartition, str]]:
+        """Keep where the next batch of a write goes; what was kept before is the truth.
+
+        What takes no puts of that is waited for.
+
+        Args:
+            write: its name.
+            topics: that the batch writes.
+            fail_on_lost_route: otherwise what is away is replaced, with a warning.
+
+        Returns:
+            What is kept, and the addresses that take puts to it now.
+
+        Raises:
+            NoBrokerError: nobody takes puts to a topic.
+            RoutesError: what was kept cannot be read.
+        """
+        wanted = sorted(set(topics))
+
+        async def begin(
+            context: ClientContext, deadline_s: float
+        ) -> tuple[Routes, dict[TopicPartition, str]]:
+            snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
+
+            async def keep(change: Callable[[Routes, Route], Routes]) -> Routes:
+                there = {topic: snapshot.put_partitions(topic) for topic in wanted}
+                text = await change_routes(
+                    context,
+                    write,
+                    lambda kept: change(Routes.from_json(kept), there).to_json(),
+                    deadline_s=deadline_s,
+                )
+                return Routes.from_json(text)
+
+            routes = await keep(Routes.begun)
+            known = routes.last.keys() | routes.next.keys()
+            snapshot = await read_cluster(context, known, deadline_s=deadline_s)
+            begun = {partition for topic in wanted for partition in routes.next[topic]}
+            if fail_on_lost_route:
+                with suppress(NoBrokerError):
+                    while begun - put_addresses(snapshot, wanted).keys():
+                        snapshot = await context.metadata.wait_newer(
+                            snapshot.epoch, deadline_s=deadline_s
+                        )
+                return routes, put_addresses(snapshot, known)
+            before = {p for topic in wanted for p in routes.last.get(topic, ())}
+            if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
+                _log.warning("rows go elsewhere now: away is %s", name_some(lost))
+                routes = await keep(Routes.moved)
+            return routes, put_addresses(snapshot, known)
+
+        return self.run(begin)
+
+    def end_batch(self, write: str, batch: int, query: str) -> None:
+        """Note that a batch of a query is written as a whole."""
+
+        async def end(context: ClientContext, deadline_s: float) -> None:
+            await change_routes(
+                context,
+                write,
+                lambda kept: Routes.from_json(kept).written(batch, query).to_json(),
+                deadline_s=deadline_s,
+            )
+
+        self.run(end)
+
+    def forget_routes(self, write: str) -> None:
+        """Forget where a write goes; harmless twice."""
+
+        async def forget(context: ClientContext, deadline_s: float) -> None:
+            await forget_routes(context, write, deadline_s=deadline_s)
+
+        self.run(forget)
 
     # -- logs -------------------------------------------------------------------------
 

@@ -1,13 +1,65 @@
 """What can go wrong between Spark and the log, beyond `metaq.errors`.
 
 Executors hand their errors to the driver in pickled form, so an error with fields of
-its own says how it is built again.
+its own says how it is built again. What Spark shows of an error is the text that its
+Python worker writes; `one_sentence` sees to it that this is our sentence alone.
 """
 
+import logging
+import os
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import wraps
+from inspect import isgeneratorfunction
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Offset, TopicPartition
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_WORKER: Final = "PYTHON_WORKER_FACTORY_"
+"""How variables begin that Spark sets for its Python workers, and for nothing else."""
+_HIDDEN: Final = "SPARK_HIDE_TRACEBACK"
+"""Heeded by a worker when it writes what it failed with."""
+
+_log = logging.getLogger(__name__)
+
+
+def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
+    """Let a method that Spark calls fail with the sentence of our error alone.
+
+    Without that the sentence stands below the lines of a trace. A worker that has
+    failed ends, so nobody else's trace is hidden. The trace of ours goes to the log at
+    DEBUG; an error that is not ours is a bug, and keeps it.
+    """
+
+    @wraps(call)
+    def told(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return call(*args, **kwargs)
+        except MetaqError:
+            _hide_trace()
+            raise
+
+    @wraps(call)
+    def told_while_read(*args: P.args, **kwargs: P.kwargs) -> Generator[Any, None, Any]:
+        try:
+            return (yield from cast("Generator[Any, None, Any]", call(*args, **kwargs)))
+        except MetaqError:
+            _hide_trace()
+            raise
+
+    if isgeneratorfunction(call):
+        return cast("Callable[P, T]", told_while_read)
+    return told
+
+
+def _hide_trace() -> None:
+    _log.debug("told to Spark in one sentence", exc_info=True)
+    if any(name.startswith(_WORKER) for name in os.environ):
+        os.environ[_HIDDEN] = "1"
 
 
 class SparkError(MetaqError):
@@ -36,6 +88,10 @@ class SchemaError(SparkError):
 
 class RowError(SparkError):
     """A row cannot be written: it names no topic, or a partition that is none."""
+
+
+class RoutesError(SparkError):
+    """What is kept of where a write goes cannot be read; the message quotes it."""
 
 
 class JobError(SparkError):
@@ -124,9 +180,9 @@ class DamagedRecordError(CorruptRecordError):
             f"{partition}: damaged record at offset {offset}: {detail}; {where}",
             next_good_offset=next_good_offset,
         )
-        self.partition = partition
+        self.partition: TopicPartition = partition
         """Where the record lies."""
-        self.offset = offset
+        self.offset: Offset = offset
         """The record's first byte."""
         self.detail = detail
         """What is wrong, with both numbers."""

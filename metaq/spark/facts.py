@@ -23,6 +23,7 @@ from metaq.client.questions import (
     offset_at,
     read_slice,
 )
+from metaq.errors import CorruptRecordError
 from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.spark.cluster import Cluster
@@ -67,6 +68,9 @@ class BrokerFacts:
         except CannotAnswerError:
             each = self._record_bytes.setdefault(partition, RECORD_BYTES)
             return -((start - end) // each)
+        except CorruptRecordError:
+            # Damage is the business of the task that comes to it.
+            return -((start - end) // RECORD_BYTES)
         if len(self._counts) >= COUNTS_MAX:
             self._counts.clear()
         self._counts[key] = count
@@ -86,9 +90,12 @@ class BrokerFacts:
             return self._cluster.run(ask)
         except CannotAnswerError:
             self._record_bytes.setdefault(partition, RECORD_BYTES)
-            return self._segment_starts(
-                partition, start, end, min(count, SEGMENT_PROBES_MAX)
-            )
+        except CorruptRecordError:
+            # As above; its segments begin where records do.
+            pass
+        return self._segment_starts(
+            partition, start, end, min(count, SEGMENT_PROBES_MAX)
+        )
 
     def boundaries_behind(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset

@@ -194,6 +194,9 @@ OPTIONS: Final = (
         meaning="Every topic whose whole name matches, also those that come later."),
     OptionSpec(name="assign", kind=Kind.PARTITIONS, uses=_ROWS,
         meaning="Exactly these partitions; one that nobody has is an error."),
+    OptionSpec(name="waitForTopic", kind=Kind.BOOLEAN, uses=_STREAM, default="false",
+        meaning="Start also while a topic of `subscribe` is not there yet, or none"
+        " matches `subscribePattern`; `false` is an error that names topics like it."),
     # Where reading starts and ends.
     OptionSpec(name="startingOffsets", kind=Kind.OFFSETS, uses=_ROWS,
         choices=("earliest", "latest", "group"),
@@ -226,8 +229,9 @@ OPTIONS: Final = (
         meaning="Consumer group to which progress is committed, so that tools see the"
         " lag of the query."),
     OptionSpec(name="failOnDataLoss", kind=Kind.BOOLEAN, uses=_READ, default="true",
-        meaning="Fail when bytes that should be read are gone; `false` reads on and"
-        " reports each lost range."),
+        meaning="Fail when bytes that should be read are gone, and at the start also"
+        " when a broker that has some is away; `false` reads on and reports what is"
+        " left out."),
     # How much at once.
     OptionSpec(name="maxOffsetsPerTrigger", kind=Kind.INTEGER, uses=_STREAM,
         meaning="Messages of a micro-batch, shared in proportion to the backlog."),
@@ -274,6 +278,9 @@ OPTIONS: Final = (
     OptionSpec(name="batchBytes", kind=Kind.INTEGER, uses=_SINK, default="1048576",
         low=1024, high=64 * 1024 * 1024,
         meaning="Bytes of one batch on the wire; a larger message goes alone."),
+    OptionSpec(name="failOnLostRoute", kind=Kind.BOOLEAN, uses=_SINK, default="true",
+        meaning="Fail when a batch that is run again went to partitions that are away"
+        " now; `false` sends it elsewhere, and what it has stored there comes twice."),
     # Patience.
     OptionSpec(name="requestTimeoutMs", kind=Kind.INTEGER, uses=_WIRE, default="30000",
         high=TIMEOUT_MS_MAX, meaning="How long one answer of a broker may take."),

@@ -138,6 +138,8 @@ class SourceOptions:
     """The pattern of `subscribePattern`; whole names match."""
     assigned: frozenset[TopicPartition]
     """The partitions of `assign`."""
+    waits_for_topics: bool
+    """A stream may start before its topics are there."""
     starting: Bound
     """Where reading starts."""
     ending: Bound
@@ -211,6 +213,7 @@ class SourceOptions:
             topics=topics,
             topic_pattern=pattern,
             assigned=assigned,
+            waits_for_topics=is_stream and found.flag("waitForTopic"),
             starting=starting,
             ending=ending,
             is_late_start_error=strategy == "error",
@@ -237,6 +240,8 @@ class SinkOptions:
     """Topic of all rows; None: the rows name theirs."""
     batch_bytes: int
     """Bytes of one batch on the wire."""
+    fail_on_lost_route: bool
+    """Raise when a batch that is run again cannot go where it went before."""
 
     @classmethod
     def from_map(cls, options: Mapping[str, str]) -> "SinkOptions":
@@ -258,6 +263,7 @@ class SinkOptions:
             wire=_wire_options(found),
             topic=found.text("topic"),
             batch_bytes=found.number("batchBytes") or 0,
+            fail_on_lost_route=found.flag("failOnLostRoute"),
         )
 
 

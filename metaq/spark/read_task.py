@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from metaq.client.addresses import parse_address
 from metaq.client.log_reader import GET_BYTES, LogReader
-from metaq.errors import NoBrokerError, OffsetOutOfRangeError
+from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
+from metaq.spark.errors import DamagedRecordError
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, ReadRange
-from metaq.spark.rows import RowDecoder, decode_pieces
+from metaq.spark.rows import Damage, OnCorrupt, RowDecoder, decode_pieces
 from metaq.spark.segment_bounds import EVERYTHING, Bounds
 
 PIECE_BYTES: Final = 2 * GET_BYTES
@@ -71,8 +72,11 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """Read a range; where the log has moved on meanwhile, what is left of it."""
     partition = wanted.partition
-    span = LogSpan(wanted.start, wanted.end)
-    while span.size_bytes:
+    left = [LogSpan(wanted.start, wanted.end)]
+    while left:
+        span = left.pop(0)
+        if not span.size_bytes:
+            continue
         decoder = RowDecoder(
             partition, span.start, span.end, on_corrupt=options.on_corrupt
         )
@@ -91,11 +95,36 @@ def _read(
                 raise
             for lost in settled.lost:
                 _log.warning("data is lost: %s", lost)
-            span = settled.span
-        else:
-            span = LogSpan(span.end, span.end)
+            left.insert(0, settled.span)
+        except DamagedRecordError:
+            raise
+        except CorruptRecordError as error:
+            # The broker names it; what came before that may not be decoded yet.
+            named = _named_damage(decoder, error, options.on_corrupt)
+            _log.warning("damaged bytes are left out: %s", named)
+            before = LogSpan(decoder.next_offset, named.start)
+            left[:0] = [before, LogSpan(named.end, span.end)]
         for damage in decoder.damage:
             _log.warning("damaged bytes are left out: %s", damage)
+
+
+def _named_damage(
+    decoder: RowDecoder, error: CorruptRecordError, on_corrupt: OnCorrupt
+) -> Damage:
+    """Return what to leave out of a range in which the broker names damage.
+
+    Raises:
+        DamagedRecordError: damage is to fail the query.
+    """
+    partition, good = decoder.partition, decoder.end
+    start = max(decoder.next_offset, error.offset or decoder.next_offset)
+    if on_corrupt is OnCorrupt.FAIL:
+        raise DamagedRecordError(
+            partition, start, error.detail, error.next_good_offset
+        ) from error
+    if error.next_good_offset is not None:
+        good = min(good, error.next_good_offset)
+    return Damage(partition, start, good, error.detail)
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -1,9 +1,16 @@
 """The row as Spark declares it: DDL for the source, and Arrow types from Spark's own.
 
 Spark parses the DDL, so that no type of a JSON value is understood in two ways.
+
+The options of `CREATE TABLE ... USING metaq` travel with the columns. Spark hands them
+to a Python source while it creates the table, and to none of the queries that read it;
+what it keeps, and hands on each time, is the schema. So they are the comment of the
+first column, which `DESCRIBE` shows.
 """
 
 import inspect
+import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,6 +29,11 @@ _BEFORE_VALUE: Final = (
 
 ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"
 """The row with its value as bytes."""
+
+_TABLE: Final = "metaq table "
+"""How the comment begins that has the options of a table behind it, as JSON."""
+_OF_TABLE: Final = "option."
+"""What Spark puts before the name of each option of a table that is created."""
 
 _TAKES_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
 """Before 4.2 the zone of timestamps was always UTC, and there was nothing to say."""
@@ -44,6 +56,43 @@ def row_ddl(options: ValueOptions) -> str:
     if options.bad_rows is BadRows.COLUMN:
         ddl += f", {BAD_VALUE} BINARY, {BAD_REASON} STRING"
     return ddl
+
+
+def options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
+    """Return what OPTIONS say, out of all that Spark knows of a table that is created.
+
+    Args:
+        options: as Spark hands them over; None is returned for those of a read.
+    """
+    if "provider" not in options:
+        return None
+    names = (name for name in options if name.lower().startswith(_OF_TABLE))
+    return {name[len(_OF_TABLE) :]: options[name] for name in names}
+
+
+def table_ddl(ddl: str, options: Mapping[str, str]) -> str:
+    """Return the columns of a table that is read with some options."""
+    text = _TABLE + json.dumps(dict(options), sort_keys=True)
+    text = text.replace("\\", "\\\\").replace("'", "\\'")
+    first, rest = ddl.split(",", 1)
+    return f"{first} COMMENT '{text}',{rest}"
+
+
+def with_table_options(
+    schema: StructType, options: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the options of a read: its own over those of its table.
+
+    Args:
+        schema: as Spark hands it to a reader.
+        options: the read's own; where they name a cluster, they are all.
+    """
+    comment = schema.fields[0].metadata.get("comment", "") if schema.fields else ""
+    own = {name.lower(): text for name, text in options.items()}
+    if not comment.startswith(_TABLE) or own.keys() & {"zookeeper", "brokers"}:
+        return options
+    kept = json.loads(comment.removeprefix(_TABLE))
+    return {**{name.lower(): text for name, text in kept.items()}, **own}
 
 
 def value_type(schema: StructType, options: ValueOptions) -> pa.DataType:

@@ -21,11 +21,11 @@ from metaq.errors import CorruptRecordError, DiskError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
 from metaq.spark.errors import OptionError
-from metaq.spark.segment_source import unpacked_size
 from metaq.storage.listing import parse_base_offset
 from metaq.storage.opening import parse_log_directory_name
 from metaq.storage.retire import ARCHIVE_SUFFIX, ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
+from metaq.storage.segment_source import unpacked_size
 
 _WILDCARD: Final = re.compile(r"[*?\[]")
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")

@@ -18,11 +18,11 @@ from metaq.spark.errors import DamagedRecordError
 from metaq.spark.rows import OnCorrupt, RowDecoder
 from metaq.spark.segment_files import FileKind
 from metaq.spark.segment_plan import BoundedSplit
-from metaq.spark.segment_source import open_source
 from metaq.spark.segment_splits import Split
 from metaq.storage.damage import Tail, apart, check_tail
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
+from metaq.storage.segment_source import open_source
 from metaq.storage.walk import WINDOW_BYTES
 
 PIECE_BYTES: Final = SizeBytes(WINDOW_BYTES)

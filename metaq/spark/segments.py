@@ -17,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from metaq.fs import SystemFileSystem
+from metaq.spark.errors import one_sentence
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import row_ddl, value_type
 from metaq.spark.segment_filters import PushedFilters, read_filters
@@ -40,6 +41,7 @@ class SegmentsDataSource(DataSource):
         """Return the name of the format."""
         return "metaq-segments"
 
+    @one_sentence
     def schema(self) -> str:
         """Return the columns of every row.
 
@@ -48,6 +50,7 @@ class SegmentsDataSource(DataSource):
         """
         return row_ddl(parse_segment_options(self.options).values)
 
+    @one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads.
 
@@ -69,6 +72,7 @@ class SegmentsReader(DataSourceReader):
         self._value_type = value_type
         self._pushed = PushedFilters()
 
+    @one_sentence
     def partitions(self) -> list[InputPartition]:
         """Return what each task reads: a tuple of splits.
 
@@ -84,6 +88,7 @@ class SegmentsReader(DataSourceReader):
             _log.warning("a file is left out: %s", damage)
         return tasks_of(plan.tasks)
 
+    @one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task.
 

@@ -12,16 +12,19 @@ until brokers offer it (`options.py`).
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from metaq.model import TopicPartition
 from metaq.spark.cluster import shared_cluster
+from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
-from metaq.spark.outbox import Outbox, Outlets, Written
+from metaq.spark.outbox import Outbox, Outlets, WriteName, Written
+from metaq.spark.routing import Routes, require_outlets
 from metaq.spark.sink_rows import check_columns
 from metaq.spark.task import write_name
 
@@ -34,6 +37,8 @@ class TaskWritten(WriterCommitMessage):
 
     written: Written
     """What it has written; durable."""
+    query: str = ""
+    """Who wrote it, as `WriteName` has it."""
 
 
 class Sink:
@@ -42,7 +47,15 @@ class Sink:
     Spark makes several of these for one write, and keeps none: there is no state.
     """
 
-    def __init__(self, options: SinkOptions, schema: StructType, write: str) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        schema: StructType,
+        write: str,
+        *,
+        kept_as: str | None = None,
+        is_repeatable: bool = False,
+    ) -> None:
         """Check the columns, and find the partitions of the topic.
 
         They are found once for all runs of all tasks, so that a row whose task is run
@@ -52,6 +65,9 @@ class Sink:
             options: what the user wants.
             schema: of the rows.
             write: names this write: for a stream the same in each of its batches.
+            kept_as: the name under which ZooKeeper keeps where the batches go; None
+                where nothing is kept.
+            is_repeatable: a batch may be run again by another driver.
 
         Raises:
             SchemaError: the rows cannot be written.
@@ -61,9 +77,12 @@ class Sink:
         check_columns(types, has_topic=options.topic is not None)
         self._options = options
         self._write = write
+        self._kept_as = kept_as if options.wire.zookeeper else None
+        self._is_repeatable = is_repeatable
+        self._routes, self._addresses = Routes(), dict[TopicPartition, str]()
         self._outlets: Outlets = {}
         if options.topic is not None:
-            self._outlets = shared_cluster(options.wire).outlets([options.topic])
+            self._begin([options.topic])
 
     def write_rows(self, batches: Iterator[pa.RecordBatch]) -> TaskWritten:
         """Write the rows of one task.
@@ -74,18 +93,55 @@ class Sink:
             RowError: a row cannot be written.
             MetaqError: a broker cannot be reached or refuses.
         """
-        options = self._options
+        options, name = self._options, write_name(self._write)
+
+        def find(topics: Collection[str]) -> Outlets:
+            self._begin(topics)
+            return self._outlets_of(topics, name)
+
+        known = [] if options.topic is None else [options.topic]
         with Outbox(
-            write_name(self._write),
+            name,
             topic=options.topic,
-            outlets=self._outlets,
-            find_outlets=lambda topics: shared_cluster(options.wire).outlets(topics),
+            outlets=self._outlets_of(known, name),
+            find_outlets=find,
             batch_bytes=options.batch_bytes,
             timeout_s=options.wire.request_timeout_s,
         ) as outbox:
             for batch in batches:
                 outbox.put(batch)
-            return TaskWritten(outbox.finish())
+            return TaskWritten(outbox.finish(), name.query)
+
+    def end(self, batch: int, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Note that a batch of a stream is written as a whole, by some tasks."""
+        queries = [m.query for m in messages if isinstance(m, TaskWritten)]
+        if self._kept_as is not None and queries:
+            cluster = shared_cluster(self._options.wire)
+            cluster.end_batch(self._kept_as, batch, queries[0])
+
+    def forget(self) -> None:
+        """Forget where the rows went: nobody writes them again."""
+        if self._kept_as is not None:
+            shared_cluster(self._options.wire).forget_routes(self._kept_as)
+
+    def _begin(self, topics: Collection[str]) -> None:
+        """Find out where topics go, on the driver or, if rows name them, in a task."""
+        options = self._options
+        cluster = shared_cluster(options.wire)
+        if self._kept_as is not None:
+            self._routes, self._addresses = cluster.begin_batch(
+                self._kept_as, topics, fail_on_lost_route=options.fail_on_lost_route
+            )
+        elif self._is_repeatable and options.wire.zookeeper is None:
+            self._outlets = cluster.whole_outlets(topics)
+        else:
+            self._outlets = cluster.outlets(topics)
+
+    def _outlets_of(self, topics: Collection[str], name: WriteName) -> Outlets:
+        if self._kept_as is None:
+            return self._outlets
+        route = self._routes.of(name.batch, name.query)
+        return require_outlets(route, topics, self._addresses)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -93,18 +149,24 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         """Prepare the write; raises as `Sink`."""
-        self._sink = Sink(options, schema, uuid.uuid4().hex)
+        write = uuid.uuid4().hex
+        # The topic of an option is looked up once, before the tasks are made.
+        kept_as = f"write-{write}" if options.topic is None else None
+        self._sink = Sink(options, schema, write, kept_as=kept_as)
 
+    @one_sentence
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task; raises as `Sink.write_rows`."""
         return self._sink.write_rows(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Say what was written: it is there already."""
+        self._sink.forget()
         log_written(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Say what was written all the same: it cannot be taken back."""
+        self._sink.forget()
         log_written(messages)
 
 

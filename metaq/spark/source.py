@@ -7,6 +7,8 @@ Spark makes one `MetaqDataSource` for each thing that it wants to know, also sev
 one query, in processes of their own: nothing is kept here.
 """
 
+from collections.abc import Mapping
+
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -17,10 +19,16 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from metaq.spark.batch import BatchReader, PushingBatchReader
-from metaq.spark.errors import OptionError
+from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.option_table import OPTIONS, Use
 from metaq.spark.options import SinkOptions, SourceOptions, read_value_options
-from metaq.spark.schema import row_ddl, value_type
+from metaq.spark.schema import (
+    options_of_new_table,
+    row_ddl,
+    table_ddl,
+    value_type,
+    with_table_options,
+)
 from metaq.spark.sink import BatchWriter
 from metaq.spark.stream import stream_reader
 from metaq.spark.stream_sink import StreamWriter
@@ -41,39 +49,48 @@ class MetaqDataSource(DataSource):
         """Return the name of the format."""
         return "metaq"
 
+    @one_sentence
     def schema(self) -> str:
         """Return the columns of every row.
 
         Raises:
             OptionError: an option is wrong.
         """
-        # Spark does not say here which of the two it is.
-        is_stream = any(name.lower() in _STREAM_ONLY for name in self.options)
-        use = Use.STREAM if is_stream else Use.BATCH
+        table = options_of_new_table(self.options)
+        if table is not None:
+            # The last moment at which whoever makes the table is told.
+            read = SourceOptions.from_map(table, is_stream=_is_of_stream(table))
+            return table_ddl(row_ddl(read.values), table)
+        use = Use.STREAM if _is_of_stream(self.options) else Use.BATCH
         return row_ddl(read_value_options(self.options, use))
 
+    @one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return what plans and reads a batch.
 
         Raises:
             OptionError: an option is wrong, or the user asked for other columns.
         """
-        options = SourceOptions.from_map(self.options, is_stream=False)
+        given = with_table_options(schema, self.options)
+        options = SourceOptions.from_map(given, is_stream=False)
         report_missing_filters(options.is_filter_pushdown)
         # Spark refuses a reader that takes filters while its own setting is off.
         kind = PushingBatchReader if options.is_filter_pushdown else BatchReader
         return kind(options, value_type(schema, options.values))
 
+    @one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """Return what plans and reads the micro-batches of a query.
 
         Raises:
             OptionError: an option is wrong, or the user asked for other columns.
         """
-        options = SourceOptions.from_map(self.options, is_stream=True)
+        given = with_table_options(schema, self.options)
+        options = SourceOptions.from_map(given, is_stream=True)
         report_missing_limits(options.limits.is_any)
         return stream_reader(options, value_type(schema, options.values))
 
+    @one_sentence
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return what writes a batch.
 
@@ -81,10 +98,16 @@ class MetaqDataSource(DataSource):
             OptionError: an option is wrong, or rows are to be overwritten.
             SchemaError: the rows cannot be written.
         """
+        if not self.options:
+            raise OptionError(
+                "a table of this format is for reading: write with"
+                ' df.write.format("metaq").options(zookeeper=..., topic=...)'
+            )
         if overwrite:
             raise OptionError("a log is only ever appended to: use mode('append')")
         return BatchWriter(SinkOptions.from_map(self.options), schema)
 
+    @one_sentence
     def streamWriter(  # noqa: N802  # Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
@@ -93,4 +116,10 @@ class MetaqDataSource(DataSource):
         In the output mode "complete" every result is appended anew.
         """
         del overwrite
-        return StreamWriter(SinkOptions.from_map(self.options), schema)
+        checkpoint = self.options.get("checkpointLocation")
+        return StreamWriter(SinkOptions.from_map(self.options), schema, checkpoint)
+
+
+def _is_of_stream(options: Mapping[str, str]) -> bool:
+    """Whether options can only be those of a stream; Spark does not say what it is."""
+    return any(name.lower() in _STREAM_ONLY for name in options)

@@ -22,7 +22,7 @@ from metaq.model import Offset, TopicPartition
 from metaq.spark.batch import plan_tasks, read_partition, settle_all
 from metaq.spark.bounds import NOTHING, resolve_starts
 from metaq.spark.cluster import shared_cluster
-from metaq.spark.errors import BackwardRangeError
+from metaq.spark.errors import BackwardRangeError, one_sentence
 from metaq.spark.facts import BrokerFacts
 from metaq.spark.loss import settle
 from metaq.spark.offsets import (
@@ -76,7 +76,8 @@ class Progress:
         That it is the same after a restart takes the option `pinStart`.
 
         Raises:
-            NoBrokerError: a partition that the options name is nobody's.
+            NoBrokerError: a topic or partition that the options name is nobody's, or
+                a broker is away, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, self._cluster
@@ -84,6 +85,7 @@ class Progress:
             kept = cluster.read_start(options.pin_name)
             if kept is not None:
                 return parse_offsets(kept)
+        cluster.require_whole(options)
         cluster.require_known(options.named)
         self._is_checked = True
         logs = cluster.spans(cluster.partitions(options))
@@ -200,7 +202,8 @@ class Progress:
         """
         cluster, options = self._cluster, self._options
         if not self._is_checked:
-            # Of a query that goes on: what was read before may be away for a while.
+            # From then on what is away is waited for, and the rest is read.
+            cluster.require_whole(options, stand)
             cluster.require_known(options.assigned - stand.keys())
             self._is_checked = True
         known = frozenset(filter(options.chooses, stand))
@@ -266,10 +269,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._progress = Progress(self._options)
         return self._progress
 
+    @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where a new query starts; Spark may ask several times."""
         return offsets_to_json(self.progress.start())
 
+    @one_sentence
     def latestOffset(self, start: dict[str, Any], limit: object) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where the next micro-batch ends; `start` for none.
 
@@ -285,6 +290,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stand = offsets_from_json(start)
         return offsets_to_json(self.progress.advance(stand))
 
+    @one_sentence
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
         """Read what is there now, and nothing that comes later."""
         self.progress.freeze()
@@ -293,6 +299,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the log ends as they were seen last; asks nobody."""
         return offsets_to_json(self.progress.ends) if self.progress.ends else None
 
+    @one_sentence
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
@@ -310,10 +317,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return [InputPartition(task) for task in tasks]
 
+    @one_sentence
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one task; raises as `BatchReader.read`."""
-        return read_partition(partition, self._options, self._value_type)
+        yield from read_partition(partition, self._options, self._value_type)
 
+    @one_sentence
     def commit(self, end: dict[str, Any]) -> None:
         """Take notice that everything before `end` is done."""
         self.progress.commit(offsets_from_json(end))
@@ -332,12 +341,14 @@ class OldStreamReader(StreamReader):
         self._stand: dict[TopicPartition, Offset] | None = None
         self._left_out: dict[TopicPartition, Offset] = {}
 
+    @one_sentence
     def initialOffset(self) -> dict[str, object]:  # noqa: N802  # Spark's name
         """Return where a new query starts; Spark may ask several times."""
         found = super().initialOffset()
         self._stand = offsets_from_json(found)
         return found
 
+    @one_sentence
     def latestOffset(self) -> dict[str, object]:  # type: ignore[override]  # noqa: N802  # Spark's name
         """Return where the next micro-batch ends."""
         stand = self._stand
@@ -345,6 +356,7 @@ class OldStreamReader(StreamReader):
         self._stand = ends
         return offsets_to_json(ends)
 
+    @one_sentence
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:

@@ -1,6 +1,8 @@
 """The stream writer, as Arrow batches where Spark has them (4.1), as rows before."""
 
+import logging
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import islice
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import arrow_schema
 from metaq.spark.sink import Sink, log_written
@@ -17,17 +20,37 @@ from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 ROWS_MAX: Final = 10_000
 """Rows put together to a batch where Spark hands over rows."""
 
+_NAME_BYTES: Final = 12
+
+_log = logging.getLogger(__name__)
+
 _Base: Any = getattr(datasource, "DataSourceStreamArrowWriter", DataSourceStreamWriter)
 
 
 class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on Spark
     """Writes the rows of the micro-batches of one query."""
 
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
-        """Prepare one micro-batch; raises as `Sink`."""
-        self._sink = Sink(options, schema, "")
+    def __init__(
+        self, options: SinkOptions, schema: StructType, checkpoint: str | None = None
+    ) -> None:
+        """Prepare one micro-batch; raises as `Sink`.
+
+        Args:
+            options: what the user wants.
+            schema: of the rows.
+            checkpoint: the option `checkpointLocation`. Of all that tells one query
+                from another it alone is known before its tasks run.
+        """
+        kept_as = None if checkpoint is None else routes_name(checkpoint)
+        if kept_as is None and options.wire.zookeeper is not None:
+            _log.warning(
+                "a micro-batch that is run again may go elsewhere: without the option"
+                " checkpointLocation it is not kept where it goes"
+            )
+        self._sink = Sink(options, schema, "", kept_as=kept_as, is_repeatable=True)
         self._schema = None if HAS_ARROW_STREAM_WRITER else arrow_schema(schema)
 
+    @one_sentence
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         """Write the rows of one task; raises as `Sink.write_rows`."""
         batches = iterator
@@ -35,13 +58,14 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
             batches = batches_of(iterator, self._schema)
         return self._sink.write_rows(batches)
 
+    @one_sentence
     def commit(
         self,
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
         """Say what was written: it is there already."""
-        del batchId
+        self._sink.end(batchId, messages)
         log_written(messages)
 
     def abort(
@@ -52,6 +76,12 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         """Say what was written all the same: it cannot be taken back."""
         del batchId
         log_written(messages)
+
+
+def routes_name(checkpoint: str) -> str:
+    """Return the name under which a query keeps where its batches go."""
+    place = checkpoint.rstrip("/").encode()
+    return f"sink-{blake2b(place, digest_size=_NAME_BYTES).hexdigest()}"
 
 
 def batches_of(rows: Iterator[Any], schema: pa.Schema) -> Iterator[pa.RecordBatch]:

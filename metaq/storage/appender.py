@@ -10,8 +10,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
   next to each other in a batch become one write and one sync. A task (a sync by time,
   a close) is a barrier: what was queued before it is committed before it runs.
 * The loop is told with `post`, in the order things happened, and only with values. A
-  `Progress` says how many appends of that log are done; they are done in order, so the
-  loop's side knows which ones.
+  `Progress` says how far that log is written and synced; the loop's side knows which
+  appends that answers.
 * The span index is written behind the news, and of small groups not before the thread
   `rest`s: the write would take the interpreter from a loop that has a reply to send,
   for a fifth of what a lonely put waits. A kill leaves whole records without an entry
@@ -22,6 +22,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
   behind it for that log, because offsets were given out on the assumption that it
   would succeed. The writer's epoch grows; requests of an older epoch are void and are
   dropped here without a word, since the loop's side has failed them when it heard.
+* Before a group is acknowledged its segment is looked for under its name, and at each
+  look at the free space the lock of the directory: at most once a second each.
 * Any other failure takes the directory offline: one post, once, and from then on
   requests are dropped; the loop's side fails whatever is in flight. Nothing is retried:
   after a failed sync the page cache shows bytes that the disk does not have.
@@ -39,9 +41,15 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
-from metaq.errors import NoSpaceError, StorageError
+from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
+from metaq.storage.holdings import Holdings
+from metaq.storage.inventory import (
+    is_harmless,
+    try_write_holdings,
+    write_holdings,
+)
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import Batch
 from metaq.storage.segment import Segment
@@ -52,6 +60,9 @@ FREE_SPACE_REFRESH_S: Final = 1.0
 SIDE_SYNC_S_MAX: Final = 1.0
 """How long the syncs of indexes and producer files may take at a stop, which is bounded
 too: thousands of partitions leave the rest of them to the kernel."""
+
+_BROKEN: Final = frozenset({"rename", "sync"})
+"""Operations after whose failure nobody knows which names are on the disk."""
 
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a callback on the loop's thread, in the order of the calls: what
@@ -122,8 +133,6 @@ Request: TypeAlias = AppendRequest | Task
 class Progress(NamedTuple):
     """What the loop's side of a log is told about its writer."""
 
-    request_count: int
-    """Appends that are done now: the oldest ones in flight."""
     log_end: Offset
     """Offset behind the last byte written."""
     high_watermark: Offset
@@ -146,14 +155,27 @@ class Appender:
         post: Post,
         path: Path,
         *,
+        check_lock: Task,
         on_offline: Callable[[StorageError], None],
         on_free_space: Callable[[SizeBytes], None],
     ) -> None:
-        """Serve the data directory `path`; the callbacks are posted to the loop."""
+        """Serve the data directory `path`.
+
+        Args:
+            fs: the disk.
+            clock: for time between looks at the free space.
+            post: runs a callback on the loop's thread.
+            path: the directory.
+            check_lock: raises `StorageError` where the directory is not ours any more;
+                called here.
+            on_offline: posted to the loop, once, after a disk error.
+            on_free_space: posted to the loop after each look.
+        """
         self._fs = fs
         self._clock = clock
         self._post = post
         self._path = path
+        self._check_lock = check_lock
         self._on_offline = on_offline
         self._on_free_space = on_free_space
         self._free_space_s = float("-inf")
@@ -189,6 +211,7 @@ class Appender:
 
         def look() -> None:
             self._free_space_s = self._clock.monotonic_s()
+            self._check_lock()
             free = self._fs.free_bytes(self._path)
             self._post(partial(self._on_free_space, free))
 
@@ -199,20 +222,83 @@ class Appender:
 
         def sync() -> None:
             writer.sync()
-            self._post_progress(writer, receiver, 0)
+            self._post_progress(writer, receiver)
 
         self._guarded(sync)
 
-    def close(
-        self, logs: Sequence[tuple[LogWriter, AppendReceiver]], on_closed: Task
+    def write_record(self, record: Holdings) -> None:
+        """Write what the directory holds; a task."""
+        self._guarded(partial(try_write_holdings, self._fs, self._path, record))
+
+    def forget(
+        self,
+        writers: Sequence[LogWriter],
+        record: Holdings,
+        on_done: Callable[[StorageError | None], None],
     ) -> None:
-        """Sync and close every log, or abandon them when the disk failed; a task."""
+        """Close logs, then write the record without them; a task.
+
+        Args:
+            writers: the logs' side of the storage thread.
+            record: no longer names them.
+            on_done: posted to the loop, with what went wrong.
+        """
+        failed: StorageError | None = None
+        try:
+            self._require_online()
+            for writer in writers:
+                writer.close()
+            write_holdings(self._fs, self._path, record)
+        except StorageError as error:
+            failed = error
+            if not is_harmless(error):
+                self.go_offline(error)
+        for writer in writers:
+            writer.abandon()
+            self._unindexed.discard(writer)
+        self._post(partial(on_done, failed))
+
+    def set_aside(
+        self, move: Task, on_done: Callable[[StorageError | None], None]
+    ) -> None:
+        """Move the files of deleted logs; a task.
+
+        Args:
+            move: raises StorageError.
+            on_done: told on the loop's thread what held it up, or None.
+        """
+        failed: StorageError | None = None
+        try:
+            self._require_online()
+            move()
+        except StorageError as error:
+            failed = error
+            if isinstance(error, DiskError) and error.operation in _BROKEN:
+                self.go_offline(error)
+        self._post(partial(on_done, failed))
+
+    def _require_online(self) -> None:
+        if self.is_offline:
+            raise StorageError(f"data directory is offline: directory={self._path}")
+
+    def close(
+        self,
+        logs: Sequence[tuple[LogWriter, AppendReceiver]],
+        seal: Callable[[], Holdings],
+        on_closed: Task,
+    ) -> None:
+        """Sync and close every log, or abandon them when the disk failed; a task.
+
+        `seal` returns the record that the directory is left with.
+        """
         deadline_s = self._clock.monotonic_s() + SIDE_SYNC_S_MAX
         for writer, receiver in logs:
             is_in_time = self._clock.monotonic_s() < deadline_s
             self._guarded(partial(writer.close, syncs_side_files=is_in_time))
             if not self.is_offline:
-                self._post_progress(writer, receiver, 0)
+                self._post_progress(writer, receiver)
+        if not self.is_offline:
+            self.write_record(seal())
         for writer, _receiver in logs:
             writer.abandon()
         # Nothing is posted behind this: the loop may be gone by then.
@@ -248,7 +334,7 @@ class Appender:
             if writer.is_full:
                 self._roll(writer, receiver)
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
-            data = _joined([request.chunks for request in group])
+            data = _joined(group)
             record_count = sum(request.record_count for request in group)
             writer.write(
                 data,
@@ -262,7 +348,8 @@ class Appender:
             return
         if writer.is_sync_due():
             writer.sync_segment()
-        self._post_progress(writer, receiver, len(group))
+        writer.require_in_place()
+        self._post_progress(writer, receiver)
         writer.cover(data, record_count=record_count)
         if writer.is_index_due:
             writer.index()
@@ -278,14 +365,11 @@ class Appender:
 
     def _roll(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         sealed, active = writer.roll()
-        self._post_progress(writer, receiver, 0)
+        self._post_progress(writer, receiver)
         self._post(partial(receiver.on_rolled, sealed, active))
 
-    def _post_progress(
-        self, writer: LogWriter, receiver: AppendReceiver, request_count: int
-    ) -> None:
+    def _post_progress(self, writer: LogWriter, receiver: AppendReceiver) -> None:
         progress = Progress(
-            request_count,
             writer.end,
             writer.synced_end,
             writer.last_sync_s,
@@ -295,8 +379,17 @@ class Appender:
         self._post(partial(receiver.on_progress, progress))
 
 
-def _joined(chunks: list[Sequence[Buffer]]) -> Buffer:
-    """Return the bytes of a group in one piece; what is one already is not copied."""
-    if len(chunks) == 1 and len(chunks[0]) == 1:
-        return chunks[0][0]
-    return b"".join(chain.from_iterable(chunks))
+def _joined(group: Sequence[AppendRequest]) -> Buffer:
+    """Return the bytes of a group in one piece; what is one already is not copied.
+
+    Raises:
+        NoSpaceError: there is no memory for it now; nothing was written.
+    """
+    chunks = group[0].chunks
+    if len(group) == 1 and len(chunks) == 1:
+        return chunks[0]
+    try:
+        return b"".join(chain.from_iterable(request.chunks for request in group))
+    except MemoryError as error:
+        size_bytes = sum(request.size_bytes for request in group)
+        raise NoSpaceError(f"no memory to write {size_bytes} bytes") from error

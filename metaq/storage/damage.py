@@ -5,18 +5,31 @@ covers were once on disk, so any contradiction there is corruption. Behind the i
 records themselves are all there is, and a crash may have torn the last of them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
+from zlib import crc32
 
+from metaq.errors import DiskError
 from metaq.fs import ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.record.checksum import CHECKSUM_MASK, checksum_of_joined
+from metaq.record.layout import HEADER, HEADER_BYTES, PAYLOAD_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
-from metaq.storage.span_index import NO_ID, Span, SpanIndex
-from metaq.storage.walk import damaged_spans, search_record, walk_records
+from metaq.storage.span_index import NO_ID, Span, SpanIndex, is_unreadable
+from metaq.storage.walk import (
+    WINDOW_BYTES,
+    RangeReader,
+    damaged_spans,
+    search_record,
+    walk_records,
+)
 
 DAMAGES_MAX: Final = 100
 """Damaged ranges named per log; the last one then reaches to the end of the log."""
+
+EXPLANATIONS_MAX: Final = 256
+"""Checksums tried for a span with damaged records; beyond, all of it is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +55,33 @@ def damage_in_spans(
 
     Args:
         file: The segment's file.
-        segment: Its base offset and the size it has.
+        segment: Its base offset and the size it has, or should have.
         spans: Believed entries of its index, in order.
     """
     damage: list[Damage] = []
+    size = Position(min(file.size(), segment.size_bytes))
     for span in damaged_spans(file, segment.base_offset, spans):
-        damage += _damage_in_span(file, segment, span)
-        if damage[-1].next_good_offset is None:
+        damage += _damage_in_span(file, segment, span, size)
+        if segment.offset_at(size) < span.end_offset:
             break
     return apart(damage)
 
 
-def _damage_in_span(file: ReadFile, segment: Segment, span: Span) -> list[Damage]:
-    """Walk the records of a span whose checksum is wrong, to name the bytes."""
+def _damage_in_span(
+    file: ReadFile, segment: Segment, span: Span, size: Position
+) -> list[Damage]:
+    """Walk the records of a span whose checksum is wrong, to name the bytes.
+
+    Where they do not explain that checksum something else is wrong in the span as well,
+    in headers, which checksums of records do not cover. Then all of it is named, except
+    in a span that the end of the file cuts off: what is left has no other checksum.
+    """
     whole = segment.position_of(span.end_offset)
-    end = min(whole, Position(segment.size_bytes))
+    end = min(whole, size)
     position = min(segment.position_of(span.base_offset), end)
+    reader = RangeReader(file, position, end)
     damage: list[Damage] = []
+    checksums = {0}
     while True:
         walk = walk_records(
             file,
@@ -68,21 +91,80 @@ def _damage_in_span(file: ReadFile, segment: Segment, span: Span) -> list[Damage
             span_bytes_min=span.size_bytes,
             time_ms=span.append_time_ms,
         )
-        if walk.flaw is None or end < whole:
+        good = search_record(file, Position(walk.end + 1), end) if walk.flaw else None
+        if walk.flaw is None or (good is None and end < whole):
             break
-        good = search_record(file, Position(walk.end + 1), end)
+        checksums = _behind(reader, position, walk.end, checksums)
         position = end if good is None else good
+        checksums = _explained(reader, walk.end, position, checksums)
         offset, next_good = segment.offset_at(walk.end), segment.offset_at(position)
         damage.append(Damage(segment.path, offset, next_good, walk.flaw))
     if end < whole:
         detail = f"file is too short: expected {whole} bytes, got {end}"
-        damage.append(Damage(segment.path, segment.offset_at(walk.end), None, detail))
-    elif not damage:
-        # The records' own checksums do not cover their headers; the span's does.
-        detail = "header or index: span checksum differs, payload checksums do not"
-        found = Damage(segment.path, span.base_offset, span.end_offset, detail)
-        damage.append(found)
-    return damage
+        is_cut = segment.end_offset < span.end_offset
+        behind = None if is_cut else segment.end_offset
+        offset = segment.offset_at(walk.end)
+        return [*damage, Damage(segment.path, offset, behind, detail)]
+    if span.checksum in _behind(reader, position, end, checksums):
+        return damage
+    detail = "header or index: span checksum differs, payload checksums do not"
+    if damage:
+        detail = f"{damage[0].detail}; it is not all that is wrong in its span"
+    return [Damage(segment.path, span.base_offset, span.end_offset, detail)]
+
+
+def _behind(
+    reader: RangeReader, start: Position, end: Position, before: set[int]
+) -> set[int]:
+    """Return what a checksum can be behind some bytes, for what it can be before."""
+    found = {reader.checksum(start, end - start, value) for value in before}
+    return {value for value in found if value is not None}
+
+
+def _explained(
+    reader: RangeReader, start: Position, end: Position, before: set[int]
+) -> set[int]:
+    """Return what a checksum can be behind damaged records, by one bad field of each.
+
+    Either a payload is damaged, and had the checksum of its header (31 bits of it); or
+    the payload is good, and its length or checksum in the header is damaged.
+
+    Args:
+        reader: Reads the segment.
+        start: Where the damaged bytes begin.
+        end: Where they end.
+        before: What the checksum of all bytes before can be.
+
+    Returns:
+        Nothing where that does not explain these bytes.
+    """
+    if start == end or not before:
+        return before
+    payload = Position(start + HEADER_BYTES)
+    if payload > end:
+        return set()
+    header = bytes(reader.read(start, HEADER_BYTES))
+    length, stored, message_id, flag = HEADER.unpack(header)
+    found: set[int] = set()
+    for size in {length, end - payload}:
+        behind = Position(payload + size)
+        actual = reader.checksum(payload, size) if payload <= behind <= end else None
+        if actual is None or size > PAYLOAD_BYTES_MAX:
+            continue
+        mended = HEADER.pack(size, actual & CHECKSUM_MASK, message_id, flag)
+        forms = [(mended, actual)]
+        if size == length:
+            stored &= CHECKSUM_MASK
+            forms += [(header, stored), (header, stored | CHECKSUM_MASK + 1)]
+        if len(before) * len(forms) > EXPLANATIONS_MAX:
+            return set()
+        values = {
+            checksum_of_joined(crc32(head, value), checksum, size)
+            for value in before
+            for head, checksum in forms
+        }
+        found |= _explained(reader, behind, end, values)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,23 +195,70 @@ def check_part(
     """Check durable bytes of a segment from `start` on, about `bytes_max` of them.
 
     Bytes that the index covers are checked against it and record by record; others
-    record by record only. Nothing here may be torn: every flaw is damage.
+    record by record only. Nothing here may be torn: every flaw is damage, and so is
+    what the disk cannot read.
 
     Args:
         file: The segment's file.
-        segment: Its base offset, and as size how far its bytes are durable.
+        segment: Its base offset, and as size how far its bytes are durable, or should
+            be.
         index: What is believed of its index.
         start: `end` of the part before, or the base offset; below the segment's end.
         bytes_max: The part ends with the span that reaches this many bytes.
         span_bytes_min: Size of the spans that are made.
     """
+    spans: list[Span] = []
     if start < index.end_offset:
-        return _check_covered(file, segment, index, start, bytes_max)
+        for span in index.spans[index.place_of(start) :]:
+            spans.append(span)
+            if span.end_offset - start >= bytes_max:
+                break
+    try:
+        if spans:
+            return _check_covered(file, segment, start, spans)
+        return _check_uncovered(file, segment, start, bytes_max, span_bytes_min)
+    except DiskError as error:
+        if not is_unreadable(error):
+            raise
+        end = spans[-1].end_offset if spans else segment.end_offset
+        return Part(end, (Damage(segment.path, start, end, str(error)),), 0, ())
+
+
+def check_parts(
+    file: ReadFile,
+    segment: Segment,
+    index: SpanIndex,
+    start: Offset,
+    end: Offset,
+    *,
+    bytes_max: int,
+) -> Iterator[Part]:
+    """Check a segment from `start` on, part by part, until one reaches `end`.
+
+    Arguments are those of `check_part`.
+    """
+    while start < end:
+        part = check_part(
+            file,
+            segment,
+            index,
+            start,
+            bytes_max=min(bytes_max, end - start),
+            span_bytes_min=WINDOW_BYTES,
+        )
+        yield part
+        start = part.end
+
+
+def _check_uncovered(
+    file: ReadFile, segment: Segment, start: Offset, bytes_max: int, span_bytes_min: int
+) -> Part:
+    size = Position(segment.size_bytes)
     walk = walk_records(
         file,
         segment.base_offset,
         segment.position_of(start),
-        Position(segment.size_bytes),
+        size,
         span_bytes_min=span_bytes_min,
         time_ms=file.mtime_ms(),
         bytes_max=bytes_max,
@@ -138,7 +267,6 @@ def check_part(
     end = segment.offset_at(walk.end)
     if walk.flaw is None:
         return Part(end, (), count, walk.spans)
-    size = Position(segment.size_bytes)
     good = search_record(file, Position(walk.end + 1), size)
     next_good = segment.offset_at(size if good is None else good)
     damage = Damage(segment.path, end, next_good, walk.flaw)
@@ -146,13 +274,8 @@ def check_part(
 
 
 def _check_covered(
-    file: ReadFile, segment: Segment, index: SpanIndex, start: Offset, bytes_max: int
+    file: ReadFile, segment: Segment, start: Offset, spans: Sequence[Span]
 ) -> Part:
-    spans: list[Span] = []
-    for span in index.spans[index.place_of(start) :]:
-        spans.append(span)
-        if span.end_offset - start >= bytes_max:
-            break
     damage = list(damage_in_spans(file, segment, spans))
     bad = tuple(damage)
     count, miscounted = 0, []
@@ -176,7 +299,7 @@ def _check_covered(
         elif found != span.record_count:
             miscounted.append(span)
     end = max(min(spans[-1].end_offset, segment.end_offset), start)
-    if damage and damage[-1].next_good_offset is None:
+    if damage and damage[-1].next_good_offset in {None, segment.end_offset}:
         end = segment.end_offset
     return Part(end, apart(damage), count, (), tuple(miscounted))
 
@@ -242,15 +365,21 @@ def check_tail(
 def apart(damage: Iterable[Damage]) -> tuple[Damage, ...]:
     """Sort damaged ranges and merge such as touch, so that a good offset is good.
 
-    At most `DAMAGES_MAX` are returned; the last one then has no good offset behind it.
+    Empty ranges, which name a file and cost no offset, stay as they are. At most
+    `DAMAGES_MAX` are returned; the last one then has no good offset behind it.
     """
     merged: list[Damage] = []
-    for found in sorted(damage, key=lambda item: item.offset):
+    found = set(damage)
+    for each in sorted(found, key=lambda item: (item.offset, str(item))):
         last = merged[-1] if merged else None
-        if last is None or not _touch(last, found):
-            merged.append(found)
+        if each.is_empty:
             continue
-        merged[-1] = replace(last, next_good_offset=_later(last, found))
+        if last is None or not _touch(last, each):
+            merged.append(each)
+            continue
+        merged[-1] = replace(last, next_good_offset=_later(last, each))
+    merged += [each for each in found if each.is_empty]
+    merged.sort(key=lambda item: (item.offset, str(item)))
     if len(merged) > DAMAGES_MAX:
         merged = merged[:DAMAGES_MAX]
         merged[-1] = replace(merged[-1], next_good_offset=None)

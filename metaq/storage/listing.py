@@ -7,19 +7,32 @@
     producers                             what producers may send again
     <any of these but the first>.tmp      half of one: a crash left it
 
-Recovery, the scrub and `metaq verify` read a directory through this module; nothing
-here changes it. Source: broker spec 2.1, 2.3.
+Recovery, the scrub and `metaq verify` read a directory through `check_names`; nothing
+here changes it. A segment reaches to the base offset of the next one. Where its file
+does not, or has more, that is named here by names and sizes alone; the rest of the
+bytes is for `damage.py`. Source: broker spec 2.1, 2.3.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes
+from metaq.storage.damage import Tail, apart, check_tail
 from metaq.storage.segment import META_SUFFIX, Damage, Segment, segment_file_name
-from metaq.storage.span_index import SPANS_SUFFIX, read_index
+from metaq.storage.span_index import (
+    SPANS_SUFFIX,
+    SpanIndex,
+    read_index,
+    spans_path,
+    without_index,
+)
 from metaq.storage.walk import WINDOW_BYTES, Walk, walk_records
 
 _OFFSET_MAX: Final = 2**63 - 1
@@ -29,27 +42,43 @@ _LEFTOVER: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """A partition directory by kind of file; other files are nobody's business."""
+class Names:
+    """A partition directory by kind of file; other files are not looked at."""
 
-    segments: tuple[Segment, ...]
-    """Sorted by base offset, with the sizes that the files have."""
-    orphans: tuple[Segment, ...]
-    """What the span indexes without a segment belonged to, with size 0; sorted."""
-    leftovers: tuple[Path, ...]
-    """Temporary files of an interrupted step."""
+    segments: tuple[Segment, ...] = ()
+    """Sorted by base offset; each reaches to the next one, as it should, and the last
+    one has the size of its file."""
+    damage: tuple[Damage, ...] = ()
+    """Holes, overlaps, files that are too long or missing; apart and in order."""
+    leftovers: tuple[Path, ...] = ()
+    """Temporary files of an interrupted step, and indexes of deleted segments."""
     bad_name: str = ""
     """What is wrong with a name; not empty: the whole directory is refused."""
 
 
-def list_partition(fs: FileSystem, directory: Path) -> Listing:
-    """Sort the names of a partition directory by what they mean.
+def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Names:
+    """Sort the names of a partition directory, and hold names and sizes together.
+
+    Args:
+        fs: The disk.
+        directory: The partition directory.
+        in_use: A broker works in it: damage has to be there at a second look too, for
+            a list of names that change meanwhile may leave one out.
 
     Raises:
         StorageError: The disk refused.
     """
+    found = _look(fs, directory)
+    if in_use and found.damage:
+        again = _look(fs, directory)
+        damage = tuple(each for each in again.damage if each in found.damage)
+        return replace(again, damage=damage)
+    return found
+
+
+def _look(fs: FileSystem, directory: Path) -> Names:
     segments: dict[Offset, Segment] = {}
-    indexed: dict[Offset, Path] = {}
+    indexed: set[Offset] = set()
     leftovers = []
     for name in fs.list_directory(directory):
         path = directory / name
@@ -58,24 +87,43 @@ def list_partition(fs: FileSystem, directory: Path) -> Listing:
         elif name.endswith(SPANS_SUFFIX):
             base = parse_base_offset(name.removesuffix(SPANS_SUFFIX))
             if base is not None:
-                indexed[base] = path
+                indexed.add(base)
         elif name.endswith(META_SUFFIX) and not fs.is_directory(path):
             base = parse_base_offset(name.removesuffix(META_SUFFIX))
             if base is None:
-                return Listing((), (), (), f"segment name is not a number: name={name}")
+                return Names(bad_name=f"segment name is not a number: name={name}")
             if base in segments:
                 other = segments[base].path.name
-                return Listing(
-                    (), (), (), f"two segments have one base offset: {other} {name}"
-                )
-            segments[base] = Segment(path, base, fs.size_of(path))
-    orphans = tuple(
-        Segment(path.with_name(segment_file_name(base)), base, SizeBytes(0))
-        for base, path in sorted(indexed.items())
-        if base not in segments
+                text = f"two segments have one base offset: {other} {name}"
+                return Names(bad_name=text)
+            try:
+                segments[base] = Segment(path, base, fs.size_of_file(path))
+            except DiskError as error:
+                if error.errno_name == "EINVAL":
+                    return Names(bad_name=f"segment is not a file: name={name}")
+                if error.errno_name != "ENOENT":
+                    raise
+                # Retention took it between the list and this line.
+    in_order = [segments[base] for base in sorted(segments)]
+    orphans = [
+        Segment(directory / segment_file_name(base), base, SizeBytes(0))
+        for base in sorted(indexed - set(segments))
+    ]
+    missing, deleted = _sort_orphans(fs, in_order, orphans)
+    return Names(
+        nominal(in_order),
+        apart([*missing, *check_contiguity(fs, in_order)]),
+        (*leftovers, *deleted),
     )
-    in_order = tuple(segments[base] for base in sorted(segments))
-    return Listing(in_order, orphans, tuple(leftovers))
+
+
+def nominal(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return segments as they should be: each but the last reaches to the next one."""
+    sealed = [
+        replace(one, size_bytes=SizeBytes(two.base_offset - one.base_offset))
+        for one, two in pairwise(segments)
+    ]
+    return (*sealed, *segments[-1:])
 
 
 def parse_base_offset(text: str) -> Offset | None:
@@ -85,77 +133,157 @@ def parse_base_offset(text: str) -> Offset | None:
     return Offset(int(text))
 
 
-def sort_orphans(
-    fs: FileSystem, listing: Listing
-) -> tuple[tuple[Damage, ...], tuple[Segment, ...]]:
-    """Return which orphaned indexes tell of a missing segment, and which of nothing.
+def _sort_orphans(
+    fs: FileSystem, segments: Sequence[Segment], orphans: Sequence[Segment]
+) -> tuple[list[Damage], list[Path]]:
+    """Return which indexes without a segment tell of a missing one, and which do not.
 
     Deletion removes a segment before its index, from the oldest on. So an index without
     a segment is a leftover where it lies before the log start. Behind the log end it
     tells that the active segment is gone, unless it is empty; in between, the hole
     speaks for itself and the index stays as evidence.
     """
-    segments = listing.segments
     start = segments[0].base_offset if segments else 0
     end = segments[-1].end_offset if segments else 0
     damage, leftovers = [], []
-    for orphan in listing.orphans:
+    for orphan in orphans:
         if segments and start <= orphan.base_offset < end:
             continue
-        index = read_index(fs, orphan.path, orphan.base_offset)
-        if orphan.base_offset >= end and index is not None and index.spans:
+        index = index_of(fs, orphan)
+        if orphan.base_offset >= end and index.spans:
             covered = index.end_offset - index.base_offset
             detail = f"segment is missing, its index covers {covered} bytes"
             damage.append(Damage(orphan.path, orphan.base_offset, None, detail))
         else:
-            leftovers.append(orphan)
-    return tuple(damage), tuple(leftovers)
+            leftovers.append(spans_path(orphan.path, orphan.base_offset))
+    return damage, leftovers
 
 
-def check_contiguity(
-    fs: FileSystem, segments: tuple[Segment, ...]
-) -> tuple[Damage, ...]:
-    """Return the holes and overlaps between neighbours: base + size = next base.
+def check_contiguity(fs: FileSystem, segments: Sequence[Segment]) -> Iterator[Damage]:
+    """Yield the holes and overlaps between neighbours: base + size = next base.
 
-    A hole begins at the last whole record before it, so that no reader is left with a
-    part of one.
+    Args:
+        fs: The disk.
+        segments: Of one log in order, with the sizes that their files have.
 
     Raises:
         StorageError: The disk refused a read.
     """
-    damage = []
-    following = (*segments[2:], None)
-    for one, two, three in zip(segments, segments[1:], following, strict=False):
-        ends = f"segment ends at offset {one.end_offset}, next begins at"
-        if one.end_offset < two.base_offset:
-            damage.append(
-                Damage(
-                    one.path,
-                    _last_boundary(fs, one),
-                    two.base_offset,
-                    f"{ends} {two.base_offset}",
-                )
-            )
-        elif one.end_offset > two.base_offset:
-            # Nobody can tell which of the two is right about the bytes they share, so
-            # the second one is not believed at all.
-            good = None if three is None else three.base_offset
-            damage.append(
-                Damage(two.path, two.base_offset, good, f"{ends} {two.base_offset}")
-            )
-    return tuple(damage)
+    following = (*(each.base_offset for each in segments[2:]), None)
+    for one, two, good in zip(segments, segments[1:], following, strict=False):
+        yield from check_neighbours(fs, one, two, good)
 
 
-def _last_boundary(fs: FileSystem, segment: Segment) -> Offset:
-    """Return the end of the last whole record of a segment that is too short."""
-    index = read_index(fs, segment.path, segment.base_offset)
-    start = segment.base_offset
-    for span in index.spans if index is not None else ():
-        if span.end_offset > segment.end_offset:
-            break
-        start = span.end_offset
-    walk = walk_segment(fs, segment, start, WINDOW_BYTES)
-    return segment.offset_at(walk.end)
+def check_neighbours(
+    fs: FileSystem, one: Segment, two: Segment, good: Offset | None
+) -> Iterator[Damage]:
+    """Yield what is wrong where one segment ends and the next one begins.
+
+    Args:
+        fs: The disk.
+        one: A segment, with the size that its file has.
+        two: The next one.
+        good: Base offset of the one behind that; None: there is none.
+
+    Raises:
+        StorageError: The disk refused a read.
+    """
+    end, base = one.end_offset, two.base_offset
+    detail = f"segment ends at offset {end}, next begins at {base}"
+    if end < base:
+        # A hole begins at the last whole record before it, so that no reader is left
+        # with a part of one.
+        tail = rest_of(fs, one)
+        yield from tail.damage
+        yield Damage(one.path, tail.end, base, detail)
+    elif end > base and _goes_on(fs, one, two):
+        # Nothing tells which of the two is right about the bytes they share, so the
+        # second one is not believed at all, nor a record that it cuts.
+        size = base - one.base_offset
+        tail = rest_of(fs, replace(one, size_bytes=SizeBytes(size)))
+        yield from tail.damage
+        yield Damage(two.path, tail.end, good, detail)
+    elif end > base:
+        size = base - one.base_offset
+        detail = f"file is too long: expected {size} bytes, got {one.size_bytes}"
+        yield Damage(one.path, base, base, detail)
+
+
+def _goes_on(fs: FileSystem, one: Segment, two: Segment) -> bool:
+    """Tell whether records of a segment go on behind the base offset of the next one.
+
+    Other bytes there cost nothing: they were appended to a file that was sealed. Nor
+    does a file without an index speak against one that has it.
+    """
+    index = index_of(fs, one)
+    if index.end_offset == two.base_offset:
+        return False
+    is_known = fs.exists(spans_path(one.path, one.base_offset))
+    if not is_known and fs.exists(spans_path(two.path, two.base_offset)):
+        return False
+    return rest_of(fs, one).end > two.base_offset
+
+
+def rest_of(fs: FileSystem, segment: Segment) -> Tail:
+    """Walk the records behind the whole spans of a segment that ends where it does not.
+
+    Its `end` is that of the last whole record, behind damage too.
+    """
+    index = index_of(fs, segment).until(segment.end_offset)
+    file = fs.open_read(segment.path)
+    try:
+        return check_tail(
+            file,
+            segment,
+            index.end_offset,
+            unsynced_bytes_max=SizeBytes(0),
+            span_bytes_min=WINDOW_BYTES,
+            time_ms=file.mtime_ms(),
+        )
+    finally:
+        file.close()
+
+
+def find_lost(
+    fs: FileSystem, segment: Segment, end: Offset, *, is_sealed: bool
+) -> Damage | None:
+    """Return why the file of a segment lacks the byte before `end`, in a log at work.
+
+    Args:
+        fs: The disk.
+        segment: What the log believes; of an active one the size is not asked.
+        end: Where a reader would end.
+        is_sealed: The log has a segment behind it.
+
+    Returns:
+        The range that is lost; None where nothing is, or retention may have taken it.
+
+    Raises:
+        StorageError: The disk refused.
+    """
+    names = check_names(fs, segment.path.parent, in_use=True)
+    for damage in names.damage:
+        good = damage.next_good_offset
+        if damage.offset < end and (good is None or good > segment.base_offset):
+            return damage
+    if is_sealed or names.bad_name or not fs.exists(segment.path):
+        return None
+    size = fs.size_of(segment.path)
+    if size >= segment.position_of(end):
+        return None
+    tail = rest_of(fs, replace(segment, size_bytes=size))
+    detail = f"file is too short: expected {segment.position_of(end)} bytes, got {size}"
+    return Damage(segment.path, tail.end, None, detail)
+
+
+def index_of(fs: FileSystem, segment: Segment, *, is_told: bool = True) -> SpanIndex:
+    """Return what is believed of the index of a segment, without spans where it is not.
+
+    Raises:
+        StorageError: The disk refused, and it is not about this file.
+    """
+    read = partial(read_index, fs, segment.path, segment.base_offset)
+    return without_index(read, None, is_told=is_told) or SpanIndex(segment.base_offset)
 
 
 def walk_segment(

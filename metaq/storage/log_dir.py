@@ -27,7 +27,7 @@ from metaq.errors import (
     NoSpaceError,
     StorageError,
 )
-from metaq.fs import DirLock, FileSystem
+from metaq.fs import LOCK_FILE, DirLock, FileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
@@ -39,6 +39,7 @@ from metaq.storage.appender import (
     Request,
     Task,
 )
+from metaq.storage.holdings import Holdings
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,9 @@ and those that hang are of one disk."""
 REST_DELAY_S: Final = 0.001
 """How long nothing has to be queued before the storage thread does what was put off:
 longer than a client takes from a reply to its next put."""
+
+RECORD_INTERVAL_S: Final = 10.0
+"""Least time between two records of what a directory holds, but for the last one."""
 
 SILENCE_S_MAX: Final = 30.0
 """A storage thread that takes longer to answer waits for a disk that hangs: a group of
@@ -203,6 +207,8 @@ class LogDir:
         """The disk error that took it offline."""
         self.is_silent = False
         """Its disk hangs: the storage thread has not answered for too long."""
+        self.is_layout_changed = False
+        """A log came, rolled or lost a segment since its last record."""
         self.sync_latency: Final = Histogram()
         """Seconds that each sync of a segment took; recorded by the storage thread."""
         self._fs = fs
@@ -212,6 +218,7 @@ class LogDir:
         self._size_bytes_max = size_bytes_max
         self._free_bytes = SizeBytes(0)
         self._free_seen_s = float("-inf")
+        self._record_s = float("-inf")
         self._asked_s: float | None = None
         """Since when a look at the free space has been under way; None: none is."""
         self._refusal_logged_s = float("-inf")
@@ -224,6 +231,7 @@ class LogDir:
             clock,
             post,
             path,
+            check_lock=self._check_lock,
             on_offline=self._on_offline,
             on_free_space=self._on_free_space,
         )
@@ -354,13 +362,33 @@ class LogDir:
             self.is_silent = True
             _log.error("data directory does not answer: directory=%s", self.path)
 
+    def is_record_due(self, now_s: float) -> bool:
+        """Tell whether what it holds is to be written down."""
+        return (
+            self.is_layout_changed
+            and self.state is DirState.ONLINE
+            and now_s - self._record_s >= RECORD_INTERVAL_S
+        )
+
+    def write_record(self, record: Holdings) -> None:
+        """Have what it holds written down, unless it is offline."""
+        if self.state is DirState.ONLINE:
+            self.is_layout_changed = False
+            self._record_s = self._clock.monotonic_s()
+            self._worker.submit(partial(self.appender.write_record, record))
+
     def close(
-        self, logs: Iterable[tuple[LogWriter, AppendReceiver]], on_closed: Task
+        self,
+        logs: Iterable[tuple[LogWriter, AppendReceiver]],
+        seal: Callable[[], Holdings],
+        on_closed: Task,
     ) -> None:
         """Close the logs after everything queued, then end the thread.
 
         Args:
             logs: both sides of every log in this directory.
+            seal: called on the storage thread when the logs are closed; returns the
+                record of what it holds then.
             on_closed: called on the loop's thread when all files are closed; `unlock`
                 is its business.
         """
@@ -368,7 +396,8 @@ class LogDir:
         was_started = self.state is not DirState.NEW
         self._apply(DirEvent.CLOSE)
         if was_started:
-            self._worker.submit(partial(self.appender.close, tuple(logs), on_closed))
+            close = partial(self.appender.close, tuple(logs), seal, on_closed)
+            self._worker.submit(close)
             self._worker.stop()
         else:
             self._post(on_closed)
@@ -383,6 +412,20 @@ class LogDir:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+    def _check_lock(self) -> None:
+        """Raise where another process could become the owner; on the storage thread.
+
+        Raises:
+            StorageError: the directory, or its lock file, is not what it was.
+        """
+        lock = self._lock
+        if lock is not None and not lock.is_in_place():
+            raise StorageError(
+                f"data directory is not ours any more: its lock file is gone:"
+                f" file={self.path / LOCK_FILE} (removed or replaced, a directory above"
+                " it renamed or removed, or another disk mounted over it)"
+            )
 
     def _run_batch(self, batch: Sequence[Request]) -> None:
         self._run_safely(partial(self.appender.run, batch))

@@ -2,6 +2,8 @@
 
     <dataPath>/<topic>-<partition>/     one partition log
     <dataPath>/.lock                    who owns the data directory
+    <dataPath>/holdings                 what it has held (`holdings.py`)
+    <dataPath>/deleted/                 what is left of deleted topics (`set_aside.py`)
 
 `open` blocks: it locks every data directory and recovers every partition in it, some
 at a time, before the broker listens. After that everything belongs to the event loop's
@@ -9,11 +11,13 @@ thread. A log is created by the first put to it; directory and first segment are
 by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
 """
 
+import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
@@ -22,16 +26,23 @@ from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import AppendTicket, Post
+from metaq.storage.holdings import Claim, Extent, Holdings
+from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
 from metaq.storage.log_pictures import picture_directory
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
     RecoveredPartition,
+    extent_of,
     log_directory_name,
+    missing_partition,
     new_writer,
+    parse_log_directory_name,
+    partition_names,
     recover_partitions,
     refuse_twins,
+    stop_for,
 )
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import Batch, ProducerTable
@@ -39,6 +50,7 @@ from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.segments import Segments
+from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
 
 FREE_SPACE_IDLE_S: Final = 30.0
@@ -49,6 +61,19 @@ FREE_SPACE_LOW_S: Final = 1.0
 
 NO_MESSAGE_ID: Final = MessageId(-1)
 """What `last_message_id` says when no record with an id of ours is stored."""
+
+
+IDENTITY_BYTES: Final = 16
+"""Of the random name of a data directory; no two have the same."""
+
+
+def new_identity() -> str:
+    """Return a random name for a data directory."""
+    return secrets.token_hex(IDENTITY_BYTES)
+
+
+Told: TypeAlias = Callable[[Exception | None], None]
+"""Is told what went wrong, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +97,7 @@ class LogManager:
         config: BrokerConfig,
         *,
         start_worker: StartWorker = StorageThread,
+        new_identity: Callable[[], str] = new_identity,
     ) -> None:
         """Describe the logs; `open` reads them.
 
@@ -81,6 +107,7 @@ class LogManager:
             post: runs a callback on the loop's thread (`loop.call_soon_threadsafe`).
             config: data paths, sizes, durability mode, limits.
             start_worker: makes the storage thread of a directory.
+            new_identity: names a data directory that has none, at random.
         """
         self._fs = fs
         self._clock = clock
@@ -91,19 +118,28 @@ class LogManager:
         self._logs: dict[LogId, PartitionLog] = {}
         self._files = OpenFiles(fs)
         self._retention = Retention(fs, clock, post)
+        self._inventory = Inventory(
+            fs, clock, Path(config.system.data_log_path) / TRANSACTIONS, new_identity
+        )
+        self._forgotten: set[LogId] = set()
         self._last_id = NO_MESSAGE_ID
         self._is_closing = False
 
     # -- opening
 
-    def open(self) -> None:
+    def open(self, *, left_out: Collection[str] = ()) -> None:
         """Lock and recover every data directory that the configuration names.
 
         Blocks for as long as the disks need; called once, on any thread, before
         anything else is.
 
+        Args:
+            left_out: topics that are being deleted: their partitions are not recovered,
+                and not missed.
+
         Raises:
             LogDirLockedError: another process owns one of them.
+            DataMissingError: a data directory holds less than it did, as a whole.
             StorageError: a disk refuses, or one partition lies in two directories.
                 Whatever was opened is closed again.
             ClosedError: it was called off, or `close` was called; likewise.
@@ -115,16 +151,30 @@ class LogManager:
                 directory = self._new_directory(path)
                 opened.append(directory)
                 directory.open()
+            names = {each.path: partition_names(self._fs, each.path) for each in opened}
+            self._inventory.read(names, left_out)
+            for directory in opened:
+                path = directory.path
+                self._inventory.settle_accepted(path, names[path])
                 recovered += recover_partitions(
                     self._fs,
                     self._clock,
                     self._config,
                     path,
                     directory.sync_latency,
+                    left_out=left_out,
                     require_wanted=self._require_wanted,
                 )
             refuse_twins(recovered)
             self._require_wanted()
+            recovered = self._stop_incomplete(recovered, opened)
+            self._inventory.write_all(
+                self._inventory.make_records(
+                    (each.data_path, each.log_id, extent)
+                    for each in recovered
+                    if (extent := extent_of(each.found.segments)) is not None
+                )
+            )
         except (StorageError, ClosedError):
             for each in recovered:
                 each.writer.abandon()
@@ -217,6 +267,142 @@ class LogManager:
         """Return all logs; a live view, not to be changed."""
         return self._logs
 
+    # -- deletion
+
+    def delete_topic(self, topic: str, on_done: Told) -> None:
+        """End the logs of a topic and move their directories aside; never blocks.
+
+        No put or get for the topic may come from now on. To be repeated until it
+        succeeds; a restart meanwhile leaves the topic out (`open`).
+
+        Args:
+            topic: its name.
+            on_done: told on the loop's thread what held it up, or None when no data
+                directory has a partition of the topic any more.
+        """
+
+        def on_forgotten(error: Exception | None) -> None:
+            if error is not None:
+                on_done(error)
+                return
+            # A run works on the files that it was shown.
+            self._retention.call_when_idle(partial(self._set_aside, topic, on_done))
+
+        try:
+            # Also without any: an earlier try may have left them in the records.
+            self.forget(
+                [each for each in self._logs if each.topic == topic], on_forgotten
+            )
+        except (StorageError, ClosedError) as error:
+            on_done(error)
+
+    def forget(self, log_ids: Collection[LogId], on_forgotten: Told) -> None:
+        """Close logs for good, and no longer count them among what should be there.
+
+        Their files stay where they are. Until the callback the logs refuse appends.
+
+        Args:
+            log_ids: which partitions.
+            on_forgotten: called once on the loop's thread. With None the directories of
+                the logs may be moved or removed, and a put would make new ones. An
+                error says that a record may still name them: a start without the
+                directories would stop the partitions.
+
+        Raises:
+            StorageError: there is no such log, or it is not to be used any more.
+            ClosedError: the manager is closed.
+        """
+        logs = [self._require_open(log_id) for log_id in log_ids]
+        for directory in self._directories.values():
+            if (refusal := directory.refusal()) is not None:
+                raise refusal
+        for log in logs:
+            log.begin_close()
+            self._forgotten.add(log.log_id)
+            self._inventory.forget(log.log_id)
+        # Each knows how many partitions the others have.
+        records = self._make_records()
+
+        def begin(directory: LogDir, on_done: Told) -> None:
+            here = [log for log in logs if log.log_dir is directory]
+            directory.submit(
+                partial(
+                    directory.appender.forget,
+                    [log.writer for log in here],
+                    records[directory.path],
+                    partial(done, here, on_done),
+                )
+            )
+
+        def done(
+            here: Sequence[PartitionLog], on_done: Told, error: Exception | None
+        ) -> None:
+            for log in here:
+                self._drop(log)
+            on_done(error)
+
+        self._in_each_directory(begin, on_forgotten)
+
+    def _require_open(self, log_id: LogId) -> PartitionLog:
+        log = self._logs.get(log_id)
+        if log is None or log.state in {LogState.CLOSING, LogState.CLOSED}:
+            raise StorageError(f"no log to forget: partition={log_id}")
+        return log
+
+    def _drop(self, log: PartitionLog) -> None:
+        """Let go of a log whose files are closed."""
+        if log.state is LogState.CLOSING:
+            log.finish_close()
+        self._forgotten.discard(log.log_id)
+        if self._logs.pop(log.log_id, None) is None:
+            return
+        directory = log.log_dir
+        directory.size_bytes = SizeBytes(directory.size_bytes - log.size_bytes)
+        for segment in log.segments:
+            self._files.forget(segment.path, directory.reader)
+        # A run that is under way would remember them again.
+        self._retention.call_when_idle(partial(self._retention.forget, log.segments))
+
+    def _set_aside(self, topic: str, on_done: Told) -> None:
+        def begin(directory: LogDir, on_done: Told) -> None:
+            refusal = directory.refusal()
+            if refusal is not None:
+                on_done(refusal)
+                return
+            move = partial(
+                set_aside, self._fs, directory.path, topic, self._clock.wall_ms()
+            )
+            directory.submit(partial(directory.appender.set_aside, move, on_done))
+
+        self._in_each_directory(begin, on_done)
+
+    def _in_each_directory(
+        self, begin: Callable[[LogDir, Told], None], on_done: Told
+    ) -> None:
+        """Have each data directory do something; tell of the first error at the end."""
+        left = set(self._directories.values())
+        failed: list[Exception] = []
+
+        def done(directory: LogDir, error: Exception | None) -> None:
+            if error is not None:
+                failed.append(error)
+            left.discard(directory)
+            if not left:
+                on_done(failed[0] if failed else None)
+
+        for directory in tuple(left):
+            begin(directory, partial(done, directory))
+
+    def remove_deleted(self) -> None:
+        """Remove what is left of deleted topics; blocks, on a worker thread.
+
+        Raises:
+            StorageError: a disk refuses; to be repeated.
+        """
+        for directory in tuple(self._directories.values()):
+            if directory.state is DirState.ONLINE:
+                remove_set_aside(self._fs, directory.path)
+
     # -- what the transaction journal needs (`metaq/txn/ports.py`)
 
     def append(
@@ -285,9 +471,13 @@ class LogManager:
         for log in self._logs.values():
             if not log.is_group_commit:
                 log.sync_if_due(now_s)
-        for directory in self._directories.values():
+        directories = self._directories.values()
+        for directory in directories:
             low = directory.is_low_on_space
             directory.tick(now_s, FREE_SPACE_LOW_S if low else FREE_SPACE_IDLE_S)
+        if any(each.is_record_due(now_s) for each in directories):
+            for path, record in self._make_records().items():
+                self._directories[path].write_record(record)
 
     def offline_directories(self) -> tuple[OfflineDirectory, ...]:
         """Return the data directories that had a disk error."""
@@ -300,6 +490,26 @@ class LogManager:
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""
         return tuple(self._directories.values())
+
+    def claims(self) -> dict[str, Claim]:
+        """Return path → identity and number of partitions, to be kept elsewhere."""
+        counts = Counter(log.log_dir.path for log in self._logs.values())
+        return {
+            str(path): Claim(self._inventory.identity(path), counts[path])
+            for path in self._directories
+        }
+
+    def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
+        """Raise where a data directory held less at the start than is known elsewhere.
+
+        Args:
+            witness: who knows it, for the text.
+            claims: what `claims` returned in an earlier run.
+
+        Raises:
+            DataMissingError: the text says what to do.
+        """
+        self._inventory.check_claims(witness, claims)
 
     def sync_latency(self) -> HistogramSnapshot:
         """Return how long the syncs of segments took, all directories together."""
@@ -370,7 +580,11 @@ class LogManager:
         """
         self._is_closing = True
         for log in self._logs.values():
-            log.begin_close()
+            if log.state is not LogState.CLOSING:
+                log.begin_close()
+        # A run of retention that goes on may remove what a seal would vouch for.
+        is_exact = not self._retention.is_running
+        records = self._make_records()
         left: set[LogDir | Retention] = {*self._directories.values(), self._retention}
 
         def done(part: LogDir | Retention) -> None:
@@ -391,8 +605,16 @@ class LogManager:
         # its directory: who recovers it must not meet files that come and go.
         self._retention.stop(lambda: done(self._retention))
         for directory in self._directories.values():
-            logs = [(log.writer, log) for log in self._logs_of(directory)]
-            directory.close(logs, partial(closed, directory))
+            logs = [
+                log
+                for log in self._logs_of(directory)
+                if log.log_id not in self._forgotten
+            ]
+            directory.close(
+                [(log.writer, log) for log in logs],
+                partial(_sealed, records[directory.path], logs, is_exact=is_exact),
+                partial(closed, directory),
+            )
 
     def abandon(self) -> None:
         """Fail whatever is still in flight after `close`, because the wait is over."""
@@ -401,6 +623,65 @@ class LogManager:
                 log.finish_close()
 
     # -- helpers
+
+    def _stop_incomplete(
+        self, recovered: Sequence[RecoveredPartition], directories: Iterable[LogDir]
+    ) -> list[RecoveredPartition]:
+        """Return the partitions, those stopped of which less is there than there was.
+
+        Raises:
+            StorageError: a disk refuses.
+        """
+        inventory, result = self._inventory, list[RecoveredPartition]()
+        for directory in directories:
+            path = directory.path
+            here = [each for each in recovered if each.data_path == path]
+            losses = inventory.find_losses(
+                path, {each.log_id: extent_of(each.found.segments) for each in here}
+            )
+            for each in here:
+                name = str(each.log_id)
+                held, loss = inventory.held(path, name), losses.get(name)
+                if loss is not None and not (each.found.segments or each.found.damage):
+                    # Nothing of it is left: as if the directory were gone, too.
+                    each.writer.abandon()
+                    continue
+                losses.pop(name, None)
+                if held is not None and (loss is not None or each.found.damage):
+                    inventory.keep(each.log_id, held)
+                if loss is None or each.found.damage:
+                    result.append(each)
+                else:
+                    result.append(stop_for(each, loss))
+            for name, loss in losses.items():
+                log_id = parse_log_directory_name(name)
+                held = inventory.held(path, name)
+                if log_id is None or held is None:
+                    continue
+                inventory.keep(log_id, held)
+                result.append(
+                    missing_partition(
+                        self._fs,
+                        self._clock,
+                        self._config,
+                        log_id,
+                        loss,
+                        held,
+                        directory.sync_latency,
+                    )
+                )
+        return result
+
+    def _make_records(self) -> dict[Path, Holdings]:
+        return self._inventory.make_records(
+            (
+                log.log_dir.path,
+                log_id,
+                Extent(log.log_start_offset, log.high_watermark),
+            )
+            for log_id, log in self._logs.items()
+            if log_id not in self._forgotten
+        )
 
     def _require_wanted(self) -> None:
         """Raise ClosedError when what is being opened is not wanted any more."""
@@ -482,7 +763,25 @@ class LogManager:
     def _on_offline(self, directory: LogDir, error: StorageError) -> None:
         assert directory.state is DirState.OFFLINE
         for log in self._logs_of(directory):
-            log.on_offline(error)
+            if log.state is not LogState.CLOSING:
+                log.on_offline(error)
+
+
+def _sealed(
+    record: Holdings, logs: Iterable[PartitionLog], *, is_exact: bool
+) -> Holdings:
+    """Return the last record of a directory whose logs are closed.
+
+    Called on the storage thread: what it reads of a log does not change any more.
+    """
+    extents = {
+        str(log.log_id): Extent(log.log_start_offset, log.writer.synced_end)
+        for log in logs
+        if not log.damage and log.writer.synced_end
+    }
+    return replace(
+        record, is_sealed=is_exact, partitions={**record.partitions, **extents}
+    )
 
 
 def _hard_limit(size_bytes: int, segment_bytes_max: int) -> int:

@@ -1,7 +1,7 @@
 """What retention and the scrub are shown of the logs: values of one moment, no logs.
 
-Stopped logs are left out of both: nothing new can be learnt about their bytes, and
-nothing of them may go while somebody has to look at the damage.
+Retention leaves stopped logs alone: nothing of them may go before an operator has
+looked at the damage. The scrub reads them too, for there may be more of it.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,6 +19,8 @@ from metaq.storage.scrub import ScrubTarget
 
 _FOR_EVER_MS: Final = 2**62
 """An age that nothing has: such segments go by size only."""
+
+_SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED})
 
 
 def picture_directory(
@@ -62,8 +64,7 @@ def _is_stopped(log: PartitionLog) -> bool:
 class ScrubbedLogs:
     """The logs as the scrub sees them. Used on the loop's thread.
 
-    Logs of offline directories are left out like stopped ones: nothing about them is
-    believed.
+    Logs of offline directories are left out: nothing about them is believed.
     """
 
     def __init__(self, logs: Mapping[LogId, PartitionLog]) -> None:
@@ -75,16 +76,22 @@ class ScrubbedLogs:
         return {
             log_id: log.high_watermark - log.log_start_offset
             for log_id, log in self._logs.items()
-            if log.state is LogState.OPEN
+            if log.state in _SCRUBBED
         }
 
     def targets(self, log_id: LogId) -> Sequence[ScrubTarget]:
         """Return the segments of a log that have durable bytes, oldest first."""
         log = self._logs.get(log_id)
-        if log is None or log.state is not LogState.OPEN:
+        if log is None or log.state not in _SCRUBBED:
             return ()
-        targets = [ScrubTarget(log_id, each, True) for each in log.segments.sealed]
+        is_open = log.state is LogState.OPEN
+        targets = [
+            ScrubTarget(log_id, each, True, may_write=is_open)
+            for each in log.segments.sealed
+        ]
         active = log.readable_active()
         if active.size_bytes:
             targets.append(ScrubTarget(log_id, active, False))
+        if targets:
+            targets[0] = replace(targets[0], is_first=True)
         return targets

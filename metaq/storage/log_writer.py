@@ -38,6 +38,10 @@ GROUP_BYTES_MAX: Final = SizeBytes(16 << 20)
 """Most bytes of one log that are written and not synced in group commit: about 50 ms
 of an SSD. Recovery takes a longer damaged tail for corruption, not for a torn one."""
 
+PLACE_CHECK_S: Final = 1.0
+"""How long appends may be acknowledged before the active segment is looked for under
+its name again: what goes to a file without a name is gone when it is closed."""
+
 _FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
 
 _log = logging.getLogger(__name__)
@@ -139,7 +143,7 @@ class LogWriter:
         """Id of the last record written."""
         self.unsynced_records = 0
         """Records written since the last sync."""
-        self.last_sync_s = clock.monotonic_s()
+        self.last_sync_s = self._seen_s = clock.monotonic_s()
         """When the last sync ended, on the monotonic clock."""
         self.sync_count = 0
         """Syncs of segment files so far."""
@@ -234,6 +238,23 @@ class LogWriter:
         self.end = Offset(self.end + len(data))
         self.last_id = last_id
         self.unsynced_records += record_count
+
+    def require_in_place(self) -> None:
+        """Look, once in `PLACE_CHECK_S`, whether the active segment has its name still.
+
+        Raises:
+            StorageError: it has not: nothing that was written to it can be found again.
+        """
+        now_s = self._clock.monotonic_s()
+        if self._active is None or now_s - self._seen_s < PLACE_CHECK_S:
+            return
+        self._seen_s = now_s
+        if not self._active.file.is_in_place():
+            raise StorageError(
+                f"active segment is gone from its name: file={self._active.file.path}"
+                " (removed or replaced, a directory above it renamed or removed, or"
+                " another disk mounted over it)"
+            )
 
     def cover(self, data: Buffer, *, record_count: int) -> None:
         """Take what `write` has written into the index, in memory; see `index`.
@@ -375,6 +396,7 @@ class LogWriter:
             except StorageError:
                 file.close()
                 raise
+        self._seen_s = self._clock.monotonic_s()
         return ActiveSegment(base_offset, SizeBytes(0), file, spans)
 
     def _sync_file(self, file: AppendFile) -> None:

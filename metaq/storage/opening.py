@@ -7,8 +7,8 @@ Source: broker spec 2.1, 2.3.
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -17,14 +17,16 @@ from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import HelperThreads
-from metaq.model import LogId, MessageId, Millis, Offset
+from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.record.ids import id_after
 from metaq.stats import Histogram
+from metaq.storage.holdings import Extent
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
 from metaq.storage.producers import Batch
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retire import age_facts
+from metaq.storage.segment import Damage, Segment, segment_file_name
 
 NAME_BYTES_MAX: Final = 255
 """Longest file name that Linux takes."""
@@ -129,13 +131,15 @@ def recover_partitions(
     data_path: Path,
     sync_latency: Histogram,
     *,
+    left_out: Collection[str] = (),
     require_wanted: Callable[[], None],
 ) -> list[RecoveredPartition]:
     """Recover every partition of one data directory, as many at a time as CPUs.
 
     Directories without a dash are nobody's business; one that has a dash and is no
-    partition is worth a warning. `sync_latency` is for the writers; `require_wanted` is
-    called before each partition, on several threads.
+    partition is worth a warning. Partitions of the topics `left_out` are not touched.
+    `sync_latency` is for the writers; `require_wanted` is called before each partition,
+    on several threads.
 
     Raises:
         StorageError: the disk refuses; nothing stays open.
@@ -149,7 +153,7 @@ def recover_partitions(
         log_id = parse_log_directory_name(name)
         if log_id is None:
             _log.warning("directory skipped, no partition: directory=%s", path)
-        else:
+        elif log_id.topic not in left_out:
             wanted.append(log_id)
 
     def recover(log_id: LogId) -> RecoveredPartition:
@@ -179,6 +183,74 @@ def refuse_twins(recovered: Iterable[RecoveredPartition]) -> None:
             )
 
 
+def partition_names(fs: FileSystem, data_path: Path) -> tuple[str, ...]:
+    """Return the names in a data directory that are partitions by their spelling."""
+    return tuple(
+        name
+        for name in fs.list_directory(data_path)
+        if parse_log_directory_name(name) is not None
+    )
+
+
+def extent_of(segments: Sequence[Segment]) -> Extent | None:
+    """Return the offsets of a log by its segments, oldest first; None without any."""
+    if not segments:
+        return None
+    return Extent(segments[0].base_offset, segments[-1].end_offset)
+
+
+def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
+    """Return a partition that is stopped for what is missing of it, and close it.
+
+    Args:
+        each: what recovery found: segments, and no damage.
+        loss: what is missing.
+    """
+    _log.error("log stopped: %s", loss)
+    each.writer.abandon()
+    return replace(each, found=replace(each.found, spans=None, damage=(loss,)))
+
+
+def missing_partition(
+    fs: FileSystem,
+    clock: Clock,
+    config: BrokerConfig,
+    log_id: LogId,
+    loss: Damage,
+    held: Extent,
+    sync_latency: Histogram,
+) -> RecoveredPartition:
+    """Return a partition of which nothing is left: stopped, and empty at its old end.
+
+    Args:
+        fs: the disk.
+        clock: for its writer.
+        config: settings.
+        log_id: which partition.
+        loss: what is missing; its path is the partition's directory.
+        held: its offsets before.
+        sync_latency: for its writer.
+    """
+    settings = config.topic(log_id.topic)
+    path = loss.path
+    writer = new_writer(
+        fs,
+        clock,
+        config,
+        settings,
+        path,
+        end=held.end,
+        last_id=MessageId(-1),
+        sync_latency=sync_latency,
+    )
+    _log.error("log stopped: %s", loss)
+    end = Segment(path / segment_file_name(held.end), held.end, SizeBytes(0))
+    found = RecoveredLog((end,), None, MessageId(-1), 0, (loss,))
+    return RecoveredPartition(
+        log_id, path.parent, settings, found, writer, (), MessageId(-1), None
+    )
+
+
 def _recover(
     fs: FileSystem,
     clock: Clock,
@@ -190,7 +262,10 @@ def _recover(
     settings = config.topic(log_id.topic)
     path = data_path / str(log_id)
     is_group_commit = settings.unflush_threshold <= 0
-    noted = read_notes(fs, path).batches
+    notes = read_notes(fs, path)
+    if notes.flaw:
+        _log.error("producers are forgotten: partition=%s %s", log_id, notes.flaw)
+    noted = notes.batches
     found = recover_log(
         fs,
         path,

@@ -7,7 +7,7 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
         |------ readable ----|-- written --|-- in flight --|
 
 * `append` gives out the next offset at once and queues a request; it never blocks.
-  Requests are answered in order, so a queue of tickets is all that is remembered.
+  It is answered when the high watermark has passed its last byte, in order.
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
   take back. No file is opened on the loop's thread, and none is read there.
 * When an append finds no room, everything in flight fails with it, `next_offset` goes
@@ -17,6 +17,7 @@ Invariant: log start <= high watermark <= log end <= next offset, asserted whene
 of them changes. Source: broker spec 2.4 to 2.8.
 """
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -35,15 +36,17 @@ from metaq.errors import (
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.storage.appender import AppendRequest, AppendTicket, Progress
+from metaq.storage.damage import apart
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.producers import Batch, ProducerTable
-from metaq.storage.readable import find_readable
-from metaq.storage.segment import Damage, Segment
+from metaq.storage.segment import Damage, DamagedSegmentError, Segment
 from metaq.storage.segments import Segments
 from metaq.storage.slices import OpenFiles, Slice
 from metaq.storage.waiters import Waiters, WaitHandle
+
+_log = logging.getLogger(__name__)
 
 
 class PartitionLog:
@@ -242,9 +245,10 @@ class PartitionLog:
             batch,
         )
         # All books are kept before the request goes out: a worker that runs at once
-        # comes back to this log before `submit` returns.
-        self._next_offset = Offset(offset + size_bytes)
+        # comes back to this log before `submit` returns. The one line that may find no
+        # memory comes first.
         self._in_flight.append(request)
+        self._next_offset = Offset(offset + size_bytes)
         if batch is not None:
             self.producers.add(batch)
         self.log_dir.submit(request)
@@ -291,26 +295,34 @@ class PartitionLog:
         Raises:
             OffsetOutOfRangeError: no readable byte has this offset (the high watermark
                 itself is out of range too).
-            CorruptRecordError: the byte lies in a damaged range; the error knows the
-                next good offset.
+            CorruptRecordError: the byte lies in a damaged range, or is missing; the
+                error knows the next good offset.
             LogDirOfflineError: the data directory had a disk error.
             ClosedError: the log is closed.
         """
         if self._state in {LogState.OFFLINE, LogState.CLOSED}:
             raise self._refusal()
+        end = offset + max(1, max_bytes)
+        for each in self._damage:
+            if each.covers(offset):
+                raise DamagedSegmentError(each, self.log_id)
+            if each.offset > offset:
+                end = min(end, each.offset)
         if not self._log_start <= offset < self._high_watermark:
             raise OffsetOutOfRangeError(
                 offset, log_start=self._log_start, high_watermark=self._high_watermark
             )
-        limit = min(self._high_watermark, offset + max(1, max_bytes))
-        segment, end = find_readable(
-            self.log_id, self._segments, self._damage, offset, limit
-        )
+        segment = self._segments.find(offset)
+        assert segment is not None, f"{self.log_id}: no segment holds {offset}"
+        is_sealed = segment is not self._segments.active
+        end = min(end, segment.end_offset if is_sealed else self._high_watermark)
         return Slice(
             self._files.acquire(segment.path),
+            segment,
             segment.position_of(offset),
             SizeBytes(end - offset),
             self.log_dir.reader,
+            is_sealed=is_sealed,
         )
 
     def nearest_offset(self, offset: Offset) -> Offset:
@@ -357,7 +369,9 @@ class PartitionLog:
         self._set_bounds(
             log_end=progress.log_end, high_watermark=progress.high_watermark
         )
-        done = [self._in_flight.popleft() for _ in range(progress.request_count)]
+        done = self._take_answered()
+        if done and not self._append_count:
+            self.log_dir.is_layout_changed = True
         self._append_count += len(done)
         self._record_count += sum(request.record_count for request in done)
         for request in done:
@@ -367,6 +381,7 @@ class PartitionLog:
     def on_rolled(self, sealed: Segment, active: Segment) -> None:
         """Take note of a new active segment."""
         self._segments = self._segments.rolled(sealed, active)
+        self.log_dir.is_layout_changed = True
 
     def on_refused(self, error: NoSpaceError) -> None:
         """Fail everything in flight: there was no room, and what comes next is void."""
@@ -382,9 +397,13 @@ class PartitionLog:
             segment: the first of `segments`.
             record_count: records that it held.
         """
+        if self._state is LogState.CLOSED:
+            # Of a log that was forgotten nothing is counted any more.
+            return
         self._segments = self._segments.without(segment)
         self._files.forget(segment.path, self.log_dir.reader)
         self._record_count = max(0, self._record_count - record_count)
+        self.log_dir.is_layout_changed = True
         self._set_bounds(log_start=self._segments.first.base_offset)
 
     def on_damage(self, damage: Damage) -> None:
@@ -393,9 +412,9 @@ class PartitionLog:
         Appends in flight are finished; new ones are refused.
         """
         self._apply(LogEvent.DAMAGE)
-        if damage not in self._damage:
-            found = (*self._damage, damage)
-            self._damage = tuple(sorted(found, key=lambda each: each.offset))
+        before, self._damage = self._damage, apart((*self._damage, damage))
+        if self._damage != before:
+            _log.error("log stopped: partition=%s %s", self.log_id, damage)
         self._wake_waiters()
 
     def on_offline(self, error: StorageError) -> None:
@@ -439,6 +458,17 @@ class PartitionLog:
                 return self.log_dir.refusal() or ClosedError(str(self.log_id))
             case _:
                 return ClosedError(f"partition {self.log_id} is closed")
+
+    def _take_answered(self) -> list[AppendRequest]:
+        """Return the appends that the high watermark has passed, oldest first.
+
+        Threshold mode promises less: there it is the end of what was written.
+        """
+        end = self._high_watermark if self._is_group_commit else self._log_end
+        in_flight, done = self._in_flight, []
+        while in_flight and in_flight[0].offset + in_flight[0].size_bytes <= end:
+            done.append(in_flight.popleft())
+        return done
 
     def _fail_in_flight(self, error: StorageError) -> None:
         failed, self._in_flight = self._in_flight, deque()

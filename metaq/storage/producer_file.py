@@ -46,6 +46,7 @@ from metaq.record.layout import HEADER as RECORD_HEADER
 from metaq.record.layout import HEADER_BYTES as RECORD_HEADER_BYTES
 from metaq.storage.producers import BATCHES_KEPT, Batch, ProducerTable
 from metaq.storage.segment import Segment
+from metaq.storage.span_index import is_unreadable
 
 PRODUCERS_NAME: Final = "producers"
 """Name of the file; nothing that MetaQ looks at."""
@@ -146,23 +147,27 @@ def _decode_entry(data: bytes) -> Batch | None:
 def read_notes(fs: FileSystem, directory: Path) -> Notes:
     """Read the producer file of a partition; nothing where there is none.
 
+    One that cannot be read is a flaw, and nothing is read of it.
+
     Raises:
-        StorageError: The disk refused a read.
+        StorageError: The disk refused, and it is not about this file.
     """
     path = directory / PRODUCERS_NAME
     try:
         file = fs.open_read(path)
+        try:
+            size = file.size()
+            if size > FILE_BYTES_MAX:
+                return Notes((), f"expected at most {FILE_BYTES_MAX} bytes, got {size}")
+            return decode_notes(file.read_at(Position(0), size))
+        finally:
+            file.close()
     except DiskError as error:
         if error.errno_name == "ENOENT":
             return Notes()
-        raise
-    try:
-        size = file.size()
-        if size > FILE_BYTES_MAX:
-            return Notes((), f"expected at most {FILE_BYTES_MAX} bytes, got {size}")
-        return decode_notes(file.read_at(Position(0), size))
-    finally:
-        file.close()
+        if not is_unreadable(error):
+            raise
+        return Notes((), str(error))
 
 
 def stored_batches(

@@ -4,14 +4,14 @@ Theory of operation. Recovery is a sequence of named passes; each looks at what 
 before it left, and the result is a value. The broker that runs afterwards may assume a
 log without flaws, or is told that the log is stopped.
 
-    1 list_partition      names → segments, indexes, leftovers; refuses wrong names
-    2 remove_leftovers    temporary files, indexes whose segment was deleted
-    3 check_contiguity    base offset + size = next base offset, no segment is missing
-    4 check_active        the active segment: every span by its checksum, then the
+    1 check_names         names → segments, indexes, leftovers; refuses wrong names;
+                          base offset + size = next base offset, no segment is missing
+    2 clear the way       removes temporary files and indexes of deleted segments
+    3 check_active        the active segment: every span by its checksum, then the
                           records behind the last span one by one, and whether the
                           last batch of a producer is there as a whole
-    5 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
-    6 settle              make the bytes behind the last span durable, then index them
+    4 keep and cut        a torn tail: copy it aside, sync the copy, truncate, sync
+    5 settle              make the bytes behind the last span durable, then index them
 
 Four things can be found in the active segment, and they are results, not errors:
 
@@ -29,7 +29,10 @@ Four things can be found in the active segment, and they are results, not errors
 Invariant: bytes below the end of the index are never cut. Every pass may be killed at
 any point and done again: the second run gives the same bytes.
 
-Pass 6 writes the bytes again before it syncs them. A process that stopped because of a
+An index that cannot be read is as good as none, whatever the reason: a line says so. A
+directory that has the name of a side file is moved aside.
+
+Pass 5 writes the bytes again before it syncs them. A process that stopped because of a
 failed sync leaves pages that memory shows and the disk does not have, marked clean; a
 sync alone would report success and write nothing.
 
@@ -39,7 +42,7 @@ spec 2.1, 2.3. Keep in step: docs/storage.md, `span_index.py`.
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,14 +53,8 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.storage.damage import apart, check_tail, damage_in_spans
-from metaq.storage.listing import (
-    Listing,
-    check_contiguity,
-    list_partition,
-    sort_orphans,
-    walk_segment,
-)
-from metaq.storage.producer_file import torn_batch
+from metaq.storage.listing import check_names, index_of, walk_segment
+from metaq.storage.producer_file import PRODUCERS_NAME, torn_batch
 from metaq.storage.producers import Batch
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
@@ -70,9 +67,9 @@ from metaq.storage.span_index import (
     read_index,
     read_totals,
     spans_path,
+    without_index,
     write_index,
 )
-from metaq.storage.unreadable import without_index
 from metaq.storage.walk import MTIME_LAG_MS, walk_records
 
 logger = logging.getLogger(__name__)
@@ -81,7 +78,7 @@ TORN_FILES_MAX: Final = 8
 """Torn tails kept per partition; the one with the smallest offset goes first."""
 
 REWRITE_BYTES_MAX: Final = 64 << 20
-"""Written again at most, from the end (pass 6): several times one group commit."""
+"""Written again at most, from the end (pass 5): several times one group commit."""
 
 COPY_BYTES: Final = 1 << 20
 """Copied at a time."""
@@ -110,8 +107,9 @@ class RecoveredLog:
     """What lies in a partition directory, after repair."""
 
     segments: tuple[Segment, ...]
-    """Sorted by base offset, the last one active. None in a new directory, and in one
-    that is refused as a whole (then `damage` says why). Contiguous without damage."""
+    """Sorted by base offset and contiguous, the last one active; where a file does not
+    reach to the next one, `damage` says so. None in a new directory, and in one that is
+    refused as a whole."""
     spans: SpanIndexWriter | None
     """Open at the end of the active segment, owned by the caller; None without a
     segment, with damage, or when the disk had no room for the index."""
@@ -166,13 +164,13 @@ def recover_log(
 
     Durability: every byte below the end of the result is on disk.
     """
-    names = list_partition(fs, directory)
+    names = check_names(fs, directory)
     if names.bad_name:
         damage = Damage(directory, Offset(0), None, names.bad_name)
         return _report(RecoveredLog((), None, NO_ID, 0, (damage,)))
-    damage_found = _remove_leftovers(fs, names) + check_contiguity(fs, names.segments)
+    _clear_way(fs, directory, names.leftovers)
     if not names.segments:
-        return _report(RecoveredLog((), None, NO_ID, 0, damage_found))
+        return _report(RecoveredLog((), None, NO_ID, 0, names.damage))
     *sealed, last = names.segments
     active = _check_active(
         fs,
@@ -187,7 +185,7 @@ def recover_log(
     if last_id == NO_ID and sealed:
         last_id = _last_id_of(fs, sealed[-1], span_bytes_min)
         index = replace(index, last_id_before=last_id)
-    damage_found = apart(damage_found + active.damage)
+    damage_found = apart(names.damage + active.damage)
     count = index.record_count + _count_records(fs, sealed)
     torn, spans = None, None
     if not damage_found:
@@ -201,20 +199,28 @@ def recover_log(
     return _report(result)
 
 
-# -- pass 2: leftovers ----------------------------------------------------------------
+# -- pass 2: clear the way ------------------------------------------------------------
 
 
-def _remove_leftovers(fs: FileSystem, listing: Listing) -> tuple[Damage, ...]:
-    """Finish what a crash interrupted; return segments that are missing."""
-    for path in listing.leftovers:
-        fs.unlink(path)
-    damage, leftovers = sort_orphans(fs, listing)
-    for orphan in leftovers:
-        fs.unlink(spans_path(orphan.path, orphan.base_offset))
-    return damage
+def _clear_way(fs: FileSystem, directory: Path, leftovers: Iterable[Path]) -> None:
+    """Finish what a crash interrupted, and make room for the names of our files."""
+    for path in leftovers:
+        if not _moved_aside(fs, path):
+            fs.unlink(path)
+    _moved_aside(fs, directory / PRODUCERS_NAME)
 
 
-# -- pass 4: the active segment -------------------------------------------------------
+def _moved_aside(fs: FileSystem, path: Path) -> bool:
+    """Rename a directory that has the name of a side file; tell whether it was one."""
+    if not fs.is_directory(path):
+        return False
+    aside = path.with_name(f"{path.name}.aside")
+    logger.error("directory moved aside: directory=%s to=%s", path, aside)
+    fs.rename(path, aside)
+    return True
+
+
+# -- pass 3: the active segment -------------------------------------------------------
 
 
 def _check_active(
@@ -226,7 +232,8 @@ def _check_active(
     now_ms: Millis,
 ) -> _Active:
     """Verify the spans, walk what lies behind them, and tell torn from corrupt."""
-    believed = read_index(fs, segment.path, segment.base_offset)
+    read = partial(read_index, fs, segment.path, segment.base_offset)
+    believed = without_index(read, None)
     index = believed or SpanIndex(segment.base_offset)
     file = fs.open_read(segment.path)
     try:
@@ -301,10 +308,7 @@ def _newest_id(file: ReadFile, segment: Segment, index: SpanIndex) -> MessageId:
 
 def _last_id_of(fs: FileSystem, segment: Segment, span_bytes_min: int) -> MessageId:
     """Return the largest id that a sealed segment knows: -1 for a Java broker's."""
-    read = partial(read_index, fs, segment.path, segment.base_offset)
-    index = without_index(read, None)
-    if index is None:
-        index = SpanIndex(segment.base_offset)
+    index = index_of(fs, segment)
     # A disk without room, or a power cut in a roll, leaves an index that is short.
     tail = walk_segment(fs, segment, index.end_offset, span_bytes_min)
     file = fs.open_read(segment.path)
@@ -325,7 +329,7 @@ def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
     return count
 
 
-# -- pass 5: the torn tail ------------------------------------------------------------
+# -- pass 4: the torn tail ------------------------------------------------------------
 
 
 def _cut_torn_tail(
@@ -380,7 +384,7 @@ def _drop_old_torn_files(fs: FileSystem, directory: Path) -> None:
         fs.unlink(directory / name)
 
 
-# -- pass 6: settle -------------------------------------------------------------------
+# -- pass 5: settle -------------------------------------------------------------------
 
 
 def _settle(fs: FileSystem, segment: Segment, active: _Active) -> None:
@@ -421,6 +425,7 @@ def _open_writer(
     try:
         size = HEADER.size + ENTRY_BYTES * len(index.spans)
         if believed != index or fs.size_of(path) != size:
+            _moved_aside(fs, path)
             write_index(fs, segment.path, index)
         return SpanIndexWriter.resume(
             fs, segment.path, index, span_bytes_min=span_bytes_min

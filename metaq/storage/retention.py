@@ -10,13 +10,18 @@ that the log stays contiguous; the active segment never leaves. A segment goes
 
 Deleting by age believes a clock, and clocks jump. `TrustedTime` is the time that is
 believed; it starts at the newest append that recovery found and is carried on by the
-monotonic clock, which does not jump. At every look:
+clock that counts from the boot, which does not jump, and runs on while the machine is
+suspended and the process stopped. At every look:
 
 * wall and trusted time agree within `STEP_MS_MAX` (and a drift of one in a thousand):
   the wall clock is believed;
 * they differ: ages count from the *earlier* of the two. When both clocks have run on
   side by side for `HOLD_MS`, the wall clock is believed again; but a clock that jumped
   forward by more than `LEAD_MS_MAX` while we were watching is not, until a restart.
+
+A start finds the wall clock ahead of the newest append by as long as the broker was
+down or idle. Up to `LEAD_MS_MAX` that is an *absence* and nothing to doubt: ages lag
+behind for the hold all the same, since a clock set wrong meanwhile looks the same.
 
 So a jump forward deletes nothing within the hold, and a jump back never does; a broker
 that was down for long deletes a day late. What is stamped on a segment may be wrong as
@@ -60,15 +65,18 @@ class TrustedTime:
 
     wall_ms: Millis
     """Believed wall clock."""
-    monotonic_ms: Millis
-    """Monotonic clock at that look."""
+    boot_ms: Millis
+    """Clock since the boot at that look."""
     is_start: bool = False
     """True until the wall clock has been believed once: it may be ahead by as long
     as the broker was down, so any lead is believed after the hold."""
+    is_absence: bool = False
+    """It is ahead by as much as at the start, and no more than an absence explains."""
     lead_ms: int = 0
     """How far the wall clock was ahead at the last look; 0 when it is believed."""
     since_ms: Millis | None = None
-    """Monotonic time at which it began to be ahead by that much; None: believed."""
+    """Time since the boot at which it began to be ahead by that much; None: believed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +88,11 @@ class Look:
     now_ms: Millis
     """Ages count up to here."""
     doubt: str | None
-    """Why the wall clock is not believed, for the log; None: it is."""
+    """Why the wall clock is doubted, for the log; None: it is not."""
 
 
 def trust_at_start(
-    newest_append_ms: Millis | None, *, wall_ms: Millis, monotonic_ms: Millis
+    newest_append_ms: Millis | None, *, wall_ms: Millis, boot_ms: Millis
 ) -> TrustedTime:
     """Return the time to believe when a broker starts.
 
@@ -92,34 +100,34 @@ def trust_at_start(
         newest_append_ms: Newest append in any log, before this run appended anything;
             None where nothing is stored: then there is nothing to delete either.
         wall_ms: Wall clock.
-        monotonic_ms: Monotonic clock.
+        boot_ms: Clock since the boot.
     """
     if newest_append_ms is None:
-        return TrustedTime(wall_ms, monotonic_ms)
+        return TrustedTime(wall_ms, boot_ms)
+    lead_ms = wall_ms - newest_append_ms
     return TrustedTime(
         newest_append_ms,
-        monotonic_ms,
+        boot_ms,
         is_start=True,
-        lead_ms=wall_ms - newest_append_ms,
-        since_ms=monotonic_ms,
+        is_absence=STEP_MS_MAX < lead_ms <= LEAD_MS_MAX,
+        lead_ms=lead_ms,
+        since_ms=boot_ms,
     )
 
 
-def look_at_clocks(
-    trusted: TrustedTime, *, wall_ms: Millis, monotonic_ms: Millis
-) -> Look:
+def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) -> Look:
     """Compare both clocks with the trusted time; see the head of this file."""
-    passed = monotonic_ms - trusted.monotonic_ms
+    passed = boot_ms - trusted.boot_ms
     expected = Millis(trusted.wall_ms + passed)
     lead = wall_ms - expected
     allowed = STEP_MS_MAX + passed // DRIFT_PER_MS
-    believed = TrustedTime(wall_ms, monotonic_ms)
+    believed = TrustedTime(wall_ms, boot_ms)
     if abs(lead) <= allowed:
         return Look(believed, wall_ms, None)
-    since = trusted.since_ms
+    since, is_absence = trusted.since_ms, trusted.is_absence
     if since is None or abs(lead - trusted.lead_ms) > allowed:
-        since = monotonic_ms
-    is_held = monotonic_ms - since < HOLD_MS
+        since, is_absence = boot_ms, False
+    is_held = boot_ms - since < HOLD_MS
     is_too_far = lead > LEAD_MS_MAX and not trusted.is_start
     if not is_held and not is_too_far:
         return Look(believed, wall_ms, None)
@@ -130,11 +138,13 @@ def look_at_clocks(
     kept = replace(
         trusted,
         wall_ms=expected,
-        monotonic_ms=monotonic_ms,
+        boot_ms=boot_ms,
+        is_absence=is_absence,
         lead_ms=lead,
         since_ms=since,
     )
-    return Look(kept, Millis(min(wall_ms, expected)), doubt)
+    now_ms = Millis(min(wall_ms, expected))
+    return Look(kept, now_ms, None if is_absence else doubt)
 
 
 # -- plan -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ step: `retention.py` (the plan), `retire.py`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -109,18 +109,23 @@ class Retention:
         self._trusted: TrustedTime | None = None
         # Sealed segments do not change, and an index is long: each is read once.
         self._facts: dict[Segment, AgeFacts] = {}
-        self._on_idle: Callable[[], None] | None = None
+        self._on_idle: list[Callable[[], None]] = []
         self._is_stopping = False
         self.is_running = False
         """A job was handed out and has not ended."""
 
     def start(self, newest_append_ms: Millis | None) -> None:
         """Learn at the start what time it was when the last record was stored."""
-        self._trusted = trust_at_start(
-            newest_append_ms,
-            wall_ms=self._clock.wall_ms(),
-            monotonic_ms=self._monotonic_ms(),
+        trusted = trust_at_start(
+            newest_append_ms, wall_ms=self._clock.wall_ms(), boot_ms=self._boot_ms()
         )
+        if trusted.is_absence:
+            _log.info(
+                "nothing was stored for long, retention by age waits for a day:"
+                " absent_s=%d",
+                trusted.lead_ms // 1000,
+            )
+        self._trusted = trusted
 
     def begin(
         self, directories: Sequence[DirectoryPicture]
@@ -137,10 +142,19 @@ class Retention:
     def stop(self, on_idle: Callable[[], None]) -> None:
         """Begin nothing any more; call back when no job is running."""
         self._is_stopping = True
+        self.call_when_idle(on_idle)
+
+    def call_when_idle(self, on_idle: Callable[[], None]) -> None:
+        """Call back once, when no job is running; now, when none is."""
         if self.is_running:
-            self._on_idle = on_idle
+            self._on_idle.append(on_idle)
         else:
             on_idle()
+
+    def forget(self, segments: Iterable[Segment]) -> None:
+        """Forget segments of a deleted log: others of the same name may come."""
+        for segment in segments:
+            self._facts.pop(segment, None)
 
     def _run(self, directories: tuple[DirectoryPicture, ...]) -> RetentionReport:
         retired: list[Segment] = []
@@ -151,7 +165,7 @@ class Retention:
             look = look_at_clocks(
                 self._trusted,
                 wall_ms=self._clock.wall_ms(),
-                monotonic_ms=self._monotonic_ms(),
+                boot_ms=self._boot_ms(),
             )
             self._trusted, doubt = look.trusted, look.doubt
             if doubt is not None:
@@ -165,8 +179,9 @@ class Retention:
 
     def _end(self) -> None:
         self.is_running = False
-        if self._on_idle is not None:
-            self._on_idle()
+        waiting, self._on_idle = self._on_idle, []
+        for on_idle in waiting:
+            on_idle()
 
     def _run_directory(
         self,
@@ -283,5 +298,5 @@ class Retention:
         )
         return LogFacts(log.log_id, tuple(facts), log.policy.age_ms, log_bytes_max)
 
-    def _monotonic_ms(self) -> Millis:
-        return Millis(int(self._clock.monotonic_s() * 1000))
+    def _boot_ms(self) -> Millis:
+        return Millis(int(self._clock.boot_s() * 1000))

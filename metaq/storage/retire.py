@@ -32,8 +32,8 @@ from metaq.storage.span_index import (
     read_index,
     read_totals,
     spans_path,
+    without_index,
 )
-from metaq.storage.unreadable import without_index
 
 ARCHIVE_SUFFIX: Final = ".arc"
 ZIP_SUFFIX: Final = ".zip"

@@ -12,9 +12,11 @@ or reads; `run_step` reads and knows nothing but its step:
 A pass lists the logs when it begins, and looks at the segments of one log at a time: to
 go through all of them at every step would hold up a broker with thousands of logs.
 
-Damage goes to `on_damage`, which stops the log. A sealed segment without a whole span
-index (a Java broker wrote it, a disk was full, or does not give it any more) gets one
-from what was read: damage to an index is none to the log.
+With the first segment of a log its names and sizes are checked, as at a start: holes,
+overlaps, files that are too long. Damage goes to `on_damage`, which stops the log; the
+scrub goes on in a log that is stopped, but writes nothing there. A sealed segment
+without a whole span index (a Java broker wrote it, a disk was full, or does not give it
+any more) gets one from what was read: damage to an index is none to the log.
 
 A pass does not begin at the same segment every time: the first one after a start is
 chosen by the clock, so that a broker that is restarted often does not leave out the
@@ -27,22 +29,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final, Protocol
 
 from metaq.errors import DiskError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
-from metaq.storage.damage import check_part
+from metaq.storage.damage import apart, check_part
+from metaq.storage.listing import check_names, index_of
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
     SPAN_BYTES_MAX,
     Span,
     SpanIndex,
-    read_index,
+    is_unreadable,
+    spans_path,
     write_index,
 )
-from metaq.storage.unreadable import is_unreadable, without_index
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +63,15 @@ class ScrubTarget:
     """One segment that is to be checked."""
 
     log_id: LogId
-    """Its log, which is not stopped."""
+    """Its log."""
     segment: Segment
     """Its size is how far its bytes are durable: an active one's high watermark."""
     is_sealed: bool
     """Nothing is appended to it any more."""
+    is_first: bool = False
+    """With it the names and sizes of all files of its log are checked."""
+    may_write: bool = True
+    """An index that it lacks may be made; not where the log is stopped."""
 
     @property
     def key(self) -> _Key:
@@ -218,7 +224,6 @@ class Scrub:
         if result.end >= step.target.segment.end_offset:
             self._next, self._done = None, step.target.key
         for damage in result.damage:
-            logger.error("scrub found damage: %s", damage)
             self._on_damage(step.target.log_id, damage)
 
     def state(self) -> ScrubState:
@@ -293,26 +298,45 @@ class Scrub:
 def run_step(fs: FileSystem, step: Step) -> StepResult:
     """Read and check; blocks.
 
-    A segment that is gone was deleted by retention: it is done. One that the disk
-    cannot read is damage: the bytes are there and cannot be had.
+    A segment that is gone was deleted by retention: it is done. If it was not, there is
+    a hole. A segment that the disk cannot open is damage: the bytes are there and
+    cannot be had.
 
     Raises:
         DiskError: The system refused something; nothing is known about the disk.
     """
     segment = step.target.segment
+    named = _check_names(fs, step)
     try:
         result = _check(fs, step)
     except DiskError as error:
-        if error.errno_name == "ENOENT":
-            return StepResult(segment.end_offset, SizeBytes(0), (), None, ())
-        if not is_unreadable(error):
-            raise
-        damage = Damage(segment.path, step.start, segment.end_offset, str(error))
-        size = SizeBytes(segment.end_offset - step.start)
-        return StepResult(segment.end_offset, size, (damage,), None, ())
+        damage: tuple[Damage, ...] = ()
+        size = SizeBytes(0)
+        if error.errno_name != "ENOENT":
+            if not is_unreadable(error):
+                raise
+            damage = (Damage(segment.path, step.start, segment.end_offset, str(error)),)
+            size = SizeBytes(segment.end_offset - step.start)
+        result = StepResult(segment.end_offset, size, damage, None, ())
     if result.end >= segment.end_offset and not result.damage:
         _complete_index(fs, step, result)
-    return result
+    return replace(result, damage=apart(named + result.damage)) if named else result
+
+
+def _check_names(fs: FileSystem, step: Step) -> tuple[Damage, ...]:
+    """Check names and sizes once per pass, with the first step in a log."""
+    segment = step.target.segment
+    if not step.target.is_first or step.start != segment.base_offset:
+        return ()
+    try:
+        names = check_names(fs, segment.path.parent, in_use=True)
+    except DiskError as error:
+        if error.errno_name != "ENOENT":
+            raise
+        return (Damage(segment.path.parent, step.start, None, str(error)),)
+    if names.bad_name:
+        logger.error("scrub: %s directory=%s", names.bad_name, segment.path.parent)
+    return names.damage
 
 
 def _check(fs: FileSystem, step: Step) -> StepResult:
@@ -321,12 +345,8 @@ def _check(fs: FileSystem, step: Step) -> StepResult:
     is_completing = step.target.is_sealed and bool(step.made)
     if index is None or (index.end_offset <= step.start and not is_completing):
         # That of a segment that was active when it was read has grown since.
-        index = without_index(
-            partial(read_index, fs, segment.path, segment.base_offset),
-            None,
-            is_told=step.start == segment.base_offset,
-        )
-        index = _durable_part(index or SpanIndex(segment.base_offset), segment)
+        is_told = step.start == segment.base_offset
+        index = index_of(fs, segment, is_told=is_told).until(segment.end_offset)
     file = fs.open_read(segment.path)
     try:
         part = check_part(
@@ -349,24 +369,19 @@ def _check(fs: FileSystem, step: Step) -> StepResult:
     return StepResult(part.end, checked, part.damage, index, step.made + part.spans)
 
 
-def _durable_part(index: SpanIndex, segment: Segment) -> SpanIndex:
-    """Leave out what was appended since the target was named."""
-    last = index.place_of(Offset(segment.end_offset - 1)) + 1
-    spans = index.spans[:last]
-    if spans and spans[-1].end_offset > segment.end_offset:
-        spans = spans[:-1]
-    return replace(index, spans=spans)
-
-
 def _complete_index(fs: FileSystem, step: Step, result: StepResult) -> None:
     """Write the index of a sealed segment that had none, or not all of it."""
     index = result.index
-    is_due = step.target.is_sealed and step.is_intact and bool(result.made)
-    if not is_due or index is None:
+    may_write = step.target.is_sealed and step.target.may_write
+    if not (may_write and step.is_intact and result.made) or index is None:
         return
     assert all(span.size_bytes <= SPAN_BYTES_MAX for span in result.made)
     whole = replace(index, spans=index.spans + result.made)
     if whole.end_offset != step.target.segment.end_offset:
+        return
+    path = spans_path(step.target.segment.path, whole.base_offset)
+    if fs.is_directory(path):
+        logger.error("span index cannot be made, its name is taken: directory=%s", path)
         return
     with suppress(NoSpaceError):
         write_index(fs, step.target.segment.path, whole, is_sealed=True)

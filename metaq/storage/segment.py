@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from metaq.model import Offset, Position, SizeBytes
+from metaq.errors import CorruptRecordError
+from metaq.model import LogId, Offset, Position, SizeBytes
 
 META_SUFFIX: Final = ".meta"
 """What the name of a segment ends with; names of nothing else may."""
@@ -61,7 +62,8 @@ class Damage:
     """A range of a log that contradicts a checksum or an invariant.
 
     It covers `offset` to `next_good_offset`, or to the end of the log where that is
-    None. Bytes on both sides of it are good.
+    None. Bytes on both sides of it are good. It is empty where a file has bytes that no
+    offset of the log means.
     """
 
     path: Path
@@ -72,6 +74,11 @@ class Damage:
     """Where a reader can go on; None: nowhere behind it."""
     detail: str
     """What is wrong, with both numbers."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Tell whether every byte of the log is good in spite of it."""
+        return self.offset == self.next_good_offset
 
     def covers(self, offset: Offset) -> bool:
         """Tell whether the byte at `offset` is among those that are not believed."""
@@ -85,3 +92,19 @@ class Damage:
             f"{self.detail}: file={self.path} offset={self.offset}"
             f" next_good_offset={good}"
         )
+
+
+class DamagedSegmentError(CorruptRecordError):
+    """What is asked for lies in a damaged range, which the error knows."""
+
+    def __init__(self, damage: Damage, log_id: LogId | None = None) -> None:
+        subject = "" if log_id is None else f"partition {log_id}: "
+        super().__init__(
+            f"{subject}{damage}",
+            offset=damage.offset,
+            next_good_offset=damage.next_good_offset,
+            path=str(damage.path),
+            detail=damage.detail,
+        )
+        self.damage = damage
+        """The range."""

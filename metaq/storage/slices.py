@@ -20,9 +20,12 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from metaq.errors import DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.fs.helper_threads import HelperThreads
-from metaq.model import Position, SizeBytes
+from metaq.model import Offset, Position, SizeBytes
+from metaq.storage.listing import find_lost
+from metaq.storage.segment import DamagedSegmentError, Segment
 
 OPEN_FILES_MAX: Final = 512
 """Read files kept open without use: half of the usual soft limit of 1024 descriptors,
@@ -61,6 +64,28 @@ class OpenFile:
             if self.file is None:
                 self.file = self._fs.open_read(self._path)
             return self.file
+
+    def open_for(self, segment: Segment, end: Offset, *, is_sealed: bool) -> None:
+        """Open the file, and see that it has the bytes of `segment` up to `end`.
+
+        Raises:
+            DamagedSegmentError: it does not, or there is none; the whole range that is
+                lost is named.
+            DiskError: it cannot be opened, or retention may have removed it.
+        """
+        cause: DiskError | None = None
+        try:
+            if self.open().size() >= segment.position_of(end):
+                return
+        except DiskError as error:
+            if error.errno_name != "ENOENT":
+                raise
+            cause = error
+        damage = find_lost(self._fs, segment, end, is_sealed=is_sealed)
+        if damage is not None:
+            raise DamagedSegmentError(damage) from cause
+        if cause is not None:
+            raise cause
 
     def release(self) -> None:
         """Give one use back."""
@@ -128,17 +153,24 @@ class OpenFiles:
 class Slice:
     """A readable range of one segment; the holder calls `release` exactly once."""
 
-    __slots__ = ("_open_file", "position", "reader", "size_bytes")
+    __slots__ = (
+        "_is_sealed", "_open_file", "_segment", "position", "reader", "size_bytes"
+    )  # fmt: skip
 
     def __init__(
         self,
         open_file: OpenFile,
+        segment: Segment,
         position: Position,
         size_bytes: SizeBytes,
         reader: Executor,
+        *,
+        is_sealed: bool,
     ) -> None:
-        """Take over one use of `open_file`."""
+        """Take over one use of `open_file`, the file of `segment`."""
         self._open_file = open_file
+        self._segment = segment
+        self._is_sealed = is_sealed
         self.reader = reader
         """Threads for whatever may wait for the disk."""
         self.position = position
@@ -155,9 +187,11 @@ class Slice:
         """Open the file unless it is open; blocks, on any thread, before `release`.
 
         Raises:
+            DamagedSegmentError: the file does not have the bytes any more.
             DiskError: the file cannot be opened.
         """
-        self._open_file.open()
+        end = self._segment.offset_at(Position(self.position + self.size_bytes))
+        self._open_file.open_for(self._segment, end, is_sealed=self._is_sealed)
 
     def fileno(self) -> int:
         """Return the descriptor for sendfile, of a file that is open."""
@@ -169,8 +203,10 @@ class Slice:
         """Return a copy of the bytes, for tests, tools and the replay check; blocks.
 
         Raises:
+            DamagedSegmentError: the file does not have them any more.
             DiskError: the disk does not give them.
         """
+        self.open()
         return self._open_file.open().read_at(self.position, self.size_bytes)
 
     def release(self) -> None:

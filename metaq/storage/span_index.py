@@ -45,18 +45,23 @@ and begins where the one before ended. A damaged bit only shortens what is belie
 the index is never trusted over the log. Keep in step: docs/storage.md.
 """
 
+import logging
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem, UpdateFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 SPANS_SUFFIX: Final = ".spans"
 """Ends the name of a span index file; MetaQ ignores such names."""
@@ -80,6 +85,9 @@ INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
 """A larger file is not read at all: no index of ours comes near it."""
 
 _CRC_FROM: Final = ENTRY_BYTES - 4
+
+_UNREADABLE: Final = frozenset({"EIO", "EACCES", "EPERM", "EISDIR", "ELOOP", "ENXIO"})
+"""Refusals that are about one file; want of descriptors or memory is not."""
 
 
 class Span(NamedTuple):
@@ -127,6 +135,11 @@ class SpanIndex:
     def newest_append_ms(self) -> Millis | None:
         """Return the time of the last append; None for no spans."""
         return self.spans[-1].append_time_ms if self.spans else None
+
+    def until(self, end: Offset) -> "SpanIndex":
+        """Return the index without the spans that end behind `end`."""
+        whole = bisect_right(self.spans, end, key=lambda span: span.end_offset)
+        return replace(self, spans=self.spans[:whole])
 
     def place_of(self, offset: Offset) -> int:
         """Return the place in `spans` of the one that holds the byte at `offset`.
@@ -263,6 +276,35 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Tota
         file.close()
     index = read_index(fs, segment_path, base_offset) or SpanIndex(base_offset)
     return Totals(index.end_offset, index.record_count, index.newest_append_ms)
+
+
+def is_unreadable(error: DiskError) -> bool:
+    """Tell whether one file is there and cannot be read, whatever else works."""
+    return error.operation == "read" or error.errno_name in _UNREADABLE
+
+
+def without_index(read: Callable[[], T], otherwise: T, *, is_told: bool = True) -> T:
+    """Return what `read` finds in a span index; `otherwise` if it cannot be read.
+
+    An index is made of the bytes of its segment, so one that is unreadable is as good
+    as none.
+
+    Args:
+        read: Reads one index and nothing else.
+        otherwise: What it would find if there were none.
+        is_told: Log it; a caller that asks again and again says it once.
+
+    Raises:
+        StorageError: What `read` raised, where the file is not at fault.
+    """
+    try:
+        return read()
+    except DiskError as error:
+        if not is_unreadable(error):
+            raise
+        if is_told:
+            logger.error("going on without a span index: %s", error)
+        return otherwise
 
 
 def write_index(

@@ -14,13 +14,13 @@ from contextlib import contextmanager
 from operator import add
 from struct import Struct
 from sys import byteorder
+from threading import Lock
 from typing import Final, Protocol
 from zlib import crc32
 
 from metaq.errors import DiskError
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes
-from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import (
     ENTRY,
@@ -28,15 +28,24 @@ from metaq.storage.span_index import (
     HEADER,
     INDEX_BYTES_MAX,
     Span,
+    SpanIndex,
     decode_index,
     decode_seal,
+    encode_index,
     spans_path,
 )
+from metaq.storage.walk import walk_headers
 
 BLOCK_ENTRIES: Final = 512
 """Entries read and summed at once: 16 KiB."""
 BLOCKS_MAX: Final = 128
 """Blocks kept while a segment is asked about; all are dropped when there are more."""
+
+MADE_SPAN_BYTES: Final = 128 << 10
+"""A span ends with the record that reaches this size: 256 KiB of index per GiB."""
+MADE_BYTES_MAX: Final = 16 << 20
+"""Indexes kept; those that were asked for longest ago go first, and the newest stays
+however large it is."""
 
 _BLOCK_BYTES: Final = BLOCK_ENTRIES * ENTRY_BYTES
 _CHECKED_BYTES: Final = ENTRY_BYTES - 4
@@ -215,6 +224,49 @@ class SpanLookup:
         return block
 
 
+class MadeIndexes:
+    """Indexes made in memory for sealed segments that have none.
+
+    A directory that a Java broker wrote has no indexes until the scrub has been there,
+    which may take days. The first question about such a segment walks its record
+    headers; what it finds answers the next ones. For any thread: one walks, others
+    that need an index wait for it.
+    """
+
+    def __init__(self, bytes_max: int = MADE_BYTES_MAX) -> None:
+        """Keep up to `bytes_max` bytes of indexes."""
+        self._bytes_max = bytes_max
+        self._lock = Lock()
+        self._made: dict[tuple[Segment, Millis], bytes] = {}
+        self.made_count = 0
+        """Walks so far: more than there are segments when the bound is too small."""
+
+    def index_of(self, fs: FileSystem, segment: Segment) -> bytes:
+        """Return the bytes of an index of a sealed segment, made if need be; blocks.
+
+        Checksums of records are not looked at, and those of the spans are 0. All spans
+        have the file's time.
+
+        Raises:
+            StorageError: The disk refused a read.
+        """
+        time_ms = fs.mtime_ms(segment.path)
+        # A topic that was made again may have a segment of the same name and size.
+        key = (segment, time_ms)
+        with self._lock:
+            data = self._made.pop(key, None)
+            if data is None:
+                spans = tuple(_spans_in(fs, segment, time_ms))
+                index = SpanIndex(segment.base_offset, spans=spans)
+                data = encode_index(index, is_sealed=True)
+                self.made_count += 1
+            self._made[key] = data
+            size = sum(map(len, self._made.values()))
+            while size > self._bytes_max and len(self._made) > 1:
+                size -= len(self._made.pop(next(iter(self._made))))
+        return data
+
+
 @contextmanager
 def open_spans(
     fs: FileSystem, segment: Segment, made: MadeIndexes | None = None
@@ -246,3 +298,16 @@ def open_spans(
 
 def _gap(start: Offset, end: Offset) -> Span:
     return Span(start, SizeBytes(end - start), 0, Millis(0), 0)
+
+
+def _spans_in(fs: FileSystem, segment: Segment, time_ms: Millis) -> Iterator[Span]:
+    """Yield spans of the records; bytes that are no records end them early."""
+    start, end, count = segment.base_offset, segment.end_offset, 0
+    for at, size, _id in walk_headers(fs, segment, start, end):
+        count += 1
+        behind = at + size
+        if behind - start >= MADE_SPAN_BYTES or behind >= end:
+            if behind > end:
+                return
+            yield Span(start, SizeBytes(behind - start), count, time_ms, 0)
+            start, count = Offset(behind), 0

@@ -11,10 +11,9 @@ from typing import Final
 
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset
-from metaq.storage.made_indexes import MadeIndexes
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import Span
-from metaq.storage.span_lookup import SpanLookup, open_spans
+from metaq.storage.span_lookup import MadeIndexes, SpanLookup, open_spans
 from metaq.storage.walk import MTIME_LAG_MS, estimated_time_ms, walk_headers
 
 SPLIT_WALK_BYTES_MAX: Final = 16 << 20

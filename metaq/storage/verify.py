@@ -5,13 +5,14 @@ are held against each other. What is wrong comes back as values: the caller prin
 Where there is no index (a Java broker wrote the segment), the checksum of each payload
 is all there is: ids and flags of such records are covered by nothing.
 
-A directory that a broker is using can be checked too. Then bytes behind the last entry
-of an active segment's index are not looked at, because they are being written; and a
-segment that is gone when its turn comes was deleted by retention.
+A directory that a broker is using can be checked too. Then a flaw behind the last
+entry of an active segment's index is a write under way, as long as a crash would
+explain it; a segment that is gone when its turn comes was deleted by retention; and
+what is wrong in a partition has to be wrong at a second look too.
 """
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -19,8 +20,8 @@ from typing import Final
 from metaq.errors import DiskError
 from metaq.fs import FileSystem, ReadFile
 from metaq.model import LogId, Offset, SizeBytes
-from metaq.storage.damage import check_part, check_tail
-from metaq.storage.listing import check_contiguity, list_partition, sort_orphans
+from metaq.storage.damage import Part, apart, check_parts, check_tail
+from metaq.storage.listing import check_names
 from metaq.storage.opening import parse_log_directory_name
 from metaq.storage.producer_file import PRODUCERS_NAME, read_notes
 from metaq.storage.segment import META_SUFFIX, Damage, Segment
@@ -28,10 +29,10 @@ from metaq.storage.span_index import (
     INDEX_BYTES_MAX,
     SpanIndex,
     encode_index,
+    is_unreadable,
     read_index,
     spans_path,
 )
-from metaq.storage.unreadable import is_unreadable
 from metaq.storage.walk import WINDOW_BYTES
 
 PART_BYTES: Final = 8 << 20
@@ -69,6 +70,11 @@ class Finding:
     """Where a reader can go on; None: nowhere behind it, or it does not matter."""
     detail: str
     """What is wrong, with both numbers."""
+
+    @property
+    def place(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
+        """Return what stays the same when it is found again."""
+        return self.kind, self.path, self.offset, self.next_good_offset
 
     def __str__(self) -> str:
         """Return one line with everything."""
@@ -129,10 +135,28 @@ def verify_directory(
         StorageError: The disk refused to list, open or size a file. A refused read is
             a finding.
     """
-    work = _Verification(fs, in_use, unsynced_bytes_max, on_progress)
+    findings: list[Finding] = []
+    log_count = segment_count = record_count = checked_bytes = 0
     for log_id, path in list_logs(fs, directory):
-        work.check_log(log_id, path)
-    return work.report()
+        look = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
+        look.run(on_progress, checked_bytes)
+        if in_use and look.findings:
+            again = _Look(fs, log_id, path, in_use, unsynced_bytes_max)
+            again.run(lambda _progress: None, 0)
+            seen = {each.place for each in look.findings}
+            look.findings = [each for each in again.findings if each.place in seen]
+        findings += look.findings
+        log_count += 1
+        segment_count += look.segment_count
+        record_count += look.record_count
+        checked_bytes += look.checked_bytes
+    return VerifyReport(
+        log_count,
+        segment_count,
+        SizeBytes(checked_bytes),
+        record_count,
+        tuple(findings),
+    )
 
 
 def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
@@ -148,125 +172,100 @@ def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
             yield log_id, directory / name
 
 
-class _Verification:
-    """One check of a directory; collects what it finds."""
+class _Look:
+    """One look at a partition directory; collects what it finds."""
 
     def __init__(
         self,
         fs: FileSystem,
+        log_id: LogId,
+        directory: Path,
         in_use: bool,
         unsynced_bytes_max: SizeBytes,
-        on_progress: Callable[[Progress], None],
     ) -> None:
         self._fs = fs
+        self._log_id = log_id
+        self._directory = directory
         self._in_use = in_use
         self._unsynced_bytes_max = unsynced_bytes_max
-        self._on_progress = on_progress
-        self._findings: list[Finding] = []
-        self._logs = 0
-        self._segments = 0
-        self._checked_bytes = 0
-        self._records = 0
+        self._damage: list[Damage] = []
+        self.findings: list[Finding] = []
+        self.segment_count = 0
+        self.record_count = 0
+        self.checked_bytes = 0
 
-    def report(self) -> VerifyReport:
-        """Return what was found so far."""
-        return VerifyReport(
-            self._logs,
-            self._segments,
-            SizeBytes(self._checked_bytes),
-            self._records,
-            tuple(self._findings),
-        )
+    def run(self, on_progress: Callable[[Progress], None], before_bytes: int) -> None:
+        """Look at names and sizes, and then at every byte; call once.
 
-    def check_log(self, log_id: LogId, path: Path) -> None:
-        """Check one partition."""
-        self._logs += 1
-        listing = list_partition(self._fs, path)
-        if listing.bad_name:
-            self._add(FindingKind.NAME, log_id, path, listing.bad_name)
+        Args:
+            on_progress: Called after every part.
+            before_bytes: Checked in other partitions.
+        """
+        self._on_progress, self._before_bytes = on_progress, before_bytes
+        names = check_names(self._fs, self._directory, in_use=self._in_use)
+        if names.bad_name:
+            self._add(FindingKind.NAME, self._directory, names.bad_name)
             return
+        self._damage += names.damage
         if not self._in_use:
-            # A roll or a deletion under way looks like this for a moment.
-            missing, _leftovers = sort_orphans(self._fs, listing)
-            self._add_damage(log_id, missing)
-            self._add_damage(log_id, check_contiguity(self._fs, listing.segments))
-            flaw = read_notes(self._fs, path).flaw
+            flaw = read_notes(self._fs, self._directory).flaw
             if flaw:
-                producers = path / PRODUCERS_NAME
-                self._add(FindingKind.PRODUCERS, log_id, producers, flaw)
-        for segment in listing.segments:
-            is_active = segment is listing.segments[-1]
+                path = self._directory / PRODUCERS_NAME
+                self._add(FindingKind.PRODUCERS, path, flaw)
+        for segment in names.segments:
             try:
-                self._check_segment(log_id, segment, is_active=is_active)
+                self._check_segment(segment, is_active=segment is names.segments[-1])
             except DiskError as error:
                 if is_unreadable(error):
-                    # A bad sector: name it, and go on with what can be read.
-                    self._add(FindingKind.DAMAGE, log_id, segment.path, str(error))
+                    # Name it, and go on with what can be read.
+                    start, end = segment.base_offset, segment.end_offset
+                    self._damage.append(Damage(segment.path, start, end, str(error)))
                 elif not (self._in_use and error.errno_name == "ENOENT"):
                     raise
+        self.findings += [
+            Finding(
+                FindingKind.DAMAGE,
+                self._log_id,
+                found.path,
+                found.offset,
+                found.next_good_offset,
+                found.detail,
+            )
+            for found in apart(self._damage)
+        ]
 
-    def _check_segment(
-        self, log_id: LogId, segment: Segment, *, is_active: bool
-    ) -> None:
-        is_settled = not (self._in_use and is_active)
-        try:
-            index = self._read_index(log_id, segment, is_settled=is_settled)
-        except DiskError as error:
-            if not is_unreadable(error):
-                raise
-            path = spans_path(segment.path, segment.base_offset)
-            self._add(FindingKind.INDEX, log_id, path, str(error))
-            index = SpanIndex(segment.base_offset)
+    def _check_segment(self, segment: Segment, *, is_active: bool) -> None:
+        index = self._read_index(segment, is_settled=not (self._in_use and is_active))
         file = self._fs.open_read(segment.path)
         try:
-            # Asked now: an index that grew meanwhile belongs to a file that did.
-            segment = replace(segment, size_bytes=file.size())
-            self._segments += 1
-            end = index.end_offset
-            if not is_active:
-                end = max(end, segment.end_offset)
-            start = self._check_parts(log_id, file, segment, index, end)
-            if is_active and not self._in_use:
-                self._check_tail(log_id, file, segment, start)
+            if is_active:
+                # Asked now: an index that grew meanwhile belongs to a file that did.
+                segment = replace(segment, size_bytes=file.size())
+            else:
+                index = index.until(segment.end_offset)
+            self.segment_count += 1
+            end = index.end_offset if is_active else segment.end_offset
+            start = segment.base_offset
+            parts = check_parts(file, segment, index, start, end, bytes_max=PART_BYTES)
+            for part in parts:
+                self._add_part(segment, part, start)
+                start = part.end
+            if is_active:
+                self._check_tail(file, segment, start)
         finally:
             file.close()
 
-    def _check_parts(
-        self,
-        log_id: LogId,
-        file: ReadFile,
-        segment: Segment,
-        index: SpanIndex,
-        end: Offset,
-    ) -> Offset:
-        """Check from the base offset to `end`; return where the good bytes end."""
-        start = segment.base_offset
-        while start < end:
-            part = check_part(
-                file,
-                segment,
-                index,
-                start,
-                bytes_max=PART_BYTES,
-                span_bytes_min=WINDOW_BYTES,
-            )
-            self._add_damage(log_id, part.damage)
-            for span in part.miscounted:
-                path = spans_path(segment.path, segment.base_offset)
-                text = f"record count is wrong: offset={span.base_offset}"
-                self._add(FindingKind.INDEX, log_id, path, text)
-            self._records += part.record_count
-            self._checked_bytes += part.end - start
-            start = part.end
-            checked = SizeBytes(self._checked_bytes)
-            self._on_progress(Progress(log_id, segment.path, checked))
-            if start >= segment.end_offset:
-                break
-        return start
+    def _add_part(self, segment: Segment, part: Part, start: Offset) -> None:
+        self._damage += part.damage
+        for span in part.miscounted:
+            path = spans_path(segment.path, segment.base_offset)
+            text = f"record count is wrong: offset={span.base_offset}"
+            self._add(FindingKind.INDEX, path, text)
+        self.record_count += part.record_count
+        self.checked_bytes += part.end - start
+        self._tell(segment.path)
 
-    def _check_tail(
-        self, log_id: LogId, file: ReadFile, segment: Segment, start: Offset
-    ) -> None:
+    def _check_tail(self, file: ReadFile, segment: Segment, start: Offset) -> None:
         """Check what lies behind the index of the active segment, as a start would."""
         tail = check_tail(
             file,
@@ -276,34 +275,39 @@ class _Verification:
             span_bytes_min=WINDOW_BYTES,
             time_ms=file.mtime_ms(),
         )
-        self._add_damage(log_id, tail.damage)
+        self._damage += tail.damage
+        if self._in_use:
+            return
         if tail.flaw is not None:
             cut = segment.end_offset - tail.end
             text = f"{tail.flaw}: {cut} bytes will be cut"
-            self._add(FindingKind.TORN_TAIL, log_id, segment.path, text, tail.end)
-        self._records += sum(span.record_count for span in tail.spans)
-        self._checked_bytes += segment.end_offset - start
-        checked = SizeBytes(self._checked_bytes)
-        self._on_progress(Progress(log_id, segment.path, checked))
+            self._add(FindingKind.TORN_TAIL, segment.path, text, tail.end)
+        self.record_count += sum(span.record_count for span in tail.spans)
+        self.checked_bytes += segment.end_offset - start
+        self._tell(segment.path)
 
-    def _read_index(
-        self, log_id: LogId, segment: Segment, *, is_settled: bool
-    ) -> SpanIndex:
+    def _read_index(self, segment: Segment, *, is_settled: bool) -> SpanIndex:
         """Return what is believed of an index; a settled one is compared with that."""
-        index = read_index(self._fs, segment.path, segment.base_offset)
-        if is_settled:
-            self._check_index(log_id, segment, index)
-        return index or SpanIndex(segment.base_offset)
+        nothing = SpanIndex(segment.base_offset)
+        try:
+            index = read_index(self._fs, segment.path, segment.base_offset)
+            if is_settled:
+                self._check_index(segment, index)
+        except DiskError as error:
+            if not is_unreadable(error):
+                raise
+            path = spans_path(segment.path, segment.base_offset)
+            self._add(FindingKind.INDEX, path, str(error))
+            return nothing
+        return index or nothing
 
-    def _check_index(
-        self, log_id: LogId, segment: Segment, index: SpanIndex | None
-    ) -> None:
+    def _check_index(self, segment: Segment, index: SpanIndex | None) -> None:
         """Compare what is believed of an index with what its file has."""
         path = spans_path(segment.path, segment.base_offset)
         if not self._fs.exists(path):
             return
         if index is None:
-            self._add(FindingKind.INDEX, log_id, path, "header is damaged")
+            self._add(FindingKind.INDEX, path, "header is damaged")
             return
         data = self._fs.read_file(path, INDEX_BYTES_MAX)
         good = encode_index(index)
@@ -312,27 +316,13 @@ class _Verification:
             text = (
                 f"entries are damaged: {believed} bytes are good, the file has {size}"
             )
-            self._add(FindingKind.INDEX, log_id, path, text)
+            self._add(FindingKind.INDEX, path, text)
+
+    def _tell(self, path: Path) -> None:
+        checked = SizeBytes(self._before_bytes + self.checked_bytes)
+        self._on_progress(Progress(self._log_id, path, checked))
 
     def _add(
-        self,
-        kind: FindingKind,
-        log_id: LogId,
-        path: Path,
-        text: str,
-        offset: Offset | None = None,
+        self, kind: FindingKind, path: Path, text: str, offset: Offset | None = None
     ) -> None:
-        self._findings.append(Finding(kind, log_id, path, offset, None, text))
-
-    def _add_damage(self, log_id: LogId, damage: Iterable[Damage]) -> None:
-        for found in damage:
-            self._findings.append(
-                Finding(
-                    FindingKind.DAMAGE,
-                    log_id,
-                    found.path,
-                    found.offset,
-                    found.next_good_offset,
-                    found.detail,
-                )
-            )
+        self.findings.append(Finding(kind, self._log_id, path, offset, None, text))

@@ -17,6 +17,7 @@ from metaq.record.ids import EPOCH_MS, MS_MAX, MS_SHIFT
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import CleanEnd, Incomplete, find_next_record, scan_records
 from metaq.storage.segment import Segment
+from metaq.storage.segment_source import SegmentSource
 from metaq.storage.span_index import NO_ID, Span
 
 WINDOW_BYTES: Final = 1 << 20
@@ -236,7 +237,9 @@ def estimated_time_ms(message_id: MessageId, latest_ms: Millis) -> Millis:
     return Millis(min((message_id >> MS_SHIFT) + EPOCH_MS, latest_ms))
 
 
-def search_record(file: ReadFile, start: Position, end: Position) -> Position | None:
+def search_record(
+    file: SegmentSource, start: Position, end: Position
+) -> Position | None:
     """Return the position of the next whole record, trying every byte.
 
     Args:

@@ -121,6 +121,7 @@ class Peer:
                     return await self.reader.read(-1)
                 seen = self.session.channel.statistics()
                 is_idle = not self.session.owed and not seen.queued_bytes
+                is_idle = is_idle and not self.session.is_paused
                 if is_idle and seen.received_bytes == self._sent:
                     break
                 # What is on its way must be read, or the broker could not finish.

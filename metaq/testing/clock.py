@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ManualClock:
-    """`metaq.clock.Clock` for tests: both clocks move only by `advance_s` and `drive`.
+    """`metaq.clock.Clock` for tests: it moves only by its methods and by `drive`.
 
     Sleepers are woken in the order of their times. For one event loop.
     """
@@ -26,6 +26,7 @@ class ManualClock:
     def __init__(self, wall_ms: Millis = WALL_MS, monotonic_s: float = 1000.0) -> None:
         self._wall_ms = float(wall_ms)
         self._monotonic_s = monotonic_s
+        self._suspended_s = 0.0
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
         self._order = count()
 
@@ -37,8 +38,17 @@ class ManualClock:
         """Return the seconds of the clock that never goes back."""
         return self._monotonic_s
 
+    def boot_s(self) -> float:
+        """Return the seconds of the clock that runs while the machine is suspended."""
+        return self._monotonic_s + self._suspended_s
+
+    def suspend_s(self, seconds: float) -> None:
+        """Suspend the machine for `seconds`: its monotonic clock stands meanwhile."""
+        self._suspended_s += seconds
+        self._wall_ms += seconds * 1000
+
     def advance_s(self, seconds: float) -> None:
-        """Let `seconds` (0 or more) pass on both clocks and wake who slept so long."""
+        """Let `seconds` (0 or more) pass on all clocks and wake who slept so long."""
         assert seconds >= 0, "time does not go back; see jump_wall_ms"
         self._move_to(self._monotonic_s + seconds)
 

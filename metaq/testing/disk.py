@@ -8,7 +8,8 @@ everything are kept:
     names in a directory             names at the last successful directory sync
 
 and between them the things that *may* survive: dirty pages of 4 KiB, the size of a
-file, and changes of names (create, rename, unlink, mkdir). `crash` builds the disk
+file, and changes of names (create, rename, unlink, mkdir,
+rmdir). `crash` builds the disk
 that a machine finds after a power cut. For each of these things it asks a `Choose`
 function what became of it, so that one mechanism gives the worst case (`keep_none`),
 the lucky case (`keep_all`), a random case that a seed repeats (`keep_random`) and, in

@@ -23,7 +23,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from metaq.clock import Clock, SystemClock
+from metaq.errors import NotFoundError, ServerError
 from metaq.model import BrokerId, LogId, MessageId, Offset
+from metaq.protocol import texts
 from metaq.protocol.commands import (
     Get,
     OffsetQuery,
@@ -325,6 +327,36 @@ class FakeBroker:
                 segment[at] ^= 1
             else:
                 segment[at : at + 4] = length.to_bytes(4, "big", signed=True)
+
+    def lose(
+        self,
+        start: int,
+        end: int,
+        *,
+        refuses: bool = False,
+        topic: str = "test",
+        partition: int = 0,
+    ) -> None:
+        """Lose bytes of a log, as when a segment is cut short or its disk is broken.
+
+        Args:
+            start: the first of them.
+            end: behind the last of them.
+            refuses: answer gets there with 500; else with 404, as at the end of the
+                log.
+            topic: whose log.
+            partition: which of its partitions.
+        """
+        with self._lock:
+            log = self._metaq.log(topic, partition)
+            text = texts.nothing_at(start)
+            answer = ServerError("") if refuses else NotFoundError(text)
+            log.gaps.append((start, end, answer))
+
+    def find_again(self, *, topic: str = "test", partition: int = 0) -> None:
+        """Undo every `lose` of a log."""
+        with self._lock:
+            self._metaq.log(topic, partition).gaps.clear()
 
     def close_partition(self, topic: str = "test", partition: int = 0) -> None:
         """Refuse puts to it and gets from it with 403."""

@@ -81,6 +81,8 @@ class FakeLog:
     def __init__(self) -> None:
         self._base = 0
         self._segments = [bytearray()]
+        self.gaps: list[tuple[int, int, WireError]] = []
+        """Lost bytes as (start, end, answer), and what a get there hears."""
 
     @property
     def start(self) -> Offset:
@@ -276,6 +278,11 @@ class FakeMetaq:
             start, segment = log.find(get.offset)
             position = get.offset - start
             size_bytes = min(get.max_size, self.transfer_bytes_max)
+            for gap_start, gap_end, answer in log.gaps:
+                if gap_start <= get.offset < gap_end:
+                    raise answer
+                if get.offset < gap_start:
+                    size_bytes = min(size_bytes, gap_start - get.offset)
             return bytes(segment[position : position + size_bytes])
         is_redirected = self.does_redirect or get.offset == MAX_OFFSET
         if get.offset > log.end and is_redirected:

@@ -1,6 +1,7 @@
-"""The nodes of a fake broker in ZooKeeper: those of ours, which are those of MetaQ."""
+"""The nodes of a fake broker in ZooKeeper: those of ours that MetaQ has, too."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from metaq.clock import Clock
@@ -47,12 +48,14 @@ class FakeRegistration:
             self._coordinator, self._paths, clock=self._clock
         )
         self._registry.start()
-        await self._registry.register(snapshot, deadline_s=self._deadline_s())
+        await self._registry.register(
+            replace(snapshot, has_record=False), deadline_s=self._deadline_s()
+        )
 
     def update(self, snapshot: BrokerSnapshot) -> None:
         """Be registered otherwise, soon."""
         if self._registry is not None:
-            self._registry.update(snapshot)
+            self._registry.update(replace(snapshot, has_record=False))
 
     async def withdraw(self) -> None:
         """Remove the nodes; the session stays."""

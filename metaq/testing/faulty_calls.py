@@ -32,7 +32,7 @@ class Operation:
     """The call's number, from 1; what `fail_at` takes."""
     name: str
     """open, create, read, write, sync, sync_directory, truncate, rename, unlink,
-    mkdir, list, stat, statvfs or lock."""
+    mkdir, rmdir, list, stat, statvfs or lock."""
     path: Path
     """What it was about; the source of a rename."""
     size: int
@@ -48,6 +48,8 @@ class _Status:
     st_mode: int
     st_size: int
     st_mtime_ns: int
+    st_ino: int
+    st_dev: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,15 @@ class FaultyCalls:
                 raise _os_error(errno.EEXIST, path)
             self.disk.change(NameChange(parent, added=path.name, node=DiskDirectory()))
 
+    def rmdir(self, path: Path, /) -> None:
+        """Remove an empty directory."""
+        with self._lock:
+            self._enter("rmdir", path)
+            if self._directory(path).names:
+                raise _os_error(errno.ENOTEMPTY, path)
+            parent = self._directory(path.parent)
+            self.disk.change(NameChange(parent, removed=path.name))
+
     def fsync(self, fd: int, /) -> None:
         """Bring the names of a directory to the device."""
         with self._lock:
@@ -373,5 +384,7 @@ def _os_error(number: int, path: Path) -> OSError:
 
 def _status(node: Node) -> _Status:
     if isinstance(node, DiskDirectory):
-        return _Status(stat_bits.S_IFDIR | 0o755, 0, 0)
-    return _Status(stat_bits.S_IFREG | 0o644, len(node.content), node.mtime_ns)
+        return _Status(stat_bits.S_IFDIR | 0o750, 0, 0, id(node))
+    return _Status(
+        stat_bits.S_IFREG | 0o640, len(node.content), node.mtime_ns, id(node)
+    )

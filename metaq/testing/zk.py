@@ -437,13 +437,17 @@ class MemoryCoordinator:
                 )
             self._server.write(path, data)
 
-    async def delete(self, path: str, *, deadline_s: float) -> bool:
+    async def delete(
+        self, path: str, *, version: int | None = None, deadline_s: float
+    ) -> bool:
         """Delete a node; False when there was none."""
         await self._ask("delete", path, deadline_s)
         with self._serving("delete", path):
             if self._server.names(path):
                 raise NodeNotEmptyError(f"delete {path}")
             is_there = path in self._server.nodes
+            if is_there and version not in (None, self._server.nodes[path].version):
+                raise NodeChangedError(f"delete {path}: not version {version}")
             self._server.remove(path)
             return is_there
 

@@ -39,7 +39,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from kazoo import exceptions as kz
-from kazoo.protocol.states import KazooState
+from kazoo.protocol.states import EventType, KazooState
 
 from metaq.clock import Clock
 from metaq.errors import (
@@ -79,9 +79,14 @@ BEAT: Final = 1 / 6
 LIFE: Final = 0.9
 DEAD_CLIENT_STATES: Final = frozenset({"CLOSED", "AUTH_FAILED"})
 WATCH_TIMEOUT_S: Final = 10.0
+# A broker of many topics has thousands of watches, and reads all of them when it comes
+# back; a question that is not about them has to wait for so many answers at most.
+WATCH_READS_AT_ONCE: Final = 64
 # A set that finds no node and a create that finds one may alternate when somebody
 # else keeps creating and deleting it; this often is coincidence enough.
 SET_OR_CREATE_TRIES: Final = 3
+ANY_VERSION: Final = -1
+"""ZooKeeper's own number for it."""
 
 T = TypeVar("T")
 
@@ -142,6 +147,7 @@ class KazooCoordinator:
         self._tracker = SessionTracker()
         self._listeners: list[StatusCallback] = []
         self._watches: set[Watch[Any]] = set()
+        self._watch_reads = asyncio.Semaphore(WATCH_READS_AT_ONCE)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generation = 0
         self._is_stopped = False
@@ -431,9 +437,12 @@ class KazooCoordinator:
         except (NodeExistsError, NoNodeError) as error:
             raise NodeChangedError(f"{error}, expected version {version}") from error
 
-    async def delete(self, path: str, *, deadline_s: float) -> bool:
+    async def delete(
+        self, path: str, *, version: int | None = None, deadline_s: float
+    ) -> bool:
         """Delete a node; False when there was none."""
-        request = partial(self._client.delete_async, path)
+        number = ANY_VERSION if version is None else version
+        request = partial(self._client.delete_async, path, number)
         try:
             await self._ask("delete", path, request, bool, deadline_s)
         except NoNodeError:
@@ -459,10 +468,12 @@ class KazooCoordinator:
     ) -> Cancel:
         require_legal_path(path)
 
-        def post_fired(_event: object) -> None:
-            self._post(watch.refresh)
+        def post_fired(event: Any) -> None:
+            # A connection that breaks fires all watches; the next one reads them all.
+            if event.type != EventType.NONE:
+                self._post(watch.refresh)
 
-        async def read() -> T | None:
+        async def read_now() -> T | None:
             deadline_s = self._clock.monotonic_s() + WATCH_TIMEOUT_S
             # Reading a missing node sets no watch, asking for its existence does; it
             # may come to life between the two, hence the loop.
@@ -474,6 +485,10 @@ class KazooCoordinator:
                 request = partial(self._client.exists_async, path, watch=post_fired)
                 if not await self._ask("watch", path, request, bool, deadline_s):
                     return None
+
+        async def read() -> T | None:
+            async with self._watch_reads:
+                return await read_now()
 
         def cancel() -> None:
             self._watches.discard(watch)

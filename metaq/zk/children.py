@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Generic, TypeVar
 
+from metaq.model import printable
 from metaq.zk.errors import PayloadError
 from metaq.zk.session import Cancel, Coordinator, SessionState
 from metaq.zk.znodes import Node
@@ -63,7 +64,8 @@ async def read_values(
             try:
                 values[name] = decode(node.data)
             except PayloadError as error:
-                log.warning("node left out: path=%s/%s error=%s", path, name, error)
+                where = printable(f"{path}/{name}")
+                log.warning("node left out: path=%s error=%s", where, error)
     return values
 
 
@@ -147,9 +149,8 @@ class ValuesWatch(Generic[T]):
             try:
                 value = self._decode(data)
             except PayloadError as error:
-                log.warning(
-                    "node left out: path=%s/%s error=%s", self._path, name, error
-                )
+                where = printable(f"{self._path}/{name}")
+                log.warning("node left out: path=%s error=%s", where, error)
         self._values[name] = value
         self._on_change()
 

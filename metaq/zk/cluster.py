@@ -1,10 +1,13 @@
 """The cluster as clients see it: immutable snapshots, kept current by watches.
 
 Theory of operation: `ClusterWatch` watches the brokers and, for each topic that
-somebody asked about, both of its topic nodes: names and payloads, so that a count that
-changes in place is seen, which MetaQ's clients miss. Each burst of changes gives one
-snapshot with the next epoch; snapshots that say the same are one. Nothing is created:
-a watch on a node that is missing fires when it appears.
+somebody asked about, both of its topic nodes and its record in the catalog: names and
+payloads, so that a count that changes in place is seen, which MetaQ's clients miss.
+What is recorded and not served is away: it exists, and cannot be read.
+
+Each burst of changes gives one snapshot with the next epoch; snapshots that say the
+same are one. Nothing is created: a watch on a node that is missing fires when it
+appears.
 
 While ZooKeeper is out of reach the last snapshot holds: brokers work without it, and so
 do clients.
@@ -16,22 +19,21 @@ Source: client spec 4.
 
 import asyncio
 import logging
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError
 from metaq.model import BrokerId, TopicPartition
-from metaq.zk.children import Settler, ValuesWatch
+from metaq.zk.children import READS_AT_ONCE, Settler, ValuesWatch
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
 from metaq.zk.paths import (
     LEADER_NAME,
-    NUMBER,
     NodeKind,
     NodePaths,
+    parse_broker_id,
     parse_follower,
     parse_role,
     partition_name,
@@ -40,6 +42,7 @@ from metaq.zk.session import Cancel, Coordinator
 from metaq.zk.znodes import (
     BrokerAddress,
     decode_address,
+    decode_partition_count,
     decode_registration,
 )
 
@@ -50,6 +53,7 @@ Counts = Mapping[str, Mapping[BrokerId, int]]
 PARTITIONS_MAX: Final = 100_000
 """Partitions of one topic on one broker; a node that promises more is not believed."""
 _TOPIC_KINDS: Final = (NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
+_Counted: TypeAlias = ValuesWatch[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,12 @@ class ClusterSnapshot:
     leader may be unreachable at the moment."""
     gets: Counts = field(default_factory=lambda: MappingProxyType({}))
     """Partitions that consumers may read, from a leader or a follower."""
+    recorded: Counts = field(default_factory=lambda: MappingProxyType({}))
+    """Partitions that there are, served or not, as far as brokers have recorded them;
+    of watched topics. Java brokers record nothing."""
+    silent: frozenset[BrokerAddress] = frozenset()
+    """Named addresses that have never answered: what they serve is not known. Empty
+    with ZooKeeper."""
     topics: frozenset[str] = frozenset()
     """The watched topics that this snapshot knows about, also those nobody serves."""
 
@@ -87,6 +97,18 @@ class ClusterSnapshot:
     def get_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
         """Return what groups divide, in string order (`0-10` before `0-2`)."""
         return tuple(sorted(_partitions(topic, self.gets), key=partition_name))
+
+    def away(self, topic: str) -> tuple[TopicPartition, ...]:
+        """Return recorded partitions that no broker serves now, in numeric order."""
+        recorded = _partitions(topic, self.recorded)
+        return tuple(one for one in recorded if not self.is_served(one))
+
+    def is_served(self, partition: TopicPartition) -> bool:
+        """Return whether a broker that is there has this partition of its topic."""
+        topic, broker_id = partition.topic, partition.broker_id
+        puts, gets = self.puts.get(topic, {}), self.gets.get(topic, {})
+        count = max(puts.get(broker_id, 0), gets.get(broker_id, 0))
+        return broker_id in self.brokers and partition.partition < count
 
 
 def _partitions(topic: str, counts: Counts) -> tuple[TopicPartition, ...]:
@@ -107,9 +129,17 @@ def _decode_count(data: bytes) -> int:
     return count
 
 
+def _decode_recorded(data: bytes) -> int:
+    count = decode_partition_count(data)
+    if count > PARTITIONS_MAX:
+        raise PayloadError(
+            f"recorded partitions: expected at most {PARTITIONS_MAX}, got {count}"
+        )
+    return count
+
+
 def _is_broker_id(name: str) -> bool:
-    is_number = re.fullmatch(NUMBER, name, re.ASCII)
-    return is_number is not None and str(int(name)) == name
+    return parse_broker_id(name) is not None
 
 
 def _is_copy(name: str) -> bool:
@@ -123,6 +153,11 @@ def _is_role(name: str) -> bool:
 def _is_leader(name: str) -> bool:
     role = parse_role(name)
     return role is not None and role.is_leader
+
+
+def _broker_of(name: str) -> BrokerId:
+    """Return whose count a node is: `0-m` and `0-s1` of a role, `0` of a record."""
+    return BrokerId(int(name.partition("-")[0]))
 
 
 SnapshotCallback = Callable[[ClusterSnapshot], None]
@@ -157,7 +192,7 @@ class ClusterWatch:
         self._cancel_ids: Cancel | None = None
         self._has_ids = False
         self._brokers: dict[BrokerId, ValuesWatch[BrokerAddress]] = {}
-        self._topics: dict[str, list[ValuesWatch[int]]] = {}
+        self._topics: dict[str, dict[NodeKind, _Counted]] = {}
         self._settler = Settler(coordinator, self._is_complete, self._publish)
 
     @property
@@ -180,7 +215,7 @@ class ClusterWatch:
         for broker in self._brokers.values():
             broker.cancel()
         for watches in self._topics.values():
-            for watch in watches:
+            for watch in watches.values():
                 watch.cancel()
         self._listeners.clear()
         self._changed.set()
@@ -207,16 +242,28 @@ class ClusterWatch:
         self._require_open()
         if topic in self._topics:
             return
-        self._topics[topic] = [
-            ValuesWatch(
-                self._coordinator,
-                self._paths.topic_children(kind, topic),
-                _decode_count,
-                self._settler.note,
-                wants=_is_leader if kind is NodeKind.TOPIC_PUB else _is_role,
+
+        def watch(
+            path: str, decode: Callable[[bytes], int], wants: Callable[[str], bool]
+        ) -> _Counted:
+            return ValuesWatch(
+                self._coordinator, path, decode, self._settler.note, wants=wants
             )
-            for kind in _TOPIC_KINDS
-        ]
+
+        paths = self._paths
+        self._topics[topic] = {
+            NodeKind.TOPIC_PUB: watch(
+                paths.topic_children(NodeKind.TOPIC_PUB, topic),
+                _decode_count,
+                _is_leader,
+            ),
+            NodeKind.TOPIC_SUB: watch(
+                paths.topic_children(NodeKind.TOPIC_SUB, topic), _decode_count, _is_role
+            ),
+            NodeKind.RECORDED_PARTITIONS: watch(
+                paths.recorded_topic(topic), _decode_recorded, _is_broker_id
+            ),
+        }
 
     async def wait_topic(self, topic: str, *, deadline_s: float) -> ClusterSnapshot:
         """Watch a topic, and return the first snapshot that knows about it.
@@ -250,10 +297,32 @@ class ClusterWatch:
         return self._snapshot
 
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
-        """Return the names of all topics there have ever been, asked now."""
+        """Return the names of all topics there are, served or recorded, asked now.
+
+        Of a topic that is gone the parents of its nodes are left, and name nothing.
+        """
+        recorded = await self._names([self._paths.recorded_topics()], deadline_s)
+        parents = [self._paths.topics(kind) for kind in _TOPIC_KINDS]
+        others = sorted(await self._names(parents, deadline_s) - recorded)
+        are_served: list[bool] = []
+        for start in range(0, len(others), READS_AT_ONCE):
+            batch = others[start : start + READS_AT_ONCE]
+            are_served += await asyncio.gather(
+                *(self._is_served(topic, deadline_s) for topic in batch)
+            )
+        served = {
+            t for t, is_served in zip(others, are_served, strict=True) if is_served
+        }
+        return recorded | served
+
+    async def _is_served(self, topic: str, deadline_s: float) -> bool:
+        kinds = (self._paths.topic_children(kind, topic) for kind in _TOPIC_KINDS)
+        return bool(await self._names(kinds, deadline_s))
+
+    async def _names(self, paths: Iterable[str], deadline_s: float) -> frozenset[str]:
+        """Return the names of the children of some nodes together."""
         found: set[str] = set()
-        for kind in _TOPIC_KINDS:
-            path = self._paths.topics(kind)
+        for path in paths:
             names = await self._coordinator.children(path, deadline_s=deadline_s)
             found.update(names or ())
         return frozenset(found)
@@ -283,7 +352,11 @@ class ClusterWatch:
         return (
             self._has_ids
             and all(broker.is_complete for broker in self._brokers.values())
-            and all(w.is_complete for watches in self._topics.values() for w in watches)
+            and all(
+                watch.is_complete
+                for watches in self._topics.values()
+                for watch in watches.values()
+            )
         )
 
     def _publish(self) -> None:
@@ -293,10 +366,11 @@ class ClusterWatch:
             brokers=MappingProxyType(self._read_brokers()),
             puts=self._read_counts(NodeKind.TOPIC_PUB),
             gets=self._read_counts(NodeKind.TOPIC_SUB),
+            recorded=self._read_counts(NodeKind.RECORDED_PARTITIONS),
             topics=frozenset(
                 topic
                 for topic, watches in self._topics.items()
-                if all(watch.has_names for watch in watches)
+                if all(watch.has_names for watch in watches.values())
             ),
         )
         if new == old and old.epoch:
@@ -331,15 +405,12 @@ class ClusterWatch:
         return brokers
 
     def _read_counts(self, kind: NodeKind) -> Counts:
-        index = _TOPIC_KINDS.index(kind)
         counts = {}
         for topic, watches in sorted(self._topics.items()):
             by_broker: dict[BrokerId, int] = {}
-            for name, count in watches[index].values.items():
-                role = parse_role(name)
-                assert role is not None, "other names are not watched"
-                known = by_broker.get(role.broker_id, 0)
-                by_broker[role.broker_id] = max(known, count)
+            for name, count in watches[kind].values.items():
+                broker_id = _broker_of(name)
+                by_broker[broker_id] = max(by_broker.get(broker_id, 0), count)
             if by_broker:
                 counts[topic] = MappingProxyType(dict(sorted(by_broker.items())))
         return MappingProxyType(counts)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from metaq.errors import CoordinationError
+from metaq.fs import DIRECTORY_MODE
 
 CLASSPATH_VARIABLE: Final = "METAQ_ZOOKEEPER_CLASSPATH"
 JAVA_MAJOR_MIN: Final = 11
@@ -149,7 +150,8 @@ def find_classpath() -> str:
             return f"{jars}{os.sep}*"
     raise EmbeddedZooKeeperError(
         "no ZooKeeper server found: install metaq[spark], whose pyspark brings its"
-        f" jars, or set {CLASSPATH_VARIABLE} to the class path of one"
+        f" jars, set {CLASSPATH_VARIABLE} to the class path of one, or use one that"
+        " runs (--set zk.zkConnect=HOST:PORT)"
     )
 
 
@@ -260,7 +262,8 @@ class EmbeddedZooKeeper:
         if threading.current_thread() is not threading.main_thread():
             # The server would be killed when this thread ends.
             raise RuntimeError("the embedded zookeeper is started on the main thread")
-        java, classpath = find_java(), find_classpath()
+        # What pip brings comes before what the system's packages do.
+        classpath, java = find_classpath(), find_java()
         deadline_s = time.monotonic() + timeout_s
         for attempt in range(START_TRIES):
             if self._port_wanted == 0 and (self._port == 0 or attempt):
@@ -344,7 +347,7 @@ class EmbeddedZooKeeper:
                 ) from error
 
     def _write_configuration(self) -> None:
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.mkdir(DIRECTORY_MODE, parents=True, exist_ok=True)
         zoo_cfg = ZOO_CFG.format(
             tick_ms=TICK_MS,
             session_ms_min=SESSION_TIMEOUT_MS_MIN,

@@ -44,6 +44,12 @@ class NodeKind(enum.Enum):
     OWNER = "owner"
     GROUP_OFFSET = "group offset"
     QUERY_START = "query start"
+    QUERY_ROUTES = "query routes"
+    RECORDED_BROKER = "recorded broker"
+    RECORDED_PARTITIONS = "recorded partitions"
+    TOPIC_DEFINITION = "topic definition"
+    RECORDED_DIRECTORIES = "recorded directories"
+    TOPIC_STATUS = "topic status"
 
 
 # Below the root. MetaQ's own words stay in the paths ("master", "slave", "consumers");
@@ -61,6 +67,13 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     NodeKind.GROUP_OFFSET: "/consumers/{group}/offsets/{topic}/{partition}",
     # Ours alone: MetaQ has no queries.
     NodeKind.QUERY_START: "/queries/{query}/start",
+    NodeKind.QUERY_ROUTES: "/queries/{query}/routes",
+    # The catalog: what there is when nobody is there to say it. MetaQ does not list it.
+    NodeKind.RECORDED_BROKER: "/catalog/brokers/{broker}",
+    NodeKind.RECORDED_PARTITIONS: "/catalog/partitions/{topic}/{broker}",
+    NodeKind.TOPIC_DEFINITION: "/catalog/topics/{topic}",
+    NodeKind.RECORDED_DIRECTORIES: "/catalog/directories/{broker}",
+    NodeKind.TOPIC_STATUS: "/catalog/status/{topic}/{broker}",
 }
 
 LEADER_NAME: Final = TEMPLATES[NodeKind.LEADER].rpartition("/")[2]
@@ -140,6 +153,12 @@ def parse_role(text: str) -> BrokerRole | None:
         return None
     follower = match[2]
     return BrokerRole(BrokerId(int(match[1])), int(follower) if follower else None)
+
+
+def parse_broker_id(text: str) -> BrokerId | None:
+    """Return the id that a broker's node is named by, or None for anything else."""
+    is_number = re.fullmatch(NUMBER, text, re.ASCII) is not None
+    return BrokerId(int(text)) if is_number and str(int(text)) == text else None
 
 
 def parse_follower(text: str) -> int | None:
@@ -283,6 +302,61 @@ class NodePaths:
     def query_start(self, query: str) -> str:
         """Return the node that keeps where a query started."""
         return self._fill(NodeKind.QUERY_START, query=query)
+
+    def query_routes(self, query: str) -> str:
+        """Return the node that keeps where a query writes its batches."""
+        return self._fill(NodeKind.QUERY_ROUTES, query=query)
+
+    # -- the catalog ------------------------------------------------------------------
+
+    def recorded_brokers(self) -> str:
+        """Return the parent of the records of all brokers."""
+        return self.root + TEMPLATES[NodeKind.RECORDED_BROKER].removesuffix("/{broker}")
+
+    def recorded_broker(self, broker_id: BrokerId) -> str:
+        """Return the node with a broker's last address."""
+        return self._fill(NodeKind.RECORDED_BROKER, broker=broker_id)
+
+    def recorded_topics(self) -> str:
+        """Return the parent of all topics that a broker has recorded."""
+        return self.root + TEMPLATES[NodeKind.RECORDED_PARTITIONS].removesuffix(
+            "/{topic}/{broker}"
+        )
+
+    def recorded_topic(self, topic: str) -> str:
+        """Return the parent of a topic's partition counts, one child per broker."""
+        path = self._fill(NodeKind.RECORDED_PARTITIONS, topic=topic, broker="*")
+        return path.removesuffix("/*")
+
+    def recorded_partitions(self, topic: str, broker_id: BrokerId) -> str:
+        """Return the node with the partition count of a topic on a broker."""
+        return self._fill(NodeKind.RECORDED_PARTITIONS, topic=topic, broker=broker_id)
+
+    def topic_definitions(self) -> str:
+        """Return the parent of the definitions of all topics."""
+        return self.root + TEMPLATES[NodeKind.TOPIC_DEFINITION].removesuffix("/{topic}")
+
+    def topic_definition(self, topic: str) -> str:
+        """Return the node with the definition of a topic."""
+        return self._fill(NodeKind.TOPIC_DEFINITION, topic=topic)
+
+    def recorded_directories(self, broker_id: BrokerId) -> str:
+        """Return the node with the identities of a broker's data directories."""
+        return self._fill(NodeKind.RECORDED_DIRECTORIES, broker=broker_id)
+
+    def topics_with_status(self) -> str:
+        """Return the parent of the topics that brokers have a status of."""
+        template = TEMPLATES[NodeKind.TOPIC_STATUS]
+        return self.root + template.removesuffix("/{topic}/{broker}")
+
+    def topic_statuses(self, topic: str) -> str:
+        """Return the parent of what brokers made of a definition, one child each."""
+        path = self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker="*")
+        return path.removesuffix("/*")
+
+    def topic_status(self, topic: str, broker_id: BrokerId) -> str:
+        """Return the node with what a broker made of the definition of a topic."""
+        return self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker=broker_id)
 
     # -- back -------------------------------------------------------------------------
 

@@ -9,7 +9,9 @@ it should be is empty, and doing everything again after any failure is always ri
 
 How a node is looked after (`Upkeep`) follows from how others watch it: readers of a
 topic watch the children of its parent, so a changed count must disappear and come
-back; followers watch the data of the checksum, so it is changed in place.
+back; followers watch the data of the checksum, so it is changed in place. What the
+catalog records of a broker stays when the broker withdraws: it is written before the
+nodes that it outlives, and deleted with a topic that the broker does not have any more.
 
 An ephemeral node of another session is never left alone: it is a dead process's, about
 to vanish, or somebody took our id. Below `ids/N` the address tells which: our own
@@ -24,7 +26,8 @@ Source: broker spec 3.2 to 3.5 and rows 11 and 12 of its section 12.
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from metaq.zk.errors import BrokerIdTakenError, NodeNameError, PayloadError
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
@@ -66,6 +69,14 @@ class BrokerSnapshot:
     """Unsigned CRC-32 of the configuration file's bytes."""
     topics: tuple[AdvertisedTopic, ...] = ()
     """In the order of registration; each name once."""
+    has_record: bool = True
+    """Whether the catalog is to have it; MetaQ 1.4, which tests play, has no catalog.
+    Followers leave that to their leader."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether this copy of the broker writes its record."""
+        return self.has_record and self.role.is_leader
 
 
 class Upkeep(enum.Enum):
@@ -75,7 +86,11 @@ class Upkeep(enum.Enum):
     WRITTEN = "persistent; written in place"
     VALUE = "ephemeral; written in place, its data is watched"
     LISTED = "ephemeral; deleted and created again, its parent is watched"
+    RECORDED = "persistent; written in place, and left there by a withdrawal"
     ABSENT = "must not exist"
+
+
+_PERSISTENT: Final = frozenset({Upkeep.WRITTEN, Upkeep.RECORDED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +122,7 @@ class Verb(enum.Enum):
     SET_OR_CREATE = "set or create"
     DELETE = "delete"
     DELETE_OR_EMPTY = "delete, or write empty text while it has children"
+    DELETE_CHILDLESS = "delete, unless it has children"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +141,7 @@ class Step:
 
 
 def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
-    """Return the broker's own nodes: role, and for a leader address and checksum."""
+    """Return the broker's own nodes: role, and a leader's address, checksum, record."""
     role, address = snapshot.role, encode_address(snapshot.address)
     nodes = [DesiredNode(paths.role(role), address, Upkeep.CLAIM)]
     if role.is_leader:
@@ -134,13 +150,19 @@ def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
             DesiredNode(paths.broker(role.broker_id), address, Upkeep.WRITTEN),
             DesiredNode(paths.config_checksum(role.broker_id), checksum, Upkeep.VALUE),
         ]
+    if snapshot.is_recorded:
+        record = paths.recorded_broker(role.broker_id)
+        nodes.append(DesiredNode(record, address, Upkeep.RECORDED))
     return DesiredGroup(topic=None, nodes=tuple(nodes))
 
 
 def topic_group(
-    topic: AdvertisedTopic, role: BrokerRole, paths: NodePaths
+    topic: AdvertisedTopic, role: BrokerRole, paths: NodePaths, *, is_recorded: bool
 ) -> DesiredGroup:
-    """Return the three nodes of a topic; the old one ignores the accept flags.
+    """Return the record of a topic, if there is one, and the topic's three nodes.
+
+    The oldest of the three ignores the accept flags. A topic that takes neither puts
+    nor gets is served to nobody, and is not recorded.
 
     Raises:
         NodeNameError: ZooKeeper cannot hold this topic's name.
@@ -148,20 +170,27 @@ def topic_group(
     json = encode_registration(TopicRegistration(topic.partition_count, role))
     count = encode_partition_count(topic.partition_count)
 
-    def node(kind: NodeKind, data: bytes, is_wanted: bool) -> DesiredNode:
-        path = paths.topic(kind, topic.name, role)
+    def node(
+        path: str, data: bytes, is_wanted: bool, upkeep: Upkeep = Upkeep.LISTED
+    ) -> DesiredNode:
         if is_wanted:
-            return DesiredNode(path, data, Upkeep.LISTED)
+            return DesiredNode(path, data, upkeep)
         return DesiredNode(path, b"", Upkeep.ABSENT)
 
-    return DesiredGroup(
-        topic=topic.name,
-        nodes=(
-            node(NodeKind.TOPIC, count, is_wanted=True),
-            node(NodeKind.TOPIC_PUB, json, is_wanted=topic.accepts_puts),
-            node(NodeKind.TOPIC_SUB, json, is_wanted=topic.accepts_gets),
+    nodes = [
+        node(paths.topic(NodeKind.TOPIC, topic.name, role), count, is_wanted=True),
+        node(
+            paths.topic(NodeKind.TOPIC_PUB, topic.name, role), json, topic.accepts_puts
         ),
-    )
+        node(
+            paths.topic(NodeKind.TOPIC_SUB, topic.name, role), json, topic.accepts_gets
+        ),
+    ]
+    if is_recorded:
+        record = paths.recorded_partitions(topic.name, role.broker_id)
+        is_served = topic.accepts_puts or topic.accepts_gets
+        nodes.insert(0, node(record, count, is_served, Upkeep.RECORDED))
+    return DesiredGroup(topic=topic.name, nodes=tuple(nodes))
 
 
 def desired_groups(
@@ -171,7 +200,11 @@ def desired_groups(
     groups, refused = [broker_group(snapshot, paths)], []
     for topic in snapshot.topics:
         try:
-            groups.append(topic_group(topic, snapshot.role, paths))
+            groups.append(
+                topic_group(
+                    topic, snapshot.role, paths, is_recorded=snapshot.is_recorded
+                )
+            )
         except NodeNameError:
             refused.append(topic.name)
     return tuple(groups), tuple(refused)
@@ -198,7 +231,7 @@ def _is_as_wanted(wanted: DesiredNode, found: Node | None, session_id: int) -> b
         return found is None
     if found is None or found.data != wanted.data:
         return False
-    if wanted.upkeep is Upkeep.WRITTEN:
+    if wanted.upkeep in _PERSISTENT:
         return True
     return found.owner_session_id == session_id
 
@@ -227,7 +260,7 @@ def plan_group(
         is_ours = node is not None and node.owner_session_id == session_id
         if wanted.upkeep is Upkeep.CLAIM and node is not None and not is_ours:
             _require_no_stranger(wanted, node)
-        is_written_in_place = wanted.upkeep is Upkeep.WRITTEN or (
+        is_written_in_place = wanted.upkeep in _PERSISTENT or (
             wanted.upkeep is Upkeep.VALUE and is_ours
         )
         if is_written_in_place:
@@ -241,18 +274,30 @@ def plan_group(
 
 
 def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ...]:
-    """Return the steps that take a topic's nodes away.
+    """Return the steps that take a topic's nodes away, its record first.
 
     Args:
         group: of the topic.
         is_sure: its nodes are as they should be; False: such as must not exist may be
             there still.
     """
-    return tuple(
-        Step(Verb.DELETE, node.path)
-        for node in group.nodes
-        if not is_sure or node.upkeep is not Upkeep.ABSENT
-    )
+    steps: list[Step] = []
+    for node in group.nodes:
+        if node.upkeep is Upkeep.RECORDED:
+            steps += plan_record_removal(node.path)
+        elif not is_sure or node.upkeep is not Upkeep.ABSENT:
+            steps.append(Step(Verb.DELETE, node.path))
+    return tuple(steps)
+
+
+def plan_record_removal(path: str) -> tuple[Step, ...]:
+    """Return the steps that take one record of a topic away.
+
+    The last one takes the topic's name with it, so that the catalog names no topic
+    that nobody has.
+    """
+    parent = path.rpartition("/")[0]
+    return Step(Verb.DELETE, path), Step(Verb.DELETE_CHILDLESS, parent)
 
 
 def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
@@ -260,16 +305,16 @@ def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
 
     The role's node goes first, so that nobody new comes; then the checksum; then the
     broker's persistent node, which stays with empty text while it has followers; then
-    the topics.
+    the topics. What the catalog records stays.
     """
     steps: list[Step] = []
     for group in groups:
+        ours = [node for node in group.nodes if node.upkeep is not Upkeep.RECORDED]
         if group.topic is not None:
-            steps += plan_removal(group)
+            steps += plan_removal(replace(group, nodes=tuple(ours)))
             continue
         # Sorted stably: what is written in place goes last.
-        nodes = sorted(group.nodes, key=lambda node: node.upkeep is Upkeep.WRITTEN)
-        for node in nodes:
+        for node in sorted(ours, key=lambda node: node.upkeep is Upkeep.WRITTEN):
             is_kept = node.upkeep is Upkeep.WRITTEN
             verb = Verb.DELETE_OR_EMPTY if is_kept else Verb.DELETE
             steps.append(Step(verb, node.path))

@@ -5,9 +5,12 @@ session is connected, compare what is wanted with what is there, take the steps 
 `plan.py` gives, and sleep until something happens. What may happen:
 
     a new snapshot         only the groups that differ from what was applied
-    a new session          everything, because the old ephemeral nodes are gone
-    CHECK_INTERVAL_S       everything: somebody may have deleted nodes under a living
-                           session, and ZooKeeper does not tell
+    a new session          everything, because the old ephemeral nodes are gone, and
+                           the records of topics that this broker has no more
+    a node of ours that    its group, after REPAIR_DELAY_S; until then the registration
+    others change          counts as pending, and says which nodes are not as they were
+    CHECK_INTERVAL_S       everything: the backstop behind the watches, and all there is
+                           for the catalog, whose nodes are not watched
     a failure              the same again after a back-off that doubles
 
 Nothing happens while the session is suspended: the nodes live on in ZooKeeper.
@@ -27,21 +30,27 @@ Source: broker spec 3.3 to 3.5, rows 11 and 12 of its section 12.
 import asyncio
 import enum
 import logging
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import CoordinationError
+from metaq.zk.children import READS_AT_ONCE
 from metaq.zk.errors import BrokerIdTakenError, NodeNotEmptyError
 from metaq.zk.paths import NodePaths
 from metaq.zk.plan import (
     BrokerSnapshot,
     DesiredGroup,
+    DesiredNode,
     Step,
     Upkeep,
     Verb,
     desired_groups,
     plan_group,
+    plan_record_removal,
     plan_removal,
     plan_withdrawal,
 )
@@ -52,10 +61,18 @@ log = logging.getLogger(__name__)
 OPERATION_TIMEOUT_S: Final = 5.0
 RETRY_DELAY_S_MIN: Final = 0.1
 RETRY_DELAY_S_MAX: Final = 10.0
-# How often nodes that somebody deleted under a living session are put back.
+# How often everything is compared, whatever the watches have told.
 CHECK_INTERVAL_S: Final = 60.0
+# What others delete together is put back together; and two that write one node, each
+# over the other, do so this often at most.
+REPAIR_DELAY_S: Final = 0.5
+PATHS_NAMED_MAX: Final = 3
+"""Nodes that a sentence about missing ones names."""
 # How often a broker whose id is taken looks whether it is free again.
 TAKEN_RETRY_DELAY_S: Final = 1.0
+
+
+_UNWATCHED: Final = frozenset({Upkeep.ABSENT, Upkeep.RECORDED})
 
 
 class RegistrationState(enum.Enum):
@@ -85,9 +102,10 @@ class RegistrationStatistics:
     failure_count: int
     """Passes that ended in an error."""
     repair_count: int
-    """Steps taken because nodes had vanished under a living session."""
+    """Steps taken because others had changed nodes under a living session."""
     last_error: str
-    """Text of the last failure; "" after a pass that succeeded."""
+    """Text of the last failure, and nodes that others deleted or overwrote and that
+    are not back yet; "" when everything is as it should be."""
 
 
 class BrokerRegistry:
@@ -136,8 +154,12 @@ class BrokerRegistry:
         self._refused: tuple[str, ...] = ()
         self._applied: dict[str | None, DesiredGroup] = {}
         self._unsure: dict[str | None, DesiredGroup] = {}
+        self._watches: dict[str, Cancel] = {}
+        self._missing: dict[str, str | None] = {}
+        self._repair: asyncio.TimerHandle | None = None
         self._epoch = 0
         self._is_check_due = False
+        self._are_records_checked = False
         self._wake = asyncio.Event()
         self._first: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -246,7 +268,9 @@ class BrokerRegistry:
             pass_count=self._pass_count,
             failure_count=self._failure_count,
             repair_count=self._repair_count,
-            last_error=self._last_error,
+            last_error="; ".join(
+                filter(None, [self._name_missing(), self._last_error])
+            ),
         )
 
     # -- the loop ---------------------------------------------------------------------
@@ -262,8 +286,11 @@ class BrokerRegistry:
                 status.epoch,
             )
         is_registered = self._state is RegistrationState.REGISTERED
-        if is_registered and status.state is SessionState.LOST:
-            self._state = RegistrationState.PENDING
+        if status.state is SessionState.LOST:
+            # Its nodes go with it, and others have nothing to do with that.
+            self._forget_nodes([*self._watches, *self._missing])
+            if is_registered:
+                self._state = RegistrationState.PENDING
         # The same session with everything in place needs nothing.
         if not is_registered or status.epoch != self._epoch:
             self._wake.set()
@@ -305,25 +332,32 @@ class BrokerRegistry:
         if status.epoch != self._epoch:
             self._applied.clear()
             self._unsure.clear()
+            self._forget_nodes([*self._watches, *self._missing])
             self._epoch = status.epoch
             self._is_check_due = False
-        is_check = self._is_check_due
+            self._are_records_checked = False
+        is_check, changed = self._is_check_due, frozenset(self._missing.values())
         for group in wanted:
-            is_sure = group.topic not in self._unsure
-            if is_sure and not is_check and self._applied.get(group.topic) == group:
+            is_repair = is_check or group.topic in changed
+            is_sure = not is_repair and group.topic not in self._unsure
+            if is_sure and self._applied.get(group.topic) == group:
                 continue
             self._unsure[group.topic] = group
             count = await self._apply(group, status)
             del self._unsure[group.topic]
-            if count and is_check:
+            if count and is_repair:
                 self._repair_count += count
                 log.warning(
-                    "registration repaired, nodes had vanished: topic=%s steps=%d",
+                    "registration repaired, others had changed it: topic=%s steps=%d",
                     group.topic,
                     count,
                 )
             self._applied[group.topic] = group
-        await self._remove_unwanted({group.topic for group in wanted})
+        topics = {group.topic for group in wanted}
+        await self._remove_unwanted(topics)
+        if not self._are_records_checked:
+            await self._remove_old_records(topics)
+            self._are_records_checked = True
 
     async def _remove_unwanted(self, wanted: set[str | None]) -> None:
         """Take away the groups of other topics, those too that are there in part."""
@@ -332,22 +366,56 @@ class BrokerRegistry:
                 continue
             steps = plan_removal(group, is_sure=topic not in self._unsure)
             self._unsure[topic] = group
+            self._forget_nodes([node.path for node in group.nodes])
             for step in steps:
                 await self._take(step, self._operation_deadline_s())
             del self._unsure[topic]
             self._applied.pop(topic, None)
 
+    async def _remove_old_records(self, wanted: set[str | None]) -> None:
+        """Have the catalog forget topics that went while this broker was not here."""
+        assert self._snapshot is not None
+        if not self._snapshot.is_recorded:
+            return
+        role, deadline_s = self._snapshot.role, self._operation_deadline_s()
+        coordinator, paths = self._coordinator, self._paths
+        found = await coordinator.children(
+            paths.recorded_topics(), deadline_s=deadline_s
+        )
+        others = [name for name in found or () if name not in wanted]
+        for start in range(0, len(others), READS_AT_ONCE):
+            batch = [
+                paths.recorded_partitions(name, role.broker_id)
+                for name in others[start : start + READS_AT_ONCE]
+            ]
+            deadline_s = self._operation_deadline_s()
+            are_there = await asyncio.gather(
+                *(coordinator.exists(path, deadline_s=deadline_s) for path in batch)
+            )
+            for path, is_there in zip(batch, are_there, strict=True):
+                if is_there:
+                    for step in plan_record_removal(path):
+                        await self._take(step, deadline_s)
+                    log.info("record of a topic that is gone removed: path=%s", path)
+
     async def _apply(self, group: DesiredGroup, status: SessionStatus) -> int:
         """Bring one group in step; return how many steps it took."""
-        found = {
-            node.path: await self._coordinator.get(
-                node.path, deadline_s=self._operation_deadline_s()
+        deadline_s = self._operation_deadline_s()
+        nodes = await asyncio.gather(
+            *(
+                self._coordinator.get(node.path, deadline_s=deadline_s)
+                for node in group.nodes
             )
-            for node in group.nodes
-        }
+        )
+        paths = [node.path for node in group.nodes]
+        found = dict(zip(paths, nodes, strict=True))
         steps = plan_group(group, found, status.session_id)
+        if steps or self._applied.get(group.topic) != group:
+            # What changes now changes because of us.
+            self._unwatch(paths)
         for step in steps:
             await self._take(step, self._operation_deadline_s())
+        self._watch(group)
         return len(steps)
 
     async def _take(self, step: Step, deadline_s: float) -> None:
@@ -365,11 +433,69 @@ class BrokerRegistry:
                 await coordinator.set_or_create(path, data, deadline_s=deadline_s)
             case Verb.DELETE:
                 await coordinator.delete(path, deadline_s=deadline_s)
+            case Verb.DELETE_CHILDLESS:
+                with suppress(NodeNotEmptyError):
+                    await coordinator.delete(path, deadline_s=deadline_s)
             case Verb.DELETE_OR_EMPTY:
                 try:
                     await coordinator.delete(path, deadline_s=deadline_s)
                 except NodeNotEmptyError:
                     await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
+
+    # -- what others do to our nodes --------------------------------------------------
+
+    def _watch(self, group: DesiredGroup) -> None:
+        """Watch the nodes of a group that is as it should be."""
+        for node in group.nodes:
+            if node.path in self._watches:
+                continue
+            self._missing.pop(node.path, None)
+            if node.upkeep not in _UNWATCHED:
+                self._watches[node.path] = self._coordinator.watch_data(
+                    node.path, partial(self._on_node, group.topic, node)
+                )
+
+    def _unwatch(self, paths: Collection[str]) -> None:
+        for path in paths:
+            if (cancel := self._watches.pop(path, None)) is not None:
+                cancel()
+
+    def _forget_nodes(self, paths: Collection[str]) -> None:
+        """Watch some nodes no more, and miss them no more."""
+        for path in paths:
+            self._missing.pop(path, None)
+        self._unwatch(paths)
+
+    def _on_node(
+        self, topic: str | None, wanted: DesiredNode, data: bytes | None
+    ) -> None:
+        if data == wanted.data:
+            if self._missing.pop(wanted.path, None) is None:
+                return
+        else:
+            if not self._missing:
+                log.warning("a node of ours was changed by others: %s", wanted.path)
+            self._missing[wanted.path] = topic
+            if self._state is RegistrationState.REGISTERED:
+                self._state = RegistrationState.PENDING
+        if self._repair is None:
+            loop = asyncio.get_running_loop()
+            self._repair = loop.call_later(REPAIR_DELAY_S, self._on_repair_due)
+
+    def _on_repair_due(self) -> None:
+        self._repair = None
+        self._wake.set()
+
+    def _name_missing(self) -> str:
+        paths = list(self._missing)
+        if not paths:
+            return ""
+        more = len(paths) - PATHS_NAMED_MAX
+        return (
+            "deleted or overwritten by others, and being put back:"
+            f" {', '.join(paths[:PATHS_NAMED_MAX])}"
+            f"{f' and {more} more' if more > 0 else ''}"
+        )
 
     # -- outcomes ---------------------------------------------------------------------
 
@@ -378,6 +504,9 @@ class BrokerRegistry:
         self._failures_in_a_row = 0
         self._is_check_due = False
         self._last_error = ""
+        if self._missing:
+            # What is missing again since it was looked at; the repair is due.
+            return
         if self._state is not RegistrationState.REGISTERED:
             self._state = RegistrationState.REGISTERED
             assert self._snapshot is not None
@@ -443,6 +572,10 @@ class BrokerRegistry:
             self._task.cancel()
             await asyncio.wait({self._task})
             self._task = None
+        self._forget_nodes([*self._watches, *self._missing])
+        if self._repair is not None:
+            self._repair.cancel()
+            self._repair = None
 
 
 def _report_failure(task: asyncio.Task[None]) -> None:

@@ -232,14 +232,22 @@ class Coordinator(Protocol):
         """
         ...
 
-    async def delete(self, path: str, *, deadline_s: float) -> bool:
+    async def delete(
+        self, path: str, *, version: int | None = None, deadline_s: float
+    ) -> bool:
         """Delete a node.
+
+        Args:
+            path: the node.
+            version: `Node.version` as it was read; None: whatever it has.
+            deadline_s: when to give up.
 
         Returns:
             False when there was none.
 
         Raises:
             NodeNotEmptyError: it has children.
+            NodeChangedError: it has another version.
         """
         ...
 

@@ -2,11 +2,13 @@
 
     node                              bytes (UTF-8)
     --------------------------------  ------------------------------------------
-    broker, leader, follower          meta://HOST:PORT        meta://[::1]:8123
+    broker, leader, follower,
+    recorded broker                   meta://HOST:PORT        meta://[::1]:8123
     config checksum                   DECIMAL                 463763767
-    topic                             DECIMAL                 2
+    topic, recorded partitions        DECIMAL                 2
     topic-pub, topic-sub              JSON, no spaces    {"numParts":2,"broker":"0-m"}
     member                            TOPIC,TOPIC,...         test,meta-test
+    recorded directories              JSON       {"/data":["4be1",2]}
     owner                             MEMBER                  g1_192.0.2.1-12139-10f6...
     group offset                      ID-OFFSET               -5468920727941939200-108
                                       OFFSET (before 1.4)     108
@@ -23,7 +25,7 @@ Source: broker spec 3.2 and 3.6, client spec 4.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -100,7 +102,8 @@ def decode_address(data: bytes) -> BrokerAddress:
     """Read a broker's address; a `?slaveId=K` behind it is dropped.
 
     Raises:
-        PayloadError: not `meta://host:port` with a port from 1 to 65535.
+        PayloadError: not `meta://host:port` with a port from 1 to 65535 and a host
+            that can be printed.
     """
     text = _text(data, "broker address")
     match = re.fullmatch(
@@ -108,11 +111,15 @@ def decode_address(data: bytes) -> BrokerAddress:
         text,
         re.ASCII | re.DOTALL,
     )
-    if match is None or not 0 < int(match["port"]) <= PORT_MAX:
+    if (
+        match is None
+        or not 0 < int(match["port"]) <= PORT_MAX
+        or not (host := match["v6"] or match["host"]).isprintable()
+    ):
         raise PayloadError(
             f"broker address: expected {SCHEME}host:port, got {text[:80]!r}"
         )
-    return BrokerAddress(host=match["v6"] or match["host"], port=int(match["port"]))
+    return BrokerAddress(host=host, port=int(match["port"]))
 
 
 # -- numbers --------------------------------------------------------------------------
@@ -271,3 +278,27 @@ def decode_group_offset(data: bytes) -> GroupOffset:
         offset=Offset(_number(right, what, OFFSET_MAX)),
         message_id=MessageId(-magnitude if is_negative else magnitude),
     )
+
+
+def encode_directories(directories: Mapping[str, tuple[str, int]]) -> bytes:
+    """Return path → identity and partition count as JSON, paths sorted."""
+    return json.dumps(
+        {path: list(directories[path]) for path in sorted(directories)},
+        separators=(",", ":"),
+    ).encode()
+
+
+def decode_directories(data: bytes) -> dict[str, tuple[str, int]]:
+    """Read the data directories of a broker.
+
+    Raises:
+        PayloadError: not JSON, or not of that shape.
+    """
+    what = "recorded directories"
+    try:
+        return {
+            path: (str(identity), int(count))
+            for path, (identity, count) in json.loads(_text(data, what)).items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise PayloadError(f"{what}: expected paths in JSON, got {data!r}") from error

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import socket
 import threading
 import urllib.error
@@ -16,11 +17,22 @@ import pytest
 
 from metaq.broker.admin_client import call_admin
 from metaq.broker.app import UPKEEP_THREADS, Broker
+from metaq.broker.health import Alarm, find_problems
 from metaq.broker.registration import advertised_host, listening_host, make_snapshot
 from metaq.clock import SystemClock
 from metaq.config import load_config
-from metaq.errors import AdminError, ConfigError, LogDirLockedError, MetaqError
+from metaq.errors import (
+    AdminError,
+    ConfigError,
+    DataMissingError,
+    LogDirLockedError,
+    MetaqError,
+)
+from metaq.fs import SystemFileSystem
+from metaq.model import Millis
 from metaq.net.listener import ListenError
+from metaq.storage.holdings import Holdings
+from metaq.storage.inventory import write_holdings
 from metaq.testing.broker import CONFIG, Peer, make_config, running_broker
 from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
@@ -286,6 +298,65 @@ def test_a_broker_is_advertised_while_it_serves_and_withdrawn_when_it_stops(
     run(scenario())
 
 
+def test_a_node_that_others_deleted_is_an_alarm_until_it_is_back(
+    data_dir: Path,
+) -> None:
+    """The session lives on, clients find nothing, and health names what is gone."""
+    path = "/meta/brokers/topics-pub/test/0-m"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        coordinator = server.coordinator(SystemClock())
+        async with running_broker(data_dir, WITH_ZOOKEEPER, coordinator=coordinator):
+
+            async def problems() -> list[dict[str, str]]:
+                return (await admin(data_dir, command="status"))["problems"]
+
+            assert await problems() == []
+            server.remove(path)
+            while not (found := await problems()):
+                await asyncio.sleep(0)
+            assert [problem["alarm"] for problem in found] == ["not_registered"]
+            assert path in found[0]["text"]
+            await until(lambda: data_of(server, path))
+            while await problems():
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_broker_records_what_it_serves_and_a_reload_changes_the_record(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    """The record outlives the broker; a topic that is gone leaves it."""
+    parent = "/meta/catalog/partitions"
+    ini = tmp_path / "server.ini"
+    text = CONFIG.replace("{data}", str(data_dir)).partition("[zookeeper]")[0]
+    zookeeper = "[zookeeper]\nzk.zkConnect=none:1\n"
+    ini.write_text(f"{text}{zookeeper}[topic=a]\nnumPartitions=3\n[topic=b]\n")
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        config = load_config(str(ini), lambda path: Path(path).read_bytes())
+        broker = Broker(config, coordinator=server.coordinator(SystemClock()))
+        await broker.start()
+        address = broker.address.encode()
+        try:
+            assert data_of(server, f"{parent}/a/0") == b"3"
+            assert data_of(server, f"{parent}/b/0") == b"2"
+            ini.write_text(f"{text}{zookeeper}[topic=a]\nnumPartitions=4\n")
+            await admin(data_dir, command="reload")
+            await until(lambda: data_of(server, f"{parent}/a/0") == b"4")
+            await until(lambda: data_of(server, f"{parent}/b/0") is None)
+        finally:
+            await broker.stop()
+        assert data_of(server, "/meta/brokers/ids/0/master") is None
+        assert data_of(server, f"{parent}/a/0") == b"4"
+        assert data_of(server, "/meta/catalog/brokers/0") == address
+
+    run(scenario())
+
+
 def test_a_start_without_zookeeper_says_what_it_waits_for(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,6 +379,101 @@ def test_a_start_without_zookeeper_says_what_it_waits_for(
     told = caplog.messages[: caplog.messages.index(wait)]
     assert not [line for line in told if line.startswith("registration pending")]
     assert "registration pending" in caplog.text
+
+
+DIRECTORIES = "/meta/catalog/directories/0"
+
+
+async def live_once(
+    server: MemoryZooKeeper, data: Path, before: bytes | None = None
+) -> None:
+    """Store one message, and have ZooKeeper know of it, otherwise than before."""
+
+    def is_known() -> bool:
+        node = data_of(server, DIRECTORIES)
+        return node is not None and node != before and node.endswith(b",1]}")
+
+    coordinator = server.coordinator(SystemClock())
+    async with (
+        running_broker(data, WITH_ZOOKEEPER, coordinator=coordinator) as broker,
+        Peer(broker) as peer,
+    ):
+        await peer.ask(HELLO)
+        await until(is_known)
+
+
+def test_a_disk_that_is_not_mounted_refuses_the_start(tmp_path: Path) -> None:
+    """ZooKeeper knows what the only data directory held; nothing is registered."""
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        await live_once(server, data)
+        data.rename(tmp_path / "unmounted")
+        for _ in range(2):
+            broker = Broker(
+                make_config(data, WITH_ZOOKEEPER),
+                coordinator=server.coordinator(SystemClock()),
+            )
+            with pytest.raises(DataMissingError) as refused:
+                await broker.start()
+            assert f"directory={data} expected identity" in str(refused.value)
+            assert f"1 partitions (by ZooKeeper {DIRECTORIES})" in str(refused.value)
+            assert data_of(server, "/meta/brokers/ids/0/master") is None
+        (data / "holdings").unlink()
+        (tmp_path / "unmounted").rename(tmp_path / "mounted")
+        shutil.rmtree(data)
+        (tmp_path / "mounted").rename(data)
+        await live_once(server, data)
+
+    run(scenario())
+
+
+def test_zookeeper_that_comes_later_takes_an_empty_broker_out(tmp_path: Path) -> None:
+    """It serves as long as nobody knows better; then the alarm says what is missing."""
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        await live_once(server, data)
+        shutil.rmtree(data)
+        server.stop()
+        overrides = {**WITH_ZOOKEEPER, "zk.zkConnectionTimeoutMs": "20"}
+        coordinator = server.coordinator(SystemClock())
+        async with running_broker(data, overrides, coordinator=coordinator) as broker:
+
+            def text() -> str:
+                (problem,) = [
+                    each
+                    for each in find_problems(broker.control.status())
+                    if each.alarm is Alarm.NOT_REGISTERED
+                ]
+                return problem.text
+
+            assert text() == "registration is pending"
+            server.start()
+            await until(lambda: "is refused" in text())
+            assert "expected identity" in text()
+            assert data_of(server, "/meta/brokers/ids/0/master") is None
+
+    run(scenario())
+
+
+def test_an_accepted_loss_is_registered(tmp_path: Path) -> None:
+    """And ZooKeeper learns what there is now."""
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        await live_once(server, data)
+        before = data_of(server, DIRECTORIES)
+        shutil.rmtree(data)
+        data.mkdir()
+        accepted = Holdings(identity="", written_ms=Millis(0), is_accepted=True)
+        write_holdings(SystemFileSystem(), data, accepted)
+        await live_once(server, data, before)
+
+    run(scenario())
 
 
 def test_another_broker_with_our_id_stops_the_start(
@@ -439,15 +605,19 @@ def test_errors_of_the_start_are_metaq_errors() -> None:
 def test_settings_without_effect_are_named_at_start(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A misspelt section, and a filter class that nobody runs, do not pass silently."""
-    text = f"{CONFIG}\n[zookeper]\nx=1\n[topic=filtered]\ngroup.g=com.example.Filter\n"
+    """A foreign section, a filter that nobody runs, a setting that a topic keeps."""
+    text = f"{CONFIG}\n[gregor]\nx=1\n[topic=filtered]\ngroup.g=com.example.Filter\n"
+    text += "deletePolicy=delete,24h\n"
 
     async def scenario() -> None:
-        async with running_broker(data_dir, text=text):
+        overrides = {"deletePolicy": "delete,1h"}
+        async with running_broker(data_dir, overrides, text=text):
             pass
 
     run(scenario())
-    assert "section ignored: section=[zookeper]" in caplog.text
+    assert "section ignored: section=[gregor]" in caplog.text
+    kept = "but [topic=filtered] says deletePolicy=delete,24h"
+    assert f"deletePolicy=delete,1h was set for the broker, {kept}" in caplog.text
     assert "topic=filtered group=g class=com.example.Filter" in caplog.text
 
 

@@ -99,6 +99,21 @@ def test_batches_in_flight_are_answered_once_they_are_stored(data_dir: Path) -> 
     run(data_dir, scenario)
 
 
+def test_a_large_batch_that_comes_twice_at_once_is_stored_once(data_dir: Path) -> None:
+    """Both are checked in steps, in turn; the second one is known when checked."""
+    frame = mput(7, count=30_000, text=b"x" * 100)
+
+    async def scenario(broker, peer) -> None:
+        async with Peer(broker) as other:
+            first, second = await asyncio.gather(peer.ask(frame), other.ask(frame))
+        assert receipts(first) == receipts(second)
+        assert await end_of(peer) == 30_000 * 120
+        assert broker.context.counters.batch_repeated == 1
+        assert broker.context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario)
+
+
 @pytest.mark.parametrize(
     ("frame", "text"),
     [

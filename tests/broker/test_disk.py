@@ -2,17 +2,20 @@
 
 import asyncio
 import errno
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from metaq.broker.health import Alarm, find_problems
 from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
 from metaq.client.ordered import Spooled
 from metaq.errors import ServerError
 from metaq.fs import AppendFile, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
+from metaq.protocol.reply_codes import DAMAGED, split_code
 from metaq.testing.broker import CONFIG, Peer, running_broker
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, Operation
@@ -182,6 +185,15 @@ def test_a_damaged_partition_refuses_and_the_others_serve(tmp_path: Path) -> Non
             assert (await peer.ask(GET)).startswith(b"value 75 2\r\n")
             inside = await peer.ask(b"get test g 0 80 1000 2\r\n")
             assert inside.startswith(b"result 500 ")
+            text, code = split_code(inside.decode())
+            assert code is not None
+            assert (code.word, code.number("from"), code.number("to")) == (
+                DAMAGED,
+                75,
+                100,
+            )
+            assert code.values["file"] == str(segment)
+            assert code.values["why"] in text
             behind = await peer.ask(b"get test g 0 100 1000 2\r\n")
             assert behind.startswith(b"value 150 2\r\n")
             assert broker.control.status().commands.rejections == {"damaged": 1}
@@ -262,7 +274,7 @@ def test_gets_from_a_disk_that_hangs_hold_up_nothing_else(tmp_path: Path) -> Non
     """Others on the loop, and gets of another directory, go on; then they do."""
     text = CONFIG.replace("[topic=meta-test]", "[topic=meta-test]\ndataPath={other}")
     text = text.replace("{other}", str(tmp_path / "other"))
-    disk = HangingDisk(tmp_path / "other")
+    disk = HangingDisk(tmp_path / "other" / "meta-test-0")
 
     async def scenario() -> None:
         async with (
@@ -350,5 +362,121 @@ def test_a_get_of_a_segment_that_is_gone_skips_nothing(
                 assert answer.startswith(b"result 500 ")
                 assert f"open failed: path={first.path} error=ENOENT".encode() in answer
             assert broker.context.counters.get_failed == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_sealed_segment_that_is_cut_fails_its_gets_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_open: bool, is_removed: bool
+) -> None:
+    """The get says what is lost, the connection lives, status and health tell of it."""
+
+    async def scenario() -> None:
+        async with (
+            running_broker(tmp_path, {"maxSegmentSize": "50"}) as broker,
+            Peer(broker) as peer,
+        ):
+            for _ in range(7):
+                assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+            if is_open and not is_removed:
+                answer = await peer.ask(b"get test g 0 50 1000 2\r\n")
+                assert answer.startswith(b"value 50 2\r\n")
+            segment = tmp_path / "test-0" / f"{50:020d}.meta"
+            lost = 50
+            if is_removed:
+                segment.unlink()
+            else:
+                lost = 75
+                with segment.open("r+b") as file:
+                    file.truncate(lost - 50 + 10)
+                answer = await peer.ask(b"get test g 0 50 1000 2\r\n")
+                assert answer.startswith(b"result 500 ")
+                assert b"file ends within the range" in answer
+                answer = await peer.ask(b"get test g 0 50 1000 2\r\n")
+                assert answer.startswith(b"value 25 2\r\n")
+            told = f"offset={lost} next_good_offset=100".encode()
+            for offset in (lost, 99):
+                answer = await peer.ask(b"get test g 0 %d 1000 2\r\n" % offset)
+                assert answer.startswith(b"result 500 ")
+                assert told in answer
+            for offset in (0, 100):
+                answer = await peer.ask(b"get test g 0 %d 1000 2\r\n" % offset)
+                assert answer.startswith(b"value 50 2\r\n")
+            status = broker.control.status()
+            (damage,) = status.logs[0].damage
+            assert damage.encode().endswith(told)
+            assert Alarm.LOG_STOPPED in {each.alarm for each in find_problems(status)}
+            assert caplog.text.count("log stopped: ") == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_file_that_is_cut_behind_its_header_ends_that_connection(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reply cannot be mended; the damage is recorded, and told once."""
+    monkeypatch.setattr("metaq.net.channel.is_cached", lambda *_a, **_k: True)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, {"maxSegmentSize": "50"}) as broker:
+            async with Peer(broker) as peer:
+                for _ in range(5):
+                    await peer.ask(HELLO)
+                await peer.ask(GET)
+                with (tmp_path / "test-0" / f"{0:020d}.meta").open("r+b") as file:
+                    file.truncate(0)
+                assert await peer.ask(GET) == b"value 50 2\r\n"
+                assert peer.is_closed()
+            async with Peer(broker) as peer:
+                answer = await peer.ask(GET)
+                assert b"offset=0 next_good_offset=50" in answer
+            assert caplog.text.count("log stopped: ") == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["spans", "producers"])
+@pytest.mark.parametrize("fate", ["garbage", "directory", "pipe"])
+def test_a_side_file_that_cannot_be_read_is_as_good_as_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, fate: str
+) -> None:
+    """One line tells it; this partition goes on, and so do all others."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+            answer = await peer.ask(HELLO)
+            assert answer.startswith(b"result 200 ")
+
+    asyncio.run(scenario())
+    directory = tmp_path / "test-0"
+    path = directory / (f"{0:020d}.spans" if name == "spans" else name)
+    path.unlink(missing_ok=True)
+    if fate == "garbage":
+        path.write_bytes(b"garbage" * 20)
+    elif fate == "directory":
+        (path / "of somebody").mkdir(parents=True)
+    else:
+        os.mkfifo(path)
+    asyncio.run(scenario())
+    asyncio.run(scenario())
+    assert (directory / f"{0:020d}.meta").stat().st_size == 75
+    if fate == "directory":
+        assert (directory / f"{path.name}.aside" / "of somebody").is_dir()
+        assert caplog.text.count("directory moved aside") == 1
+
+
+def test_a_pipe_in_the_place_of_a_segment_refuses_one_partition(tmp_path: Path) -> None:
+    """The start does not wait for its writer; the others are served."""
+    (tmp_path / "test-0").mkdir()
+    os.mkfifo(tmp_path / "test-0" / f"{0:020d}.meta")
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker, Peer(broker) as peer:
+            answer = await peer.ask(HELLO)
+            assert b"segment is not a file" in answer
+            answer = await peer.ask(HELLO.replace(b"test 0", b"test 1"))
+            assert answer.startswith(b"result 200 ")
 
     asyncio.run(scenario())

@@ -89,6 +89,11 @@ CASES = [
     ),
     (status(reload_error="no such key"), Alarm.RELOAD_REFUSED, "no such key"),
     (
+        status(definition_problems=("topic 't' is odd",)),
+        Alarm.TOPIC_DEFINITION,
+        "topic 't' is odd",
+    ),
+    (
         status(retention=RetentionStatus(last_error="archive failed")),
         Alarm.RETENTION_FAILED,
         "archive failed",
@@ -97,6 +102,11 @@ CASES = [
         status(retention=RetentionStatus(clock_doubt="ahead by 90 s")),
         Alarm.CLOCK_DOUBTED,
         "ahead by 90 s",
+    ),
+    (
+        status(open_transactions=("TX:a:1 is begun and not ended, with 2 puts",)),
+        Alarm.TRANSACTIONS_OPEN,
+        "journal of a Java broker: TX:a:1 is begun and not ended, with 2 puts",
     ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]

@@ -66,6 +66,15 @@ ORDINARY = st.builds(
     payload=st.binary(max_size=40),
     opaque=st.integers(-(2**31), 2**31 - 1),
 )
+EVERY_FORM = st.builds(
+    put,
+    topic=st.sampled_from(["test", "meta-test"]),
+    partition=st.sampled_from([-1, 0, 1]),
+    payload=st.binary(max_size=3),
+    flag=st.sampled_from([0, 1, -7]),
+    checksum=st.sampled_from([None, -1]),
+) | st.sampled_from([b"put test 0 3 0 12\r\nold", b"put meta-test -1 3 5 -7\r\nold"])
+"""What is stored and has a form of its own, mixed."""
 OTHERS = st.sampled_from(
     [
         b"put test 0 3 0 12\r\nold",
@@ -76,15 +85,18 @@ OTHERS = st.sampled_from(
     ]
 )
 ROWS = st.builds(
-    lambda opaques, payload: b"".join(put(payload=payload, opaque=o) for o in opaques),
+    lambda opaques, payload, form: b"".join(
+        put(payload=payload, opaque=o, **form) for o in opaques
+    ),
     st.lists(st.integers(-(2**31), 2**31 - 1), min_size=ROW_MIN, max_size=2 * ROW_MIN),
     st.sampled_from([b"", b"hello", b"\r\nput test 0 5 0 907060870 7\r\nhello"]),
+    st.sampled_from([{}, {"checksum": -1}, {"partition": -1}, {"flag": 3}]),
 )
 """Many puts with one head."""
 
 FRAMES = st.builds(
     lambda frames, last: [*frames, *last],
-    st.lists(ORDINARY | ORDINARY | ODD_PUTS | OTHERS | ROWS, max_size=30),
+    st.lists(ORDINARY | EVERY_FORM | ODD_PUTS | OTHERS | ROWS, max_size=30),
     st.lists(BROKEN, max_size=1),
 )
 
@@ -312,6 +324,75 @@ def test_the_memory_of_heads_is_bounded(tmp_path: Path) -> None:
             replies = await peer.ask(b"".join(put(flag=f) for f in range(count)))
             assert replies.count(b"result 200") == count
             assert 0 < len(peer.session._hot._heads) <= HEADS_MAX
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        put(),
+        put(checksum=-1),
+        put(partition=-1),
+        put(partition=-1, checksum=-1, flag=7),
+        b"put test 0 3 0 12\r\nold",
+        b"put test -1 3 5 12\r\nold",
+        put() + put(topic="meta-test") + put(partition=1) + put(flag=1),
+    ],
+)
+def test_every_form_is_taken_by_the_loop(
+    tmp_path: Path, frame: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One append for each log of a read, and nothing for the general path."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            for topic, partition in (("test", 0), ("test", 1), ("meta-test", 0)):
+                await peer.ask(put(topic, partition))
+            before = {log: log.statistics() for log in broker.context.topics.logs()}
+            monkeypatch.setattr("metaq.broker.dispatch.handle_put", lambda *_a: 1 // 0)
+            count = frame.count(b"put ") * 50
+            assert (await peer.ask(frame * 50)).count(b"result 200") == count
+            appended = 0
+            for log, was in before.items():
+                appended += log.record_count - was.record_count
+                assert log.statistics().append_count - was.append_count <= 2
+            assert appended == count
+
+    asyncio.run(scenario())
+
+
+def test_rows_of_every_form_are_taken_as_rows(tmp_path: Path) -> None:
+    """Without checksum, and to any partition; all of one read go to one."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            for partition in (0, 1):
+                await peer.ask(put(partition=partition))
+            for form in ({"checksum": -1}, {"partition": -1}):
+                hot, taken = peer.session._hot, []
+                read, row = hot._take_row, put(**form) * ROW_MIN
+                hot._take_row = lambda b, read=read, t=taken: t.append(read(b)) or t[-1]
+                for _ in range(2):
+                    assert (await peer.ask(row)).count(b"result 200") == ROW_MIN
+                hot._take_row = read
+                assert sum(taken) == ROW_MIN
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_is_chosen_anew_for_each_read(tmp_path: Path, rng) -> None:
+    """Puts to any partition go to all of them, and to a new one when it has a log."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker, Peer(broker) as peer:
+            broker.context.topics.choose = rng.randrange
+            for _ in range(40):
+                await peer.ask(put(partition=-1) * 3)
+            logs = {log.log_id: log for log in broker.context.topics.logs()}
+            counts = [logs[LogId("test", p)].record_count for p in (0, 1)]
+            assert sum(counts) == 120
+            assert min(counts) > 3
 
     asyncio.run(scenario())
 

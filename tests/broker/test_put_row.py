@@ -53,7 +53,10 @@ ROW = frames([b"hello"] * ROW_MIN, list(range(ROW_MIN)))
         b"x" + ROW,
         ROW.replace(b"put test 0 5", b"put test 1 5"),
         ROW.replace(b" 907060870 9\r", b" 907060871 9\r"),
+        # Without checksum, but one that has it.
         ROW.replace(b" 907060870 9\r", b" -1 9\r"),
+        ROW.replace(b" 907060870 ", b" -1 ").replace(b" -1 9\r", b" 907060870 9\r"),
+        ROW.replace(b" 907060870 ", b" -1 ").replace(b" -1 9\r", b" -2 9\r"),
         ROW.replace(b" 907060870 9\r", b" 0907060870 9\r"),
         ROW.replace(b" 9\r", b" 2147483648\r"),
         ROW.replace(b" 9\r", b" -2147483649\r"),

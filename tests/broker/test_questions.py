@@ -103,6 +103,7 @@ def test_a_question_about_damage_is_refused(data_dir: Path) -> None:
         log.on_damage(Damage(Path("x.meta"), Offset(50), Offset(75), "bad checksum"))
         assert b"result 500 " in await peer.ask(COUNT)
         assert b"partition test-0: bad checksum" in await peer.ask(COUNT)
+        assert b" [damaged from=50 to=75 file=x.meta why=" in await peer.ask(COUNT)
         for offset, end, count in [(0, 50, 2), (75, 100, 1)]:
             question = b"offset test g 0 %d 2 count=%d\r\n" % (offset, end)
             assert await peer.ask(question) == b"result 200 1 2\r\n%d" % count

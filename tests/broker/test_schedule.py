@@ -361,6 +361,9 @@ class StoppedClock:
     def monotonic_s(self) -> float:
         raise AssertionError("schedules follow the wall clock")
 
+    def boot_s(self) -> float:
+        return self.monotonic_s()
+
 
 def ms(text: str) -> int:
     return StoppedClock(utc(text)).wall_ms()

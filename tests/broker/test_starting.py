@@ -131,3 +131,28 @@ def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
         await broker.stop()
 
     run(scenario())
+
+
+def test_open_transactions_of_a_java_broker_are_named_at_the_start(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, in /health, and on the administration socket; nothing is changed."""
+    journal = data_dir / "transactions"
+    journal.mkdir()
+    prepared = bytes.fromhex("00000020 0802 121a 0801 1000 1a14")
+    prepared += b"XID:100:0a0b:0c0d:uq" + bytes.fromhex("1801")
+    (journal / "redo.1").write_bytes(prepared)
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker:
+            health = describe_health(broker.control.status())
+            (problem,) = health["problems"]  # type: ignore[misc, var-annotated]
+            assert (problem["alarm"], health["status"]) == (
+                "transactions_open",
+                "warning",
+            )
+            assert "XID:100:0a0b:0c0d:uq is prepared and not ended" in problem["text"]
+
+    run(scenario())
+    assert "journal of a Java broker: XID:100:0a0b:0c0d:uq is prepared" in caplog.text
+    assert (journal / "redo.1").read_bytes() == prepared

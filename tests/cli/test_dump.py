@@ -1,6 +1,7 @@
 """`metaq dump`: the records of a file, and where they end."""
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,39 @@ def test_from_and_max_choose(tmp_path: Path) -> None:
     assert [line.split("\t")[-1] for line in result.stdout.splitlines()] == [
         "payload", "2", "3",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".arc", ".zip"])
+def test_an_archived_segment_is_read_like_any_other(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention renamed or compressed it; offsets, `--from` and damage stay."""
+    monkeypatch.setattr(inspect_log, "WINDOW_BYTES", 64)
+    bad = bytearray(record(b"bad"))
+    bad[-1] ^= 1
+    records = [record(b"%d" % n) for n in range(8)]
+    path = write(tmp_path, *records, bytes(bad), record(b"after"))
+    archived = path.with_name(path.name + suffix)
+    if suffix == ".arc":
+        path.rename(archived)
+    else:
+        with zipfile.ZipFile(archived, "w", zipfile.ZIP_DEFLATED) as file:
+            file.write(path, path.name)
+    result = run("dump", str(archived), "--from", str(BASE + 5 * 21))
+    assert [line.split("\t")[-1] for line in result.stdout.splitlines()] == [
+        "payload", "5", "6", "7",
+    ]  # fmt: skip
+    assert result.exit_code == 1
+    assert f"damaged record at offset {BASE + 8 * 21}" in result.stderr
+    assert f"next good record is at offset {BASE + 8 * 21 + 23}" in result.stderr
+
+
+def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
+    """The file is named."""
+    path = write(tmp_path, b"no zip").rename(tmp_path / f"{BASE:020d}.meta.zip")
+    result = run("dump", str(path))
+    assert result.exit_code == 1
+    assert f"archive is damaged: File is not a zip file: file={path}" in result.stderr
 
 
 def test_an_offset_outside_the_file_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from metaq.cli.cluster import Target
-from metaq.cli.groups import groups
+from metaq.cli.groups import _group_row, groups
 from metaq.cli.main import main
 from metaq.cli.offsets import (
     WriteOptions,
@@ -20,10 +20,11 @@ from metaq.cli.offsets import (
     reset_offsets,
     show_offsets,
 )
-from metaq.client import Client
+from metaq.client import Client, Lag
+from metaq.client.admin import GroupDescription, PartitionProgress
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
-from metaq.model import Offset
+from metaq.model import BrokerId, Offset, TopicPartition
 from tests.brokers import BROKERS, AnyBroker, broker_of
 
 PATIENCE_S = 30.0
@@ -71,6 +72,49 @@ def test_groups_are_listed_with_their_lag(
     found = {line.split("\t")[0]: line.split("\t") for line in lines}
     count = "3" if broker.has_extensions else "-"
     assert found["listed"][1:] == ["0", "test", "2", "0", count, str(3 * RECORD_BYTES)]
+
+
+def test_lag_is_shown_where_nothing_is_committed(
+    broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of the log, and that it is not committed; a pipe and a machine are told."""
+    reset_offsets(target, "fresh", "test", "earliest", ("0-1",), FORCE)
+    capsys.readouterr()
+    groups(target, "fresh", as_json=True)
+    groups(target, "fresh", as_json=False)
+    shown = capsys.readouterr()
+    found = json.loads(shown.out.splitlines()[0])["partitions"][0]
+    count = 5 if broker.has_extensions else None
+    assert (found["partition"], found["committed"]) == ("0-0", None)
+    assert (found["lag"]["bytes"], found["lag"]["messages"]) == (
+        5 * RECORD_BYTES,
+        count,
+    )
+    line = f"test\t0-0\t-\tuncommitted\t{count or '-'}\t{5 * RECORD_BYTES}\t"
+    assert line in shown.out
+    assert "1 partition without a committed offset" in shown.err
+    groups(target, "", as_json=True)
+    everything = rows(capsys)
+    (listed,) = [one for one in everything if one["group"] == "fresh"]
+    assert sum(one["lag"]["bytes"] for one in listed["partitions"]) == 5 * RECORD_BYTES
+
+
+def test_a_sum_without_what_is_not_known_is_not_shown() -> None:
+    """Unknown is not zero: it would look like all of it."""
+    there, away = (
+        PartitionProgress(
+            TopicPartition("test", BrokerId(0), number),
+            owner=None,
+            is_wanted=False,
+            committed=Offset(0),
+            lag=lag,
+            problem=None if lag else "broker 0 is not registered",
+        )
+        for number, lag in enumerate([Lag(1, 21, 0.0), None])
+    )
+    known = GroupDescription("g", {}, (there,))
+    assert _group_row(known)[-2:] == (1, 21)
+    assert _group_row(GroupDescription("g", {}, (there, away)))[-2:] == (None, None)
 
 
 def test_one_group_is_shown_with_its_members(

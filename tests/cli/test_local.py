@@ -93,6 +93,32 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def listening(pid: int) -> set[str]:
+    """Return the addresses on which a process listens, as the kernel writes them."""
+    held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for name in ("tcp", "tcp6"):
+        lines = Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]
+        for _number, here, _remote, state, *rest in map(str.split, lines):
+            if state == "0A" and f"socket:[{rest[5]}]" in held:
+                found.add(here.split(":")[0])
+    return found
+
+
+def test_it_listens_on_loopback_alone(data_dir: Path) -> None:
+    """Broker, its HTTP port and ZooKeeper: nobody else on the network gets in."""
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
+    with (
+        reserved_port() as port,
+        local(data_dir, "--set", f"httpPort={port}") as broker,
+    ):
+        (java,) = java_of(broker.process.pid)
+        for pid in (broker.process.pid, java):
+            assert listening(pid)
+            assert listening(pid) <= loopback
+        assert broker.end() == (0, b"")
+
+
 def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
     """One line when ready; every byte comes back; a restart has all of it."""
     with local(data_dir, "--topic", "orders=3") as broker:

@@ -55,9 +55,9 @@ def test_the_raw_configuration_is_not_taken_apart(broker: AnyBroker) -> None:
 
 def test_a_broker_that_refuses_is_told_and_fails(java: Any) -> None:
     """Its error names it; the exit code is 1."""
-    # Its id and topics are asked for first.
+    # Its id and topics are asked for first; once more for what is closed.
     run("topics", broker=java)
-    asked_count = java.inner.statistics().commands["stats"]
+    asked_count = java.inner.statistics().commands["stats"] - 1
     java.inner.inject(
         FaultKind.REFUSE, verb="stats", after=asked_count, body=b"not found", count=9
     )
@@ -119,10 +119,25 @@ def test_topics_are_listed_with_their_offsets(java: Any) -> None:
     assert result.exit_code == 0
     address = f"meta://{java.address}"
     assert [line.split("\t") for line in result.stdout.splitlines()] == [
-        ["topic", "partition", "broker", "puts", "gets", "log_start", "log_end"],
-        ["t", "7-0", address, "True", "True", "100", "121"],
-        ["t", "7-1", address, "True", "True", "-", "-"],
-    ]
+        [
+            "topic", "partition", "broker", "puts", "gets", "log_start", "log_end",
+            "closed",
+        ],
+        ["t", "7-0", address, "True", "True", "100", "121", "-"],
+        ["t", "7-1", address, "True", "True", "-", "-", "-"],
+    ]  # fmt: skip
+
+
+def test_closed_partitions_are_shown(broker: AnyBroker) -> None:
+    """A MetaQ 1.4 broker does not tell: that is not known, and not open."""
+    broker.close_partition("t", 1)
+    result = run("topics", "t", "--json", broker=broker)
+    closed = [json.loads(line)["closed"] for line in result.stdout.splitlines()]
+    assert closed == ([False, True] if broker.has_extensions else [None, None])
+    broker.open_partition("t", 1)
+    result = run("topics", "t", "--json", broker=broker)
+    closed = [json.loads(line)["closed"] for line in result.stdout.splitlines()]
+    assert closed == ([False, False] if broker.has_extensions else [None, None])
 
 
 def test_one_topic_can_be_asked_for(broker: AnyBroker) -> None:
@@ -139,6 +154,7 @@ def test_one_topic_can_be_asked_for(broker: AnyBroker) -> None:
 def test_a_topic_that_is_missing_is_not_named_among_the_others() -> None:
     """ZooKeeper keeps the names of topics whose brokers have gone."""
     assert str(nobody_serves("b", {"a", "b", "c"})) == (
-        "no broker serves topic 'b' at the moment; other topics are: a, c"
+        "no broker serves topic 'b' at the moment; 'metaq topics create b' makes it;"
+        " other topics are: a, c"
     )
     assert str(nobody_serves("b", {"b"})).endswith("other topics are: none")

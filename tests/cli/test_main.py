@@ -54,7 +54,14 @@ COMMANDS = {
     "pipeline verify": set(),
     "stats": {"--zookeeper", "--json"},
     "topics": {"--zookeeper", "--json"},
+    "brokers": {"--zookeeper", "--json"},
+    "brokers forget": {"--zookeeper", "--dry-run", "--yes"},
+    "topics create": {"--zookeeper", "--partitions", "--brokers", "--set", "--json"},
+    "topics alter": {"--zookeeper", "--partitions", "--brokers", "--set", "--json"},
+    "topics delete": {"--zookeeper", "--confirm", "--json"},
+    "topics describe": {"--zookeeper", "--json"},
     "verify": {"--json"},
+    "accept-loss": {"--yes"},
     "dump": {"--json"},
     "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},
@@ -68,7 +75,7 @@ def commands(
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
             yield from commands(command, f"{prefix}{name} ")
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             yield prefix + name, command
 
 
@@ -95,7 +102,10 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert len(head.splitlines()) > 4
 
 
-@pytest.mark.parametrize("group", ["", "bench", "offsets", "partitions", "pipeline"])
+@pytest.mark.parametrize(
+    "group",
+    ["", "bench", "brokers", "offsets", "partitions", "pipeline", "topics"],
+)
 def test_lists_of_commands_say_whole_sentences(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +148,12 @@ def test_every_example_can_be_parsed(name: str) -> None:
         ["consume", "t", "--group", "g", "--idle", "nan"],
         ["pipeline", "stats", "t", "--every", "nan"],
         ["partitions", "close", "t", "5-1"],
+        ["topics", "create", "t"],
+        ["topics", "create", "t", "--partitions", "0"],
+        ["topics", "create", "t", "--partitions", "1", "--brokers", "some"],
+        ["topics", "alter", "t", "--set", "nonsense"],
+        ["topics", "delete", "t"],
+        ["topics", "delete", "t", "--confirm", "u"],
         ["produce", "t", "--file", "/nonexistent"],
     ],
 )

@@ -27,6 +27,32 @@ def test_a_pipe_gets_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "name\tcount\tnote\na\t1\t-\nb c\t20\tx\n"
 
 
+HOSTILE = "a\x1b[2J\tb\nc\x9b"
+SHOWN = r"a\x1b[2J\tb\nc\x9b"
+
+
+def test_no_cell_and_no_sentence_speaks_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What does not print is escaped; a sentence may have several lines."""
+    render.print_rows(["name"], [(HOSTILE,)], as_json=False)
+    render.print_aligned({"name": 0}, [HOSTILE])
+    assert capsys.readouterr().out == f"name\n{SHOWN}\n{SHOWN}\n"
+    render.say(HOSTILE)
+    assert capsys.readouterr().err == "metaq: a\\x1b[2J\\tb\nc\\x9b\n"
+
+
+def test_what_does_not_print_is_escaped_in_json_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whoever parses it gets the same text."""
+    render.print_json({"name": HOSTILE + "\U000e0001ä"})
+    line = capsys.readouterr().out
+    assert json.loads(line) == {"name": HOSTILE + "\U000e0001ä"}
+    assert line.rstrip("\n").isprintable()
+    assert "ä" in line
+
+
 def test_machines_get_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Values keep their types."""
     render.print_rows(COLUMNS, ROWS, as_json=True)

@@ -6,14 +6,24 @@ import enum
 import selectors
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from metaq.client.connection import PutListener
 from metaq.client.errors import ConnectionLostError
+from metaq.client.hot_replies import Receipts
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
-from metaq.errors import ClosedError, MetaqError, NoBrokerError, RequestTimeoutError
+from metaq.client.replies import parse_receipt
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    RequestTimeoutError,
+)
 from metaq.model import BrokerId, Millis, TopicPartition
 from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
@@ -58,6 +68,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.jumping.now_s
 
     def monotonic_s(self) -> float:
+        return self.jumping.now_s
+
+    def boot_s(self) -> float:
         return self.jumping.now_s
 
     def wall_ms(self) -> Millis:
@@ -202,6 +215,41 @@ class StandInConnection:
         self._under_way.append(command)
         self._loop.call_later(self.broker.delay_s, self._arrive)
 
+    def close_for(self, _error: RemoteProtocolError) -> None:
+        self.cut()
+
+    def next_opaques(self, count: int) -> range:
+        first = self._opaque + 1
+        self._opaque += count
+        return range(first, first + count)
+
+    def submit_puts(
+        self, frames: bytes, opaques: range, listener: PutListener, *, deadline_s: float
+    ) -> None:
+        start = 0
+        for opaque, size in zip(opaques, listener.sizes(), strict=True):
+            self.submit(
+                frames[start : start + size],
+                opaque,
+                partial(self._tell, listener, opaque),
+                deadline_s=deadline_s,
+            )
+            start += size
+        assert start == len(frames)
+
+    def _tell(
+        self, listener: PutListener, opaque: int, outcome: Reply | MetaqError
+    ) -> None:
+        try:
+            if isinstance(outcome, MetaqError):
+                raise outcome
+            receipt = parse_receipt(outcome)
+        except MetaqError:
+            listener.on_outcome([opaque], outcome)
+        else:
+            numbers = [receipt.id], [receipt.partition], [receipt.offset]
+            listener.on_receipts(Receipts([opaque], *numbers))
+
     def cut(self) -> None:
         self.is_open = False
         self.broker.connection = None
@@ -291,7 +339,10 @@ class FixedMetadata:
         for listener in list(self.listeners):
             listener(self.snapshot)
 
-    async def topic(self, name: str, *, deadline_s: float) -> ClusterSnapshot:
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
+        assert takes_puts
         loop = asyncio.get_running_loop()
         while name != self.topic_name or not self.snapshot.put_partitions(name):
             if loop.time() >= deadline_s:

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.accumulator import Accumulator
+from metaq.client.accumulator import RESERVE_COUNT, Accumulator
 from metaq.client.batches import Batch, Outcome, SendResult
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
-from metaq.client.room import RESERVE_COUNT
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
@@ -135,7 +134,7 @@ def test_room_is_never_lost_nor_given_twice(
                 taken.append(batch)
         for batch in taken:
             box.resolve(batch)
-        assert (accumulator._room.free_bytes, accumulator._room.free_count) == (
+        assert (accumulator._memory.free_bytes, accumulator._memory.free_count) == (
             bytes_max,
             count_max,
         )
@@ -202,6 +201,31 @@ def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
         box.accumulator.append("test", b"new")
         late = box.accumulator.take_late(box.lane, start_s + 5.5)
         assert [b.payloads for b in late] == [[b"old", b"same"], [b"new"]]
+
+    run_virtual(main())
+
+
+def test_what_is_due_is_old_or_past_its_deadline_and_unanswered() -> None:
+    """Each batch comes once when it is old, and again and again when it is late."""
+
+    async def main() -> None:
+        box = Box(timeout_s=5.0)
+        accumulator = box.accumulator
+        start_s = SystemClock().monotonic_s()
+        accumulator.append("test", b"slow")
+        slow = box.take()
+        accumulator.append("test", b"quick", timeout_s=0.1)
+        quick = box.take()
+        assert accumulator.take_due(start_s, 1.0) == []
+        box.resolve(quick)
+        assert accumulator.take_due(start_s + 2.0, 1.0) == [(slow, box.lane)]
+        assert accumulator.take_due(start_s + 4.0, 1.0) == []
+        for seconds in (6.0, 7.0):
+            due = accumulator.take_due(start_s + seconds, 1.0)
+            assert due == [(slow, box.lane)]
+        assert accumulator.take_due(start_s + 7.5, 1.0) == []
+        box.resolve(slow)
+        assert accumulator.take_due(start_s + 9.0, 1.0) == []
 
     run_virtual(main())
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from metaq.client import AsyncClient, Client
+from metaq.client import AsyncClient, Client, Lag
 from metaq.client.admin import (
     GroupDescription,
     OffsetChange,
@@ -108,7 +108,24 @@ def test_a_group_is_described(broker: AnyBroker) -> None:
     else:
         assert (first.lag.messages, first.lag.seconds) == (None, None)
     assert (second.partition, second.owner, second.is_wanted) == (SECOND, None, True)
-    assert (second.committed, second.lag, second.problem) == (None, None, None)
+    # Nothing is committed, and nothing was put: that is known.
+    nothing = Lag(messages=0, bytes=0, seconds=0.0)
+    assert (second.committed, second.lag, second.problem) == (None, nothing, None)
+
+
+def test_members_may_write_anything(broker: AnyBroker) -> None:
+    """A topic that cannot be hides nothing; names are escaped in errors."""
+    path = "/meta/consumers/g/ids/g_\u202ebad"
+    broker.zookeeper.put(path, b"test,a/b,x\x1b[2J", session_id=99)
+
+    async def work(context: ClientContext, deadline_s: float) -> GroupDescription:
+        with pytest.raises(GroupInUseError, match=r"\(g_\\u202ebad\)"):
+            await require_idle(context, "g", ["test"], deadline_s=deadline_s)
+        return await describe_group(context, "g", deadline_s=deadline_s)
+
+    found = with_context(broker, work)
+    assert {each.partition.topic for each in found.partitions} == {"test"}
+    assert found.members == {"g_\u202ebad": ("test", "a/b", "x\x1b[2J")}
 
 
 def test_a_broker_that_is_gone_costs_its_lag_alone(broker: AnyBroker) -> None:

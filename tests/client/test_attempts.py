@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.attempts import Span, Verdict, final_error, on_failure, plan_spans
+from metaq.client.attempts import (
+    PUTS_BYTES_MAX,
+    PUTS_MAX,
+    Span,
+    Verdict,
+    final_error,
+    on_failure,
+    plan_spans,
+)
 from metaq.client.errors import (
     ConnectionLostError,
     NotSentError,
@@ -170,9 +178,20 @@ def test_spans_keep_order_and_what_was_announced(
             assert count == count_max or (bytes_max is not None and larger > bytes_max)
 
 
-def test_without_mput_each_message_is_a_put() -> None:
-    """A MetaQ 1.4 broker announces nothing."""
-    assert plan_spans([0, 21, 42, 63], 1, 3, Capabilities("1.4")) == [
-        Span(1, 2, is_mput=False),
-        Span(2, 3, is_mput=False),
+def test_without_mput_single_puts_leave_in_runs() -> None:
+    """A MetaQ 1.4 broker announces nothing; a large message leaves alone."""
+    java = Capabilities("1.4")
+    large = PUTS_BYTES_MAX + 1
+    ends = [0, 21, 42, 63, 63 + large, 84 + large]
+    assert plan_spans(ends, 1, 5, java) == [
+        Span(1, 3, is_mput=False),
+        Span(3, 4, is_mput=False),
+        Span(4, 5, is_mput=False),
     ]
+    assert plan_spans(ends, 0, 2, java, 1) == [
+        Span(0, 1, is_mput=False),
+        Span(1, 2, is_mput=False),
+    ]
+    many = range(0, 21 * PUTS_MAX + 22, 21)
+    spans = plan_spans(many, 0, PUTS_MAX + 1, java)
+    assert [span.end - span.first for span in spans] == [PUTS_MAX, 1]

@@ -105,9 +105,9 @@ def test_finding_the_topic_takes_from_the_time_of_the_first_messages(
         limits_s.append(limit_s)
         return await work
 
-    async def topic(self: AddressMetadata, name: str, *, deadline_s: float) -> Any:
+    async def topic(self: AddressMetadata, name: str, **named: Any) -> Any:
         await asyncio.sleep(0.1)
-        return await find(self, name, deadline_s=deadline_s)
+        return await find(self, name, **named)
 
     monkeypatch.setattr(browse, "within", within)
     monkeypatch.setattr(AddressMetadata, "topic", topic)

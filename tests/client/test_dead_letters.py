@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from metaq.client.dead_letters import (
     ERROR_CHARS_MAX,
     TEXT_CHARS_MAX,
+    TRACEBACK_CHARS_MAX,
     Origin,
     encode_origin,
     origin_of,
@@ -96,3 +97,34 @@ def test_other_messages_are_no_dead_letters(attribute: str | None) -> None:
 def test_fields_that_nobody_knows_are_ignored() -> None:
     fields = json.loads(encode_origin(origin())) | {"later": 1}
     assert read_origin(message(json.dumps(fields))) == origin()
+
+
+def raised(depth: int) -> Exception:
+    try:
+        if depth:
+            raise raised(depth - 1) from None
+        raise ValueError("no number")
+    except ValueError as error:
+        return error
+
+
+def test_it_has_the_traceback_of_the_last_error() -> None:
+    made = origin_of(
+        message(None), group="g", error=raised(0), attempts=1, at_ms=Millis(0)
+    )
+    assert made.traceback.startswith("Traceback (most recent call last):\n")
+    assert __file__ in made.traceback
+    assert made.traceback.endswith("ValueError: no number\n")
+    assert read_origin(message(encode_origin(made))) == made
+
+
+def test_of_a_long_traceback_the_end_is_kept() -> None:
+    error = raised(0)
+    error.args = ("x" * 9000 + "end",)
+    made = origin_of(message(None), group="g", error=error, attempts=1, at_ms=Millis(0))
+    assert len(made.traceback) == TRACEBACK_CHARS_MAX
+    assert made.traceback.endswith("xend\n")
+
+
+def test_dead_letters_of_before_have_no_traceback() -> None:
+    assert read_origin(message(without("traceback"))) == origin()

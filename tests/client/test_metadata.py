@@ -412,6 +412,71 @@ def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
     with_zookeeper(scenario)
 
 
+def put_topic(server: MemoryZooKeeper, name: str, role: str) -> None:
+    """Register a broker and its topic; a follower for gets alone."""
+    broker_id, _, copy = role.partition("-")
+    node = "master" if copy == "m" else f"slave{copy[1:]}"
+    server.put(f"/meta/brokers/ids/{broker_id}/{node}", b"meta://h:1")
+    for kind in ("pub", "sub") if copy == "m" else ("sub",):
+        text = f'{{"numParts":2,"broker":"{role}"}}'
+        server.put(f"/meta/brokers/topics-{kind}/{name}/{role}", text.encode())
+
+
+def test_a_topic_of_a_follower_alone_takes_no_puts_and_is_waited_for() -> None:
+    """Until its leader comes, or to the deadline."""
+
+    async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
+        put_topic(server, "t", "0-s1")
+        await metadata.topic("t", deadline_s=soon())
+        wanted = r"no broker takes puts to topic 't' \(waited .*\); ids of .*: 0$"
+        with pytest.raises(NoBrokerError, match=wanted):
+            await metadata.topic("t", deadline_s=soon(0.05), takes_puts=True)
+        waiting = asyncio.ensure_future(
+            metadata.topic("t", deadline_s=soon(), takes_puts=True)
+        )
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        put_topic(server, "t", "0-m")
+        assert partitions(await waiting, "t") == ["t/0-0", "t/0-1"]
+
+    with_zookeeper(scenario)
+
+
+def test_a_send_to_a_topic_of_a_follower_alone_takes_its_time() -> None:
+    """It fails as one without any broker does, and not at once."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        put_topic(server, "t", "0-s1")
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            producer = client.producer()
+            with pytest.raises(
+                NoBrokerError, match=r"takes puts to topic 't' \(waited"
+            ):
+                await producer.send("t", b"x", timeout=0.2)
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
+    """A typing mistake is seen, and a new topic can be made."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        for name in ("orders", "payments"):
+            put_topic(server, name, "0-m")
+        async with AsyncClient(coordinator=server.coordinator) as client:
+            for topic, wanted in (
+                ("oders", "did you mean orders? 'metaq topics create oders' makes it"),
+                ("xyz", "are there: 0; 'metaq topics create xyz' makes it"),
+            ):
+                with pytest.raises(NoBrokerError) as missing:
+                    await client.producer().send(topic, b"x", timeout=0.2)
+                assert str(missing.value).endswith(wanted)
+
+    asyncio.run(scenario())
+
+
 def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
     """Whether the topic is served, nobody has said."""
 

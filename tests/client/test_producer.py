@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 
-from metaq.client.batches import SendFuture, SendResult
+from metaq.client.accumulator import Accumulator
+from metaq.client.batches import Batch, SendFuture, SendResult
 from metaq.client.errors import (
     BufferFullError,
     NotSentError,
     OutcomeUnknownError,
 )
+from metaq.client.lanes import Lane
 from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.errors import (
@@ -19,6 +21,7 @@ from metaq.errors import (
     RequestTimeoutError,
     ServerError,
 )
+from metaq.model import TopicPartition
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.version import Capabilities
 from tests.client.producing import (
@@ -117,6 +120,33 @@ def test_a_lingering_batch_waits_for_company_or_until_it_is_full() -> None:
 
 
 # -- partitions -----------------------------------------------------------------------
+
+
+def test_what_waits_costs_nothing_for_the_partitions_that_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While one message waits for its answer nothing goes through the others' lanes."""
+    looks: list[TopicPartition] = []
+    take_late = Accumulator.take_late
+
+    def look(self: Accumulator, lane: Lane, now_s: float) -> list[Batch]:
+        looks.append(lane.partition)
+        return take_late(self, lane, now_s)
+
+    monkeypatch.setattr(Accumulator, "take_late", look)
+
+    async def main() -> None:
+        broker = StandInBroker()
+        async with producing(broker, partitions=100, retry_unknown=False) as world:
+            for n in range(100):
+                await world.producer.send("test", b"x", partition=f"0-{n}")
+            broker.acts.append(Act.SWALLOW)
+            with pytest.raises(OutcomeUnknownError):
+                await world.producer.send("test", b"x", partition="0-7", timeout=20.0)
+
+    run_virtual(main())
+    assert set(looks) == {at(7)}
+    assert len(looks) <= 5
 
 
 def test_messages_without_a_key_go_round() -> None:

@@ -2,16 +2,26 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metaq.client import progress
+from metaq.client.errors import ConnectionLostError
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
-from metaq.client.progress import Watchdog
-from metaq.errors import MetaqError, NoBrokerError
+from metaq.client.progress import Sight, Standing, Watchdog, may_be_stuck
+from metaq.errors import (
+    ForbiddenError,
+    MetaqError,
+    NoBrokerError,
+    ServerError,
+    UnavailableError,
+)
 from metaq.model import Message, MessageId, Offset
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
@@ -36,7 +46,7 @@ class Bench:
         )
         self.feed.add(ZERO, BEGIN)
         self.ends: Any = (Offset(0), Offset(100))
-        self.failures = 0
+        self.standing: Standing | None = Standing(Offset(0), None)
         self.while_asked: Callable[[], None] = lambda: None
         self.questions = 0
         context: Any = SimpleNamespace(clock=self.clock)
@@ -45,7 +55,7 @@ class Bench:
             self.feed,
             group="g",
             bound_s=BOUND_S,
-            failures_of=lambda _partition: self.failures,
+            standing_of=lambda _partition: self.standing,
             on_stuck=lambda _error: None,
         )
         self.feed._waiting_count = 1
@@ -94,7 +104,8 @@ def test_the_error_names_place_bound_and_log_end(bench: Bench) -> None:
     error = bench.look()
     assert str(error) == (
         "test/0-0: no progress for 60 s (bound 60 s) at offset 0, although the log"
-        " goes on to 100 and a reader waits"
+        " goes on to 100 and a reader waits; the last answer to a get was that nothing"
+        " is there"
     )
 
 
@@ -162,14 +173,111 @@ def test_a_batch_in_hand_is_no_alarm(bench: Bench) -> None:
     assert bench.looks_until_alarm() is None
 
 
-def test_gets_that_fail_are_no_alarm_while_they_do(bench: Bench) -> None:
-    """Their reason is known and told by `health`; the broker may take them again."""
-    for _ in range(20):
-        bench.failures += 1
-        assert bench.look() is None
+@pytest.mark.parametrize(
+    "error", [ServerError("no"), UnavailableError("no"), ConnectionLostError("cut")]
+)
+def test_gets_that_fail_again_and_again_are_no_progress(
+    bench: Bench, error: MetaqError
+) -> None:
+    """Whatever they fail with: the broker says that there is data, and none comes."""
+    bench.standing = Standing(Offset(0), error)
     count = bench.looks_until_alarm()
     assert count is not None
-    assert count >= 4
+    assert BOUND_S <= count * BOUND_S / 4 <= 1.5 * BOUND_S
+
+
+def test_the_error_tells_the_last_answer_of_the_broker(bench: Bench) -> None:
+    bench.standing = Standing(Offset(0), ServerError("the disk cannot read it"))
+    for _ in range(4):
+        assert bench.look() is None
+    assert str(bench.look()).endswith("; the last get failed: the disk cannot read it")
+
+
+def test_a_partition_that_an_operator_closed_is_no_alarm(bench: Bench) -> None:
+    bench.standing = Standing(Offset(0), ForbiddenError("closed"))
+    assert bench.looks_until_alarm() is None
+
+
+def test_a_broker_that_refuses_to_say_where_its_log_ends_has_said_it_before(
+    bench: Bench,
+) -> None:
+    """It is there; one that never said so has no data that anybody knows of."""
+    bench.ends = ServerError("no")
+    assert bench.looks_until_alarm() is None
+    bench.ends = (Offset(0), Offset(100))
+    assert bench.look() is None
+    bench.ends = ServerError("no")
+    assert bench.looks_until_alarm() is not None
+
+
+def test_a_partition_is_stuck_beside_one_that_flows(bench: Bench) -> None:
+    """The only worker is never free when the watchdog looks."""
+    bench.feed.add(ONE, BEGIN)
+    bench.feed._waiting_count = 0
+    found = []
+    for _ in range(6):
+        bench.feed.put(Batch(ONE, [message(0)._replace(partition=ONE)], Offset(20), 20))
+        batch = bench.feed.take_nowait()
+        assert batch is not None
+        found.append(bench.look())
+        batch.handed = 1
+        batch.confirm()
+        bench.feed.done(batch)
+    assert any(str(one).startswith("test/0-0: no progress") for one in found)
+
+
+def test_a_part_of_a_large_message_is_progress(bench: Bench) -> None:
+    for count in range(20):
+        bench.standing = Standing(Offset(count), None)
+        assert bench.look() is None
+
+
+QUIET = Sight(
+    progress_s=0.0,
+    standing=Standing(Offset(0), None),
+    is_in_hand=False,
+    is_buffered=False,
+    has_room=True,
+    has_waiters=True,
+    is_wanted=True,
+)
+REFUSED = Standing(Offset(0), ServerError("no"))
+CLOSED = Standing(Offset(0), ForbiddenError("closed"))
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({}, True),
+        ({"standing": REFUSED}, True),
+        ({"standing": CLOSED}, False),
+        ({"is_in_hand": True}, False),
+        ({"is_in_hand": True, "standing": REFUSED}, False),
+        ({"is_buffered": True}, True),
+        ({"is_buffered": True, "has_waiters": False}, False),
+        ({"has_waiters": False}, True),
+        ({"has_waiters": False, "has_room": False}, False),
+        ({"has_waiters": False, "is_wanted": False}, False),
+    ],
+)
+def test_what_stands_still_and_should_not(change: dict[str, Any], wanted: bool) -> None:
+    """The whole decision, a row each."""
+    assert may_be_stuck(replace(QUIET, **change)) is wanted
+
+
+@given(
+    standing=st.sampled_from([QUIET.standing, REFUSED]),
+    has_room=st.booleans(),
+    is_buffered=st.booleans(),
+)
+def test_a_worker_that_waits_with_nothing_in_hand_is_never_overlooked(
+    standing: Standing, has_room: bool, is_buffered: bool
+) -> None:
+    """Refusals and full buffers are no excuse."""
+    sight = replace(
+        QUIET, standing=standing, has_room=has_room, is_buffered=is_buffered
+    )
+    assert may_be_stuck(sight)
 
 
 def test_progress_clears_the_suspicion(bench: Bench) -> None:

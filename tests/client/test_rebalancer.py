@@ -12,8 +12,10 @@ from metaq.errors import ClosedError, SessionLostError
 from metaq.zk.session import SessionEvent, SessionState
 from tests.client.group_members import (
     CLOCK,
+    GROUP,
     ID,
     OPTIONS,
+    PATHS,
     Group,
     Member,
     owner_path,
@@ -26,6 +28,41 @@ from tests.client.group_members import (
     until,
 )
 from tests.zk.virtual import run_virtually
+
+# -- what others do to the group -------------------------------------------------------
+
+
+def test_a_thousand_members_that_take_nothing_are_named() -> None:
+    """They get a share each, nobody reads it, and nothing else would say so."""
+
+    async def scenario(group: Group, one: Member) -> None:
+        assert one.source.problems() == []
+        for number in range(1000):
+            path = PATHS.member(GROUP, f"a\u202e{number:03d}")
+            group.server.put(path, b"t", session_id=99)
+        await until(lambda: not one.reading)
+        assert one.source.problems() == []
+        await asyncio.sleep(60)
+        (problem,) = one.source.problems()
+        assert problem.startswith("3 partitions without an owner for 60 s (t/0-0, ")
+        assert "the 1001 members of the group (a\\u202e000, a\\u202e001," in problem
+        assert "and 996 more) have a share each" in problem
+        group.server.reap(99)
+        await until(lambda: one.reading == parts(0, 1, 2))
+        assert one.source.problems() == []
+
+    run_group(scenario, 3)
+
+
+def test_partitions_that_members_hand_over_are_no_problem() -> None:
+    """What has an owner now and then is on its way."""
+
+    async def scenario(_group: Group, one: Member) -> None:
+        await asyncio.sleep(600)
+        assert one.source.problems() == []
+
+    run_group(scenario, 3)
+
 
 # -- joining and leaving --------------------------------------------------------------
 

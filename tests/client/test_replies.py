@@ -4,17 +4,28 @@ import pytest
 
 from metaq.client.errors import UnexpectedReplyError
 from metaq.client.replies import (
+    Damaged,
     Fetched,
     MovedTo,
     NothingThere,
+    PutReceipt,
+    damage_error,
     parse_boundaries,
     parse_count,
     parse_get,
+    parse_offset,
     parse_receipt,
+    require_ok,
 )
-from metaq.errors import ForbiddenError, ServerError
-from metaq.model import Offset
+from metaq.errors import (
+    ForbiddenError,
+    MetaqError,
+    RemoteProtocolError,
+    ServerError,
+)
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.protocol.commands import Reply, Result, Value
+from metaq.protocol.reply_codes import DAMAGED, with_code
 
 
 def ok(body: str) -> Result:
@@ -71,7 +82,7 @@ def test_a_refusal_is_the_error_of_its_status(parse) -> None:
 )
 def test_answers_to_a_get(reply: Reply, outcome: object) -> None:
     """The answers that a reader goes on with are values."""
-    assert parse_get(reply) == outcome
+    assert parse_get(reply, Offset(0)) == outcome
 
 
 @pytest.mark.parametrize(
@@ -87,7 +98,7 @@ def test_answers_to_a_get(reply: Reply, outcome: object) -> None:
 def test_refusals_of_a_get(reply: Reply, error: type[Exception], text: str) -> None:
     """Every other answer is an error that carries the broker's text."""
     with pytest.raises(error, match=text):
-        parse_get(reply)
+        parse_get(reply, Offset(0))
 
 
 @pytest.mark.parametrize(
@@ -97,3 +108,109 @@ def test_a_200_that_is_no_receipt_is_not_believed(reply: Reply) -> None:
     """A put counts as stored only with id, partition and offset."""
     with pytest.raises(UnexpectedReplyError):
         parse_receipt(reply)
+
+
+@pytest.mark.parametrize("status", [403, 404, 500, 599])
+def test_control_characters_of_a_refusal_are_escaped(status: int) -> None:
+    """A broker can neither write lines into a log nor speak to a terminal."""
+    body = "no\nERROR fake \x1b[31mline \x9b \u202e 拒绝".encode()
+    with pytest.raises(MetaqError) as caught:
+        require_ok(Result(status, body, 1))
+    assert str(caught.value).endswith(r"no\nERROR fake \x1b[31mline \x9b \u202e 拒绝")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "1 4 0",  # another partition
+        "1 3 -1",
+        f"1 3 {2**63}",
+        f"{2**63} 3 0",
+        "1 -3 0",
+        "1 3 1_0",
+        "1 3 +1",
+        "1 3 \u0663",
+        "1 3 0 ",
+    ],
+)
+def test_a_receipt_of_another_partition_or_of_no_offset_breaks_the_rules(
+    body: str,
+) -> None:
+    """The put went to partition 3; nothing of the receipt is used."""
+    with pytest.raises(RemoteProtocolError, match="put: expected 'id 3 offset', got"):
+        parse_receipt(ok(body), 3)
+
+
+def test_a_receipt_names_the_partition_that_the_broker_chose() -> None:
+    """Only a put that leaves the choice to the broker may lie anywhere."""
+    assert parse_receipt(ok("-5 4 7")) == PutReceipt(MessageId(-5), 4, Offset(7))
+    with pytest.raises(RemoteProtocolError):
+        parse_receipt(ok(f"1 {2**31} 0"))
+
+
+@pytest.mark.parametrize(
+    "body", ["-1", str(2**63), "", "1 2", "1e3", "\u0663", "9" * 99]
+)
+def test_an_offset_that_cannot_be_breaks_the_rules(body: str) -> None:
+    """Of an offset query, and of a get that is sent elsewhere."""
+    with pytest.raises(RemoteProtocolError, match="expected an offset, got"):
+        parse_offset(ok(body))
+    with pytest.raises(RemoteProtocolError, match="expected an offset, got"):
+        parse_get(Result(301, body.encode(), 1), Offset(0))
+
+
+def test_boundaries_beyond_64_bits_break_the_rules() -> None:
+    """They would be offsets."""
+    with pytest.raises(RemoteProtocolError):
+        parse_boundaries(ok(f"1 {2**63}"))
+
+
+def refusal(start: object, end: object, **values: object) -> Result:
+    code = with_code("no", DAMAGED, {"from": start, "to": end, **values})
+    return Result(500, code.encode(), 1)
+
+
+def test_damage_that_a_broker_names_is_a_value() -> None:
+    """A file may have any name; the text for people means nothing."""
+    reply = refusal(40, 60, file="/a b]/\x1b[0m", why="too short: 5, not 9")
+    assert parse_get(reply, Offset(40)) == Damaged(
+        Offset(40), Offset(60), r"/a b]/\x1b[0m", "too short: 5, not 9"
+    )
+    assert parse_get(refusal(40, 60), Offset(59)) == Damaged(
+        Offset(40), Offset(60), None, "no"
+    )
+
+
+def test_damage_may_have_nothing_behind_it() -> None:
+    """Then a reader stops, or waits; there is nowhere to go on."""
+    found = parse_get(refusal(40, None), Offset(50))
+    assert isinstance(found, Damaged)
+    assert found.end is None
+    error = damage_error(TopicPartition("test", BrokerId(0), 0), Offset(50), found)
+    assert error.next_good_offset is None
+    assert "nothing behind it" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"),
+    [
+        (40, 40),
+        (60, 40),
+        (-1, 60),
+        (0, 2**63),
+        ("x", 60),
+        (0, 50),
+        (51, 60),
+        (51, None),
+    ],
+)
+def test_damage_that_cannot_be_breaks_the_rules(start: object, end: object) -> None:
+    """Or that is somewhere else: the get was at 50."""
+    with pytest.raises(RemoteProtocolError):
+        parse_get(refusal(start, end), Offset(50))
+
+
+def test_a_code_that_is_not_known_means_nothing() -> None:
+    """A later broker may have others; the text is shown without it."""
+    with pytest.raises(ServerError, match=r"^no$"):
+        parse_get(Result(500, b"no [shiny a=1]", 1), Offset(0))

@@ -386,7 +386,7 @@ def test_a_disk_that_hangs_is_closed_behind_our_back(
     [
         ("a b", b"x", {}, "LocalProtocolError"),
         ("test", 5, {}, "TypeError"),
-        ("test", b"x", {"attribute": 5}, "AttributeError"),
+        ("test", b"x", {"attribute": 5}, "TypeError"),
     ],
 )
 def test_what_can_never_be_sent_is_refused_at_once_in_both_worlds(

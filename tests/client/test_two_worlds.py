@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from metaq.client import (
+    Admin,
+    AsyncAdmin,
     AsyncClient,
     AsyncConsumer,
     AsyncOrderedProducer,
@@ -22,6 +24,7 @@ TWINS: list[tuple[type[Any], type[Any]]] = [
     (Producer, AsyncProducer),
     (Consumer, AsyncConsumer),
     (OrderedProducer, AsyncOrderedProducer),
+    (Admin, AsyncAdmin),
 ]
 
 UNBOUNDED = {
@@ -29,6 +32,7 @@ UNBOUNDED = {
     "Client.producer": "makes an object",
     "Client.ordered_producer": "makes an object",
     "Client.consumer": "makes an object",
+    "Client.admin": "makes an object",
     "Client.statistics": "asks nobody",
     "Client.__enter__": "is start",
     "Client.__exit__": "is close, by close_timeout_s and the options of each",

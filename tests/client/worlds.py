@@ -102,6 +102,9 @@ class AsyncWorld:
     def producer(self, **options: Any) -> AsyncWorldPart:
         return AsyncWorldPart(self._call(self.twin.producer, **options), self._run)
 
+    def admin(self) -> AsyncWorldPart:
+        return AsyncWorldPart(self._call(self.twin.admin), self._run)
+
     def ordered_producer(self, *args: Any, **options: Any) -> AsyncWorldPart:
         made = self._call(self.twin.ordered_producer, *args, **options)
         return AsyncWorldPart(made, self._run)

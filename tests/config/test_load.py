@@ -416,7 +416,7 @@ def test_overrides_win_over_the_file() -> None:
     assert config.topic("new").stat
     assert config.topic("plain").partition_count == 3
     assert not config.topic("a:b").accept_publish
-    assert config.data == SMALLEST.encode()
+    assert parse_config(config.data, config.path).topics == config.topics
 
 
 @pytest.mark.parametrize(
@@ -495,3 +495,59 @@ def test_any_value_is_taken_or_a_config_error(key: str, value: str) -> None:
     """No value of any key raises anything else."""
     with contextlib.suppress(ConfigError):
         parse(SMALLEST, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("section", "meant"),
+    [
+        ("topik=orders", "topic=orders"),
+        ("topics=orders", "topic=orders"),
+        ("Topic=orders", "topic=orders"),
+        ("topic = orders", "topic=orders"),
+        ("topic", "topic=NAME"),
+        ("zookeper", "zookeeper"),
+        ("ZooKeeper", "zookeeper"),
+        ("sytsem", "system"),
+        ("metq", "metaq"),
+    ],
+)
+def test_a_misspelt_section_is_refused(section: str, meant: str) -> None:
+    """Else all that it says would be lost."""
+    with pytest.raises(ConfigError) as refused:
+        parse(f"{SMALLEST}\n[{section}]\nnumPartitions=3\n")
+    assert str(refused.value) == (
+        f"conf/server.ini: Invalid config section:[{section}],do you mean '[{meant}]'?"
+    )
+
+
+@pytest.mark.parametrize("section", ["slave", "gregor", "notify=a", "kafka.topics"])
+def test_a_foreign_section_is_ignored(section: str) -> None:
+    """As MetaQ does; the start warns of it."""
+    config = parse(f"{SMALLEST}\n[{section}]\nanything=3\n")
+    assert config.ignored_sections == (section,)
+
+
+def test_an_override_that_a_topic_does_not_get_is_told() -> None:
+    """Its own section wins, unless the override names the topic."""
+    text = SMALLEST.replace("[topic=", "[topic=kept]\ndeletePolicy=delete,24h\n[topic=")
+    config = parse(text, deletePolicy="delete,1h", brokerId="4")
+    assert config.shadowed == (
+        (
+            "deletePolicy=delete,1h was set for the broker, but [topic=kept] says"
+            " deletePolicy=delete,24h"
+        ),
+    )
+    both = {"deletePolicy": "delete,1h", "kept:deletePolicy": "delete,1h"}
+    assert parse(text, **both).shadowed == ()
+    assert parse(text).shadowed == ()
+
+
+def test_checksum_and_text_are_those_of_what_is_in_effect() -> None:
+    """The file's own bytes without overrides; else a text that says the same again."""
+    plain = parse(SMALLEST)
+    assert (plain.data, plain.checksum) == (SMALLEST.encode(), zlib.crc32(plain.data))
+    config = parse(SMALLEST, **{"serverPort": "9000", "more:numPartitions": "3"})
+    assert config.checksum == zlib.crc32(config.data) != plain.checksum
+    again = parse_config(config.data, config.path)
+    assert (again.system, again.topics) == (config.system, config.topics)
+    assert again.checksum == config.checksum

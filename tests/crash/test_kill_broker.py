@@ -14,8 +14,9 @@ from tests.crash.accounts import (
     read_log,
     seed_from_environment,
 )
+from tests.sampling import IS_WHOLE
 
-ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,8 +13,9 @@ import pytest
 from metaq.record.layout import HEADER
 from metaq.testing.process import BrokerProcess
 from tests.crash.accounts import REPLY, read_log, seed_from_environment
+from tests.sampling import IS_WHOLE
 
-ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))
 IN_FLIGHT = 5
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(900)]

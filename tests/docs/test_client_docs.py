@@ -25,6 +25,8 @@ from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 SESSION_TIMEOUT_MS = 4000
 TEXT = PAGE.read_text()
 REDIS_IDS = "redis_ids.py"
+MAKE_TOPIC = "make_topic.py"
+"""Needs brokers of this package."""
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 
 
@@ -60,7 +62,7 @@ def test_keywords_have_the_fields_and_types_of_their_options(
 
 def test_every_block_of_python_has_a_name() -> None:
     """One without would not be run."""
-    assert TEXT.count("```python") == len(FILES) == 6
+    assert TEXT.count("```python") == len(FILES) == 7
 
 
 class Redis:
@@ -161,6 +163,8 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> N
     for name, text in {**FILES, **README}.items():
         if name == REDIS_IDS:
             continue  # a class, run below
+        if name == MAKE_TOPIC and cluster.endswith("/metaq-1-4"):
+            continue
         assert text.count('"127.0.0.1:2181"') == 1, name
         script = tmp_path / name
         script.write_text(text.replace("127.0.0.1:2181", cluster))

@@ -187,6 +187,27 @@ def test_directories_are_made_once_and_listed_sorted(place: Place) -> None:
     assert errno_name(call) == "EEXIST"
 
 
+def test_directories_are_moved_whole_and_removed_empty(place: Place) -> None:
+    """What lies in one goes along; one that is not empty stays."""
+    for name in ("a", "a/b", "c"):
+        place.disk.make_directory(place.directory / name)
+    place.put("a/b/x", b"X")
+    place.disk.rename(place.directory / "a" / "b", place.directory / "c" / "d")
+    assert place.read("c/d/x") == b"X"
+    for full in ("c", "c/d"):
+        call = lambda at=full: place.disk.remove_directory(place.directory / at)  # noqa: E731
+        assert errno_name(call) == "ENOTEMPTY"
+    place.disk.remove_directory(place.directory / "a")
+    place.disk.unlink(place.directory / "c" / "d" / "x")
+    place.disk.remove_directory(place.directory / "c" / "d")
+    assert place.disk.list_directory(place.directory) == ("c",)
+    assert place.disk.list_directory(place.directory / "c") == ()
+    file = place.put("f", b"")
+    assert errno_name(lambda: place.disk.remove_directory(file)) == "ENOTDIR"
+    gone = place.directory / "gone"
+    assert errno_name(lambda: place.disk.remove_directory(gone)) == "ENOENT"
+
+
 def test_names_are_told_apart(place: Place) -> None:
     """exists and is_directory answer for files, directories and nothing."""
     file = place.put("a", b"")
@@ -239,6 +260,26 @@ def test_a_directory_has_one_owner_at_a_time(place: Place) -> None:
     lock.release()
     place.disk.lock_directory(place.directory).release()
     assert place.read(LOCK_FILE) == b"%d\n" % os.getpid()
+
+
+def test_a_file_knows_whether_its_name_leads_to_it(place: Place) -> None:
+    """Removed, replaced or moved away with its directory: it is not in place."""
+    path = place.directory / "a"
+    for move in (
+        lambda: place.disk.unlink(path),
+        lambda: place.disk.write_atomically(path, b"x"),
+        lambda: place.disk.rename(path, path.with_name("b")),
+    ):
+        file = place.disk.open_append(path, create=True)
+        assert file.is_in_place()
+        move()
+        assert not file.is_in_place()
+        file.close()
+    lock = place.disk.lock_directory(place.directory)
+    assert lock.is_in_place()
+    place.disk.unlink(place.directory / LOCK_FILE)
+    assert not lock.is_in_place()
+    lock.release()
 
 
 def test_room_and_age_are_numbers(place: Place) -> None:

@@ -157,6 +157,22 @@ def test_names_are_synced_where_they_change(tmp_path: Path) -> None:
     assert changed() == {tmp_path}
     disk.write_atomically(tmp_path / "c", b"x")
     assert changed() == {tmp_path}
+    disk.remove_directory(sub)
+    assert changed() == {tmp_path}
+
+
+def test_what_is_made_is_for_the_user_and_its_group(tmp_path: Path) -> None:
+    """Messages are not for everybody on the machine."""
+    before = os.umask(0)
+    try:
+        DISK.make_directory(tmp_path / "d")
+        DISK.open_append(tmp_path / "d/a", create=True).close()
+        DISK.write_atomically(tmp_path / "d/b", b"x")
+        DISK.lock_directory(tmp_path / "d").release()
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"d": 0o750, "a": 0o640, "b": 0o640, LOCK_FILE: 0o640}
 
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7, 4096])
@@ -220,6 +236,7 @@ def test_no_refusal_of_the_kernel_leaves_as_an_oserror(tmp_path: Path) -> None:
         lambda: disk_with(rename=no).rename(tmp_path / "a", tmp_path / "b"),
         lambda: disk_with(unlink=no).unlink(tmp_path / "a"),
         lambda: disk_with(mkdir=no).make_directory(tmp_path / "d"),
+        lambda: disk_with(rmdir=no).remove_directory(tmp_path),
         lambda: disk_with(fsync=no).sync_directory(tmp_path),
         lambda: disk_with(listdir=no).list_directory(tmp_path),
         lambda: disk_with(stat=no).exists(tmp_path),

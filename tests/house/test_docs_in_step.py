@@ -1,9 +1,4 @@
-"""What the pages name exists, and what exists is named.
-
-ARCHITECTURE.md ends with a section `## Map`: every file or directory of `metaq/` that
-stands there in backquotes, written from `metaq/` on or from the checkout on, exists,
-and every package has its place in it.
-"""
+"""Links of the pages lead somewhere, dependencies have reasons, formats have a page."""
 
 import re
 import tomllib
@@ -13,7 +8,6 @@ from tests.house.tree import ROOT
 
 WITH_README = ("record", "protocol", "storage", "txn", "zk")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)(?: \"[^\"]*\")?\)")
-NAMED = re.compile(r"`([\w./]+(?:\.py|/))`")
 
 
 def pages(root: Path) -> list[Path]:
@@ -31,36 +25,6 @@ def link_faults(root: Path) -> list[str]:
             is_ours = target and "://" not in link and not link.startswith("mailto:")
             if is_ours and not (page.parent / target).exists():
                 faults.append(f"{page.relative_to(root)} links to {link}")
-    return faults
-
-
-def map_of(root: Path) -> str | None:
-    """Return the text of the map, None while there is none."""
-    page = root / "ARCHITECTURE.md"
-    if not page.exists():
-        return None
-    pattern = r"^## [^\n]*\b[Mm]ap\b.*?(?=^## |\Z)"
-    found = re.search(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
-    return found[0] if found else None
-
-
-def map_faults(root: Path) -> list[str]:
-    text = map_of(root)
-    if text is None:
-        return []
-    named = {name.removeprefix("metaq/") for name in NAMED.findall(text)}
-    faults = [
-        f"the map names {name}, which does not exist"
-        for name in sorted(named)
-        if not (root / "metaq" / name).exists() and not (root / name).exists()
-    ]
-    words = {name.rstrip("/") for name in named}
-    for init in sorted((root / "metaq").rglob("__init__.py")):
-        package = init.parent.relative_to(root / "metaq").as_posix()
-        if package != "." and not any(
-            word == package or word.startswith(f"{package}/") for word in words
-        ):
-            faults.append(f"the map does not name {package}/")
     return faults
 
 
@@ -91,11 +55,6 @@ def readme_faults(root: Path) -> list[str]:
 def test_relative_links_lead_somewhere() -> None:
     """Every relative link of a page of ours has its target."""
     assert link_faults(ROOT) == []
-
-
-def test_the_map_of_the_architecture_is_true() -> None:
-    """The map names only what exists, and leaves out no package."""
-    assert map_faults(ROOT) == []
 
 
 def test_every_dependency_has_its_reason() -> None:

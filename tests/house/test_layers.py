@@ -66,6 +66,7 @@ PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
     "broker.replication.progress", "client.cursor", "client.decode", "client.replies",
+    "client.gap",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {
@@ -94,6 +95,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 # (module, imported): a lazy import inside a function, and why it is one.
 LAZY: dict[tuple[str, str], str] = {
     ("broker.app", "broker.http"): "the HTTP port is off by default; aiohttp is 15 MiB",
+    ("spark", "spark.register"): "the package takes no Spark; this function of it does",
     ("zk.embedded", "pyspark"): "find_spec only; the wheel carries ZooKeeper's jars",
 }
 

@@ -303,6 +303,21 @@ def test_children_are_sorted_and_keep_their_parent_alive(world: World) -> None:
     run(scenario, world)
 
 
+def test_delete_takes_the_version_that_was_read(world: World) -> None:
+    """Or any, when none is named; one that is gone is no error."""
+
+    async def scenario(world: World) -> None:
+        async with client_of(world) as one:
+            await one.set_or_create("/v", b"0", deadline_s=in_s())
+            await one.set_or_create("/v", b"1", deadline_s=in_s())
+            with pytest.raises(NodeChangedError, match="/v"):
+                await one.delete("/v", version=0, deadline_s=in_s())
+            assert await one.delete("/v", version=1, deadline_s=in_s()) is True
+            assert await one.delete("/v", version=1, deadline_s=in_s()) is False
+
+    run(scenario, world)
+
+
 @pytest.mark.parametrize("path", ["", "a", "/a/", "/a//b", "/a/../b", "/a\ue000"])
 def test_paths_that_zookeeper_refuses_are_not_asked(world: World, path: str) -> None:
     """A bad path is an error of its own, for every request."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
+import metaq.zk.registry as registry_module
 from metaq.clock import SystemClock
 from metaq.model import BrokerId
 from metaq.zk._kazoo import KazooCoordinator
@@ -23,6 +24,7 @@ from metaq.zk.registry import BrokerRegistry, RegistrationState
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import BrokerAddress
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.zk.test_registry import catalog_of
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -57,8 +59,9 @@ def snapshot_of(
     )
 
 
-def recorded(tree: str) -> Tree:
-    return {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+def recorded(tree: str, snapshot: BrokerSnapshot | None = None) -> Tree:
+    nodes = {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+    return nodes | catalog_of(snapshot or snapshot_of(*TWO))
 
 
 def read_tree(hosts: str) -> tuple[Tree, set[int]]:
@@ -148,8 +151,9 @@ def test_a_registered_broker_leaves_the_recorded_tree(
             assert await registry.register(snapshot, deadline_s=in_s())
             # Two recordings begin below the root node itself.
             found = await tree_of(zookeeper)
-            assert found | recorded(tree) == found
-            assert set(found) - set(recorded(tree)) <= {"/meta"}
+            expected = recorded(tree, snapshot)
+            assert found | expected == found
+            assert set(found) - set(expected) <= {"/meta"}
 
     run(scenario)
 
@@ -179,6 +183,45 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
             _, owners = await asyncio.to_thread(read_tree, zookeeper)
             assert owners == {coordinator.status.session_id}
             assert coordinator.status.session_id != identity[0]
+
+    run(scenario)
+
+
+def test_nodes_that_others_delete_or_overwrite_come_back_by_a_watch(
+    zookeeper: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a living session, long before the next check would find them gone."""
+    monkeypatch.setattr(registry_module, "CHECK_INTERVAL_S", 3600.0)
+    wanted = recorded("after_broker_start")
+    ours = [
+        path for path, (data, _) in wanted.items() if data and "catalog" not in path
+    ]
+
+    def ruin(hosts: str, *, deletes: bool) -> None:
+        client = KazooClient(hosts)
+        client.start()
+        try:
+            for path in ours:
+                if not deletes:
+                    client.set(path, b"junk")
+                elif not client.get_children(path):
+                    client.delete(path)
+        finally:
+            client.stop()
+            client.close()
+
+    async def scenario() -> None:
+        async with broker_on(zookeeper, session_timeout_ms=20_000) as (registry, one):
+            await registry.register(snapshot_of(*TWO), deadline_s=in_s())
+            for deletes in (True, False):
+                repairs = registry.statistics().repair_count
+                await asyncio.to_thread(ruin, zookeeper, deletes=deletes)
+                await until(lambda: registry.statistics().repair_count > repairs)  # noqa: B023
+                await until_tree(zookeeper, wanted)
+                await until(lambda: not registry.statistics().last_error)
+            assert one.status.epoch == 1
+            assert registry.statistics().state is RegistrationState.REGISTERED
+            await registry.withdraw(deadline_s=in_s())
 
     run(scenario)
 

@@ -20,6 +20,8 @@ from py4j.java_gateway import (
 from metaq.zk.embedded import find_java
 
 HEAP_MIB = 256
+QUICK_START = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Of machines that do not live long enough for more."""
 END_TIMEOUT_S = 60.0
 LOG4J_PROPERTIES = """\
 log4j.rootLogger=INFO, file
@@ -50,7 +52,11 @@ class Jvm:
         with (self.home / "java.err").open("w") as err:
             port, token, self._process = launch_gateway(
                 classpath=os.pathsep.join(map(str, (self.home, *self._jars))),
-                javaopts=[f"-Xmx{HEAP_MIB}m", f"-Duser.home={self.home}"],
+                javaopts=[
+                    *QUICK_START,
+                    f"-Xmx{HEAP_MIB}m",
+                    f"-Duser.home={self.home}",
+                ],
                 java_path=find_java(),
                 redirect_stderr=err,
                 die_on_exit=True,

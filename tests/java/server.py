@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from metaq.testing.ports import reserve_port
 from metaq.zk.embedded import find_java
-from tests.java.jvm import write_log4j_properties
+from tests.java.jvm import QUICK_START, write_log4j_properties
 from tests.java.talk import Talk
 
 HEAP_MIB = 256
@@ -87,8 +87,8 @@ class JavaBroker:
         self.ini.write_text(server_ini(zookeeper, self.data, topics, system))
         write_log4j_properties(home)
         self._command = [
-            find_java(), f"-Xmx{HEAP_MIB}m", f"-Duser.home={home}", "-cp", classpath,
-            MAIN, "-f", str(self.ini),
+            find_java(), *QUICK_START, f"-Xmx{HEAP_MIB}m", f"-Duser.home={home}",
+            "-cp", classpath, MAIN, "-f", str(self.ini),
         ]  # fmt: skip
         self._child: subprocess.Popen[bytes] | None = None
 

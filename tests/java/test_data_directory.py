@@ -47,6 +47,9 @@ def java(
 @contextlib.contextmanager
 def ours_on(java: JavaBroker) -> Iterator[str]:
     """Run our broker on the same directory; give it back as operators are told to."""
+    record = java.data.with_name("holdings")
+    if record.exists():
+        record.rename(java.data / "holdings")
     with BrokerProcess(
         java.data,
         topic="grouped",
@@ -60,6 +63,7 @@ def ours_on(java: JavaBroker) -> Iterator[str]:
     ) as broker:
         yield f"127.0.0.1:{broker.port}"
     (java.data / ".lock").unlink()
+    (java.data / "holdings").rename(record)
 
 
 def put_some(address: str, name: str) -> Stored:

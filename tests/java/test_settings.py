@@ -99,7 +99,7 @@ SECTIONS = (
     "[topic=\u6d88\u606f]\nnumPartitions=3\n",
     "[topic=a=b]\n",
     "[ topic=test ]\n",
-    "[Topic=test]\n[topic=b]\n",
+    "[other=test]\n[topic=b]\n",
     "[topic=test]\n# one\n; two\nnumPartitions : 3\n",
     "[topic=test]\n  numPartitions   =   3  \n",
     "[topic=test]\nnumpartitions=3\n",
@@ -141,3 +141,18 @@ def test_a_file_means_the_same(
     path = tmp_path / "conf" / "server.ini"
     path.write_text(text, newline="")
     assert read_by_us(path) == read_by_java(machine, path), what
+
+
+@pytest.mark.parametrize("section", ["Topic=test", "topik=test", "topic = test"])
+def test_a_misspelt_section_is_lost_there_and_refused_here(
+    machine: Jvm, tmp_path: Path, section: str
+) -> None:
+    """docs/decisions/0020-misspelt-sections.md: on purpose not the same."""
+    (tmp_path / "conf").mkdir()
+    path = tmp_path / "conf" / "server.ini"
+    settings = server_ini("h1:1", Path("/data"), {}, {"brokerId": 0})
+    path.write_text(f"{settings}[{section}]\n[topic=b]\n")
+    there = read_by_java(machine, path)
+    assert isinstance(there, dict)
+    assert list(there["topics"]) == ["b"]  # type: ignore[call-overload]  # a dict
+    assert read_by_us(path) == REFUSED

@@ -20,8 +20,9 @@ import pytest
 from metaq.client import AsyncClient, Client
 from metaq.testing.process import BrokerProcess
 from tests.matrix.scene import SESSION_TIMEOUT_S, broker_arguments, until
+from tests.sampling import IS_WHOLE
 
-SOAK_S = float(os.environ.get("METAQ_SOAK_S", "45"))
+SOAK_S = float(os.environ.get("METAQ_SOAK_S") or (45 if IS_WHOLE else 20))
 WARM_UP = 0.4
 """Part of the time after which the first figures are taken."""
 RSS_GROWTH_MAX_BYTES = 12 << 20

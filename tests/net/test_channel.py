@@ -29,6 +29,42 @@ def test_replies_of_one_turn_leave_in_one_write(
     run(scenario)
 
 
+def test_room_to_receive_follows_what_comes() -> None:
+    """Small messages take little memory each, and a stream is read in large pieces."""
+    sizes: list[int] = []
+
+    class Watched:
+        def __init__(self, sock: socket.socket) -> None:
+            self._sock = sock
+
+        def recv(self, size: int) -> bytes:
+            sizes.append(size)
+            return self._sock.recv(size)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._sock, name)
+
+    async def scenario(rig: Rig) -> None:
+        rig.channel._sock = Watched(rig.channel._sock)
+        small, large = channel_module.RECEIVE_BYTES_MIN, channel_module.RECEIVE_BYTES
+        for data, asked in (
+            (b"put", small),
+            (b"x" * small, small),
+            (b"put", large),
+            (b"put", small),
+        ):
+            rig.peer.sendall(data)
+            received = rig.channel.statistics().received_bytes + len(data)
+            await rig.until(
+                lambda received=received: (
+                    rig.channel.statistics().received_bytes == received
+                )
+            )
+            assert sizes[-1] == asked
+
+    run(scenario)
+
+
 def test_a_lonely_reply_leaves_at_once() -> None:
     """Nobody waits for the end of the turn when nothing could join."""
 

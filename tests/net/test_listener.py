@@ -119,6 +119,53 @@ def test_accepting_pauses_when_descriptors_run_out(
     run(scenario)
 
 
+@pytest.mark.parametrize("place", ["accept", "hand over"])
+def test_accepting_pauses_when_memory_runs_out(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Counted, no busy loop, and a connection that could not be taken is closed."""
+    monkeypatch.setattr(listener_module, "PAUSE_S", 0.01)
+
+    async def scenario(rig: Rig) -> None:
+        listener, sock, calls = rig.listener, rig.listener._sock, []
+        hand_over = listener._on_connection
+
+        class NoMemory:
+            """A listening socket whose first accept fails."""
+
+            def accept(self) -> tuple[socket.socket, object]:
+                calls.append("accept")
+                if len(calls) == 1:
+                    raise MemoryError
+                return sock.accept()
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(sock, name)
+
+        def fail_once(accepted: socket.socket, host: str) -> None:
+            calls.append("hand over")
+            if len(calls) == 1:
+                raise MemoryError
+            hand_over(accepted, host)
+
+        if place == "accept":
+            listener._sock = NoMemory()
+        else:
+            listener._on_connection = fail_once
+        first = await rig.connect()
+        await rig.until(lambda: listener.statistics().exhausted_count)
+        await rig.connect()
+        await rig.until(lambda: rig.accepted)
+        await rig.until(lambda: listener._resume is None)
+        statistics = listener.statistics()
+        assert statistics.exhausted_count == 1
+        if place == "hand over":
+            assert await asyncio.to_thread(first.recv, 1) == b""
+        await rig.until(lambda: listener.statistics().open_count == len(rig.accepted))
+
+    run(scenario)
+
+
 def test_a_port_in_use_is_one_sentence() -> None:
     """A taken port is a ListenError that names it."""
 

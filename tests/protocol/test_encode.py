@@ -24,6 +24,7 @@ from metaq.protocol.commands import (
 from metaq.protocol.encode import (
     encode,
     encode_put_replies,
+    encode_puts,
     encode_result,
     encode_value_line,
 )
@@ -73,6 +74,56 @@ def test_what_would_be_misread_is_refused(command: Command) -> None:
     """Names with separators and numbers out of range never reach the wire."""
     with pytest.raises(LocalProtocolError):
         encode(command)
+
+
+I32 = st.integers(-(2**31), 2**31 - 1)
+
+
+@given(
+    puts=st.lists(st.tuples(st.binary(max_size=9), I32, I32), min_size=1, max_size=9),
+    topic=st.sampled_from(["t", "%d%%", "t\u00e9"]),
+    partition=I32,
+    first=st.integers(0, 2**31 - 10),
+)
+def test_puts_of_a_run_are_what_each_is_alone(
+    puts: list[tuple[bytes, int, int]], topic: str, partition: int, first: int
+) -> None:
+    """The one operation writes the bytes that one call per put writes."""
+    payloads, flags, checksums = zip(*puts, strict=True)
+    opaques = range(first, first + len(puts))
+
+    def run(flags: tuple[int, ...] | None) -> bytes:
+        return encode_puts(
+            topic, partition, payloads, flags=flags, checksums=checksums,
+            opaques=opaques,
+        )  # fmt: skip
+
+    alone = [
+        Put(topic, partition, payload, flag, crc, opaque)
+        for (payload, flag, crc), opaque in zip(puts, opaques, strict=True)
+    ]
+    assert run(flags) == b"".join(map(encode, alone))
+    assert run((0,) * len(puts)) == run(None)
+
+
+@pytest.mark.parametrize(
+    ("topic", "flag", "crc", "first"),
+    [
+        ("a b", 0, 0, 0),
+        ("t", 2**31, 0, 0),
+        ("t", 0, -(2**31) - 1, 0),
+        ("t", 0, 0, 2**31 - 1),
+    ],
+)
+def test_a_run_of_puts_is_refused_like_each(
+    topic: str, flag: int, crc: int, first: int
+) -> None:
+    """Whatever one put could not be written with."""
+    with pytest.raises(LocalProtocolError):
+        encode_puts(
+            topic, 0, [b"", b""], flags=[0, flag], checksums=[crc, 0],
+            opaques=range(first, first + 2),
+        )  # fmt: skip
 
 
 def test_quit_is_one_word() -> None:

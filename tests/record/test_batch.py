@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import MessageId, Position
-from metaq.record.batch import UNIFORM_COUNT_MIN, BatchError, check_and_stamp
+from metaq.record.batch import (
+    STEP_BYTES,
+    UNIFORM_COUNT_MIN,
+    BatchError,
+    check_and_stamp,
+    check_in_steps,
+)
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.scan import CleanEnd, read_record, scan_records
@@ -46,6 +52,25 @@ def test_every_record_gets_its_id_and_nothing_else_changes(
         for k, payload in enumerate(payloads)
     )
     assert isinstance(scan_records(buffer), CleanEnd)
+
+
+LARGE = {"uniform": [b"x" * 100] * 9000, "mixed": [b"x" * 100, b"y" * 99] * 4500}
+
+
+@pytest.mark.parametrize("payloads", LARGE.values(), ids=LARGE)
+def test_a_large_batch_goes_in_steps(payloads: list[bytes]) -> None:
+    """Each of about STEP_BYTES; together they find what one step would."""
+    buffer = batch_of(payloads)
+    assert len(list(check_in_steps(buffer, len(payloads)))) >= len(buffer) // STEP_BYTES
+    assert check_and_stamp(buffer, len(payloads), FIRST) is None
+    assert buffer == b"".join(
+        encode_record(payload, id=id_after(FIRST, k), flag=-7)
+        for k, payload in enumerate(payloads)
+    )
+    buffer[-1] ^= 1
+    error = check_and_stamp(buffer, len(payloads), FIRST)
+    assert error is not None
+    assert error.detail.startswith(f"record {len(payloads) - 1}: expected checksum ")
 
 
 uniform = st.integers(1, 2 * UNIFORM_COUNT_MIN).map(lambda count: [b"abc"] * count)

@@ -10,6 +10,10 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.classes import use_stored
+
+use_stored()
+
 ROOT = Path(__file__).parents[2]
 VERSION = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 """Of the PySpark that runs; `metaq/spark/versions.py` says what it has."""

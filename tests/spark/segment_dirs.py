@@ -14,7 +14,7 @@ from metaq.spark.segment_filters import PushedFilters
 from metaq.spark.segment_options import SegmentOptions
 from metaq.spark.segment_plan import plan_query
 from metaq.spark.segment_read import read_splits
-from metaq.storage.listing import list_partition
+from metaq.storage.listing import check_names
 from metaq.storage.retire import retire_segment
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.testing.storage import StorageBench, Ticket
@@ -83,7 +83,7 @@ def write_java_log(
 
 def segments_of(directory: Path) -> tuple[Segment, ...]:
     """Return the segments of a partition directory."""
-    return list_partition(FS, directory).segments
+    return check_names(FS, directory).segments
 
 
 def archive(directory: Path, *policies: DeletePolicy) -> list[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from metaq.clock import Clock
@@ -19,7 +20,7 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.embedded import EmbeddedZooKeeper
 from metaq.zk.session import Coordinator
-from tests.spark.brokers import TOPIC, numbered, publish, tp
+from tests.spark.brokers import TOPIC, data_of, numbered, publish, stored, tp
 from tests.spark.test_stream import wait_until
 
 pytestmark = [
@@ -147,6 +148,59 @@ def test_a_query_survives_a_lost_start_and_finds_a_new_broker(
         wait_until(lambda: progress_of(zookeeper)[tp(0)] >= 20 * 35, query)
     finally:
         query.stop()
+
+
+def test_a_micro_batch_that_is_run_again_goes_where_it_went(
+    spark: SparkSession,
+    zookeeper: str,
+    start_broker: Callable[..., EmbeddedBroker],
+    tmp_path: Path,
+) -> None:
+    """A driver died before the commit, and a broker left: an error, never doubles."""
+    brokers = [start_broker(0, {"from": 2, "to": 2}), start_broker(1, {"to": 2})]
+    for number in (0, 1):
+        place = tp(number, topic="from")
+        publish(brokers[0], numbered(1000, 1000 * number), partition=place)
+
+    def copy() -> Any:
+        rows = (
+            spark.readStream.format("metaq")
+            .options(zookeeper=zookeeper, subscribe="from", retryTimeoutMs=2000)
+            .option("startingOffsets", "earliest")
+            .load()
+        )
+        query = (
+            rows.selectExpr("value", "string(value) AS key")
+            .writeStream.format("metaq")
+            .options(zookeeper=zookeeper, topic="to", retryTimeoutMs=2000)
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(300)
+
+    def copied() -> list[bytes]:
+        return sorted(
+            data for broker in brokers for data in data_of(stored(broker, "to"))
+        )
+
+    def forget_commits() -> None:
+        for path in (tmp_path / "checkpoint" / "commits").iterdir():
+            path.unlink()
+
+    copy()
+    assert copied() == numbered(2000)
+    forget_commits()
+    start_broker(2, {"to": 2})
+    copy()
+    assert copied() == numbered(2000)
+    forget_commits()
+    brokers[1].stop()
+    with pytest.raises(PySparkException, match="was begun with to/1-0, to/1-1"):
+        copy()
+    brokers[1].start()
+    copy()
+    assert copied() == numbered(2000)
 
 
 def progress_of(zookeeper: str) -> dict[Any, Offset]:

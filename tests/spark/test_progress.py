@@ -131,8 +131,8 @@ def test_a_partition_that_comes_later_is_read_from_its_start(
     "chosen",
     [
         {"assign": '{"logs": ["0-1"]}', "subscribe": None},
-        {"subscribe": "others"},
-        {"subscribePattern": "log", "subscribe": None},
+        {"subscribe": "others", "waitForTopic": "true"},
+        {"subscribePattern": "log", "subscribe": None, "waitForTopic": "true"},
     ],
 )
 def test_what_is_chosen_no_more_is_not_read_any_more(

@@ -1,5 +1,6 @@
 """One task against a real broker, without a Spark session: what if the log moved on?"""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +45,8 @@ def lose_segments(broker: EmbeddedBroker, count: int) -> None:
     for path in segments(broker)[:count]:
         for file in path.parent.glob(f"{path.stem}.*"):
             file.unlink()
+    # Retention writes it anew; as it was it would call them lost.
+    (broker.data_path / "holdings").unlink()
     broker.start()
 
 
@@ -115,6 +118,30 @@ def test_damage_fails_the_task_or_is_left_out(broker: EmbeddedBroker) -> None:
     assert caught.value.offset == 407 * SIZE
     found = values(broker, onCorrupt="skip")
     assert found == numbered(407) + numbered(COUNT - 408, 408)
+
+
+@pytest.mark.parametrize("kind", ["flipped bit", "truncated segment"])
+def test_damage_that_the_broker_names_is_damage(
+    broker: EmbeddedBroker, kind: str
+) -> None:
+    """A restart finds it; what lies on both sides is read, up to the last row."""
+    end = COUNT + 50
+    publish(broker, numbered(50, COUNT))
+    broker.stop()
+    if kind == "flipped bit":
+        path, first, last = segments(broker)[-1], COUNT + 20, COUNT + 21
+        flip(path, first * SIZE - int(path.stem) + 25)
+    else:
+        path, first, last = segments(broker)[4], 490, 500
+        os.truncate(path, 90 * SIZE + 7)
+    broker.start()
+    with pytest.raises(DamagedRecordError) as caught:
+        values(broker, end=end)
+    error = caught.value
+    assert (error.offset, error.next_good_offset) == (first * SIZE, last * SIZE)
+    found = values(broker, end=end, onCorrupt="skip")
+    assert found == numbered(first) + numbered(end - last, last)
+    assert values(broker, first, last, onCorrupt="skip") == []
 
 
 def test_a_task_whose_broker_was_away_fails(broker: EmbeddedBroker) -> None:

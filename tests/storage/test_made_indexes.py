@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaq.model import Offset, SizeBytes
-from metaq.storage import made_indexes
-from metaq.storage.made_indexes import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
+from metaq.storage import span_lookup
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import ENTRY_BYTES, decode_index
+from metaq.storage.span_lookup import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
 from metaq.storage.span_queries import count_records, is_boundary, split_range
 from metaq.testing.fs import FaultyFileSystem
 from tests.storage.logs import disk_with_directory, put_file, record
@@ -43,7 +43,7 @@ def read_of_records(disk: FaultyFileSystem, since: int) -> int:
 @pytest.fixture(autouse=True)
 def small_spans(monkeypatch) -> None:
     """So that a small segment has many."""
-    monkeypatch.setattr(made_indexes, "MADE_SPAN_BYTES", 10 * LENGTH)
+    monkeypatch.setattr(span_lookup, "MADE_SPAN_BYTES", 10 * LENGTH)
 
 
 def test_the_first_question_walks_and_the_next_ones_look_up() -> None:

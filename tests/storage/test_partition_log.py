@@ -11,7 +11,7 @@ from metaq.errors import (
 )
 from metaq.model import LogId, Offset
 from metaq.record.scan import CleanEnd, scan_records
-from metaq.storage import log_writer
+from metaq.storage import appender, log_writer
 from metaq.storage.appender import Progress
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX
@@ -160,6 +160,31 @@ def test_a_disk_error_of_an_index_that_was_put_off_is_loud(
     bench.run()
     assert ticket.is_stored
     assert log.state is LogState.OFFLINE
+
+
+def test_an_append_is_answered_when_the_high_watermark_has_passed_it(
+    fs: FaultyFileSystem,
+) -> None:
+    """Neither before, nor by counting what was asked for."""
+    bench = opened(fs)
+    log = log_of(bench)
+    first, second = put(bench, log), put(bench, log)
+    news = Progress(
+        log_end=Offset(2 * RECORD),
+        high_watermark=Offset(2 * RECORD - 1),
+        last_sync_s=0.0,
+        sync_count=1,
+        sync_s=0.0,
+    )
+    log.on_progress(news)
+    assert (first.is_stored, second.is_answered) == (True, False)
+    log.on_progress(news)
+    assert not second.is_answered
+    log.on_progress(news._replace(high_watermark=Offset(2 * RECORD)))
+    assert second.is_stored
+    assert log.statistics().append_count == 2
+    bench.run()
+    bench.close()
 
 
 def test_the_high_watermark_never_passes_what_is_synced(fs: FaultyFileSystem) -> None:
@@ -388,6 +413,31 @@ def test_without_room_a_put_fails_and_later_puts_succeed(fs: FaultyFileSystem) -
     assert later.is_stored
     assert log.high_watermark == 2 * RECORD
     assert log.statistics().refused_count == 2
+    bench.close()
+
+
+def test_without_memory_for_a_group_its_puts_fail_and_later_puts_succeed(
+    fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written, the directory stays in use, and no offset is lost."""
+
+    class NoMemory:
+        def from_iterable(self, _parts: object) -> list[bytes]:
+            raise MemoryError
+
+    bench = opened(fs)
+    log = log_of(bench)
+    with monkeypatch.context() as patch:
+        patch.setattr(appender, "chain", NoMemory())
+        first, second = put(bench, log), put(bench, log)
+        bench.run()
+    for failed in (first, second):
+        assert isinstance(failed.error, NoSpaceError)
+        assert str(failed.error) == f"no memory to write {2 * RECORD} bytes"
+    later = put(bench, log)
+    bench.run()
+    assert later.is_stored
+    assert log.high_watermark == RECORD
     bench.close()
 
 

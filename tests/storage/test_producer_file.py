@@ -8,7 +8,7 @@ import pytest
 from metaq.errors import DiskError, NoSpaceError
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage import producer_file
-from metaq.storage.listing import list_partition
+from metaq.storage.listing import check_names
 from metaq.storage.producer_file import (
     ENTRY_BYTES,
     FILE_FACTOR,
@@ -113,7 +113,7 @@ def test_a_torn_entry_costs_itself(cut: int) -> None:
 
 
 def test_no_file_and_a_monstrous_one_say_nothing(monkeypatch) -> None:
-    """A Java broker's directory has none; a refused read is an error."""
+    """A Java broker's directory has none; one that cannot be read is a flaw."""
     disk = disk_with_directory()
     assert read_notes(disk, DIRECTORY) == Notes()
     data = encode_header() + encode_entry(EXAMPLE)
@@ -122,7 +122,12 @@ def test_no_file_and_a_monstrous_one_say_nothing(monkeypatch) -> None:
     monkeypatch.setattr(producer_file, "FILE_BYTES_MAX", len(data) - 1)
     notes = read_notes(disk, DIRECTORY)
     assert notes == Notes((), "expected at most 119 bytes, got 120")
-    disk.fail_at(disk.calls + 1, errno.EACCES)
+    for error in (errno.EACCES, errno.EIO):
+        disk.fail_at(disk.calls + 1, error)
+        notes = read_notes(disk, DIRECTORY)
+        assert notes.batches == ()
+        assert errno.errorcode[error] in notes.flaw
+    disk.fail_at(disk.calls + 1, errno.EMFILE)
     with pytest.raises(DiskError):
         read_notes(disk, DIRECTORY)
     assert disk.open_paths() == []
@@ -248,7 +253,7 @@ def test_half_a_rewritten_file_is_a_leftover() -> None:
     disk = disk_with_directory()
     put_file(disk, PRODUCERS_NAME, b"x")
     put_file(disk, f"{PRODUCERS_NAME}.tmp", b"x")
-    listing = list_partition(disk, DIRECTORY)
+    listing = check_names(disk, DIRECTORY)
     assert [path.name for path in listing.leftovers] == ["producers.tmp"]
     assert listing.segments == ()
     assert not listing.bad_name

@@ -194,11 +194,11 @@ def test_countless_flaws_are_named_up_to_a_bound() -> None:
     result = recover(disk, SizeBytes(1))
     assert len(result.damage) == DAMAGES_MAX
     assert result.damage[-1].next_good_offset is None
-    spans = [[bad + record(n)] + [record(n)] * 2 for n in range(DAMAGES_MAX + 5)]
+    spans = [[record(1, 40)] + [record(2)] * 2 for _ in range(DAMAGES_MAX + 5)]
     covered = disk_with_directory()
     put_segment(covered, 0, spans)
     for number in range(len(spans)):
-        covered.flip_bit(DIRECTORY / META, 8 * (120 * number + 10))
+        covered.flip_bit(DIRECTORY / META, 8 * (120 * number + 30))
     result = recover(covered)
     assert len(result.damage) == DAMAGES_MAX
     assert result.damage[-1].next_good_offset is None

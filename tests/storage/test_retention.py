@@ -199,7 +199,7 @@ def test_clocks_that_agree_are_believed() -> None:
         (DAY, 90_000),
     ]:
         look = look_at_clocks(
-            trusted(), wall_ms=Millis(NOW + passed + off), monotonic_ms=Millis(passed)
+            trusted(), wall_ms=Millis(NOW + passed + off), boot_ms=Millis(passed)
         )
         assert look.doubt is None
         assert look.now_ms == NOW + passed + off
@@ -212,7 +212,7 @@ def test_a_jump_is_not_believed_within_the_hold(jump: int) -> None:
     now = trusted()
     for passed in range(HOUR, DAY, HOUR):
         look = look_at_clocks(
-            now, wall_ms=Millis(NOW + passed + jump), monotonic_ms=Millis(passed)
+            now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         assert look.doubt is not None
         assert f"by {abs(jump) // 1000} s" in look.doubt
@@ -236,7 +236,7 @@ def test_after_the_hold_an_even_clock_is_believed(jump: int, is_believed: bool) 
     now = trusted()
     for passed in (HOUR, HOUR + HOLD_MS, HOUR + 100 * HOLD_MS):
         look = look_at_clocks(
-            now, wall_ms=Millis(NOW + passed + jump), monotonic_ms=Millis(passed)
+            now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         now = look.trusted
     assert (look.doubt is None) == is_believed
@@ -248,14 +248,12 @@ def test_a_clock_that_jumps_again_is_held_again() -> None:
     now = trusted()
     for passed, jump in [(HOUR, HOUR), (HOUR + HOLD_MS, 5 * HOUR)]:
         look = look_at_clocks(
-            now, wall_ms=Millis(NOW + passed + jump), monotonic_ms=Millis(passed)
+            now, wall_ms=Millis(NOW + passed + jump), boot_ms=Millis(passed)
         )
         assert look.doubt is not None
         now = look.trusted
     passed += HOUR
-    look = look_at_clocks(
-        now, wall_ms=Millis(NOW + passed), monotonic_ms=Millis(passed)
-    )
+    look = look_at_clocks(now, wall_ms=Millis(NOW + passed), boot_ms=Millis(passed))
     assert look.doubt is None
     assert look.now_ms == NOW + passed
 
@@ -263,27 +261,52 @@ def test_a_clock_that_jumps_again_is_held_again() -> None:
 @pytest.mark.parametrize("down", [0, HOUR, 90 * DAY, 10 * YEAR])
 def test_after_a_start_the_newest_append_is_what_is_known(down: int) -> None:
     """A broker that was down deletes by age a day late, however long it was down."""
-    start = trust_at_start(NOW, wall_ms=Millis(NOW + down), monotonic_ms=Millis(5))
-    look = look_at_clocks(start, wall_ms=Millis(NOW + down), monotonic_ms=Millis(5))
+    start = trust_at_start(NOW, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
+    look = look_at_clocks(start, wall_ms=Millis(NOW + down), boot_ms=Millis(5))
     assert look.now_ms == NOW
-    assert (look.doubt is None) == (down == 0)
+    # Only what no absence explains is doubted.
+    assert (look.doubt is None) == (down <= LEAD_MS_MAX)
     look = look_at_clocks(
         look.trusted,
         wall_ms=Millis(NOW + down + HOLD_MS),
-        monotonic_ms=Millis(5 + HOLD_MS),
+        boot_ms=Millis(5 + HOLD_MS),
     )
     assert (look.now_ms, look.doubt) == (NOW + down + HOLD_MS, None)
     jumped = look_at_clocks(
         look.trusted,
         wall_ms=Millis(look.now_ms + YEAR),
-        monotonic_ms=Millis(5 + HOLD_MS),
+        boot_ms=Millis(5 + HOLD_MS),
     )
     assert jumped.now_ms == look.now_ms
 
 
+@pytest.mark.parametrize("jump", [HOUR, -HOUR])
+def test_a_jump_after_an_absence_is_doubted(jump: int) -> None:
+    """The absence explains the lead of the start, and no other."""
+    start = trust_at_start(NOW, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
+    assert start.is_absence
+    look = look_at_clocks(start, wall_ms=Millis(NOW + DAY), boot_ms=Millis(5))
+    assert look.doubt is None
+    for passed in (0, HOUR):
+        look = look_at_clocks(
+            look.trusted,
+            wall_ms=Millis(NOW + DAY + jump + passed),
+            boot_ms=Millis(5 + passed),
+        )
+        assert look.doubt is not None
+        assert look.now_ms == NOW + passed
+
+
+def test_a_clock_behind_the_newest_append_is_doubted_at_the_start() -> None:
+    """No absence sets a clock back."""
+    start = trust_at_start(NOW, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
+    look = look_at_clocks(start, wall_ms=Millis(NOW - HOUR), boot_ms=Millis(5))
+    assert look.doubt is not None
+
+
 def test_a_new_broker_believes_its_clock() -> None:
     """Nothing is stored, so nothing can be deleted wrongly."""
-    start = trust_at_start(None, wall_ms=NOW, monotonic_ms=Millis(5))
+    start = trust_at_start(None, wall_ms=NOW, boot_ms=Millis(5))
     assert start == TrustedTime(NOW, Millis(5))
 
 
@@ -292,10 +315,10 @@ def test_a_new_broker_believes_its_clock() -> None:
 def test_a_jumped_clock_deletes_nothing(jump: int, age: int) -> None:
     """Neither the jump nor what was appended during it costs a segment."""
     log = LogFacts(LOG, facts([age, 0, 0]), WEEK)
-    look = look_at_clocks(trusted(), wall_ms=Millis(NOW + jump), monotonic_ms=Millis(0))
+    look = look_at_clocks(trusted(), wall_ms=Millis(NOW + jump), boot_ms=Millis(0))
     assert plan(log, now=look.now_ms) == ()
     during = LogFacts(LOG, facts([age, -jump, 0]), WEEK)
     assert plan(during, now=look.now_ms) == ()
-    back = look_at_clocks(look.trusted, wall_ms=NOW, monotonic_ms=Millis(0))
+    back = look_at_clocks(look.trusted, wall_ms=NOW, boot_ms=Millis(0))
     assert back.doubt is None
     assert plan(during, now=back.now_ms) == ()

@@ -1,6 +1,7 @@
 """Retention carried out: from a run's job to the log start of a live log."""
 
 import errno
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +108,44 @@ def test_old_segments_go_and_the_active_one_stays(
     assert run(bench, "test").segment_count == 1
     assert log.log_start_offset == log.high_watermark == 400
     fill(bench, log, 1)
+    bench.close()
+
+
+def test_a_topic_that_is_made_anew_ages_from_then_on(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """Its segments have the names and sizes of those that were deleted."""
+    bench = opened(fs, clock, hours(10))
+    fill(bench, log_of(bench), 3)
+    assert run(bench, "test").segment_count == 0
+    clock.advance_s(8 * HOUR_S)
+    bench.manager.delete_topic("test", lambda error: None)
+    bench.run()
+    fill(bench, log_of(bench), 3)
+    clock.advance_s(4 * HOUR_S)
+    assert run(bench, "test").segment_count == 0
+    clock.advance_s(8 * HOUR_S)
+    assert run(bench, "test").segment_count == 3
+    bench.close()
+
+
+def test_what_goes_while_its_topic_is_deleted_is_counted_once(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """A run that was begun before ends behind the log."""
+    bench = opened(fs, clock, hours(10))
+    fill(bench, log_of(bench), 3)
+    clock.advance_s(12 * HOUR_S)
+    job = bench.manager.begin_retention(["test"])
+    assert job is not None
+    told: list[Exception | None] = []
+    bench.manager.delete_topic("test", told.append)
+    bench.run()
+    assert told == []
+    assert job().segment_count == 3
+    bench.run()
+    assert told == [None]
+    assert bench.manager.directories()[0].size_bytes == 0
     bench.close()
 
 
@@ -246,6 +285,38 @@ def test_a_restart_with_a_clock_far_ahead_deletes_nothing(
     assert report.segment_count == 0
     assert report.doubt is not None
     again.close()
+
+
+def test_an_absence_is_no_reason_to_doubt_the_clock(
+    fs: FaultyFileSystem, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that was down, stopped or suspended says so once, without an error."""
+    caplog.set_level(logging.INFO)
+    bench = opened(fs, clock, hours(10))
+    fill(bench, log_of(bench), 2)
+    bench.close()
+    clock.advance_s(HOUR_S)
+    again = opened(fs, clock, hours(10))
+    for be_absent in (clock.advance_s, clock.suspend_s):
+        be_absent(300)
+        assert run(again, "test").doubt is None
+    again.close()
+    told = [each for each in caplog.records if "retention" in each.getMessage()]
+    assert [each.levelname for each in told] == ["INFO"]
+    assert "absent_s=3600" in told[0].getMessage()
+
+
+def test_a_suspended_machine_ages_its_segments(
+    fs: FaultyFileSystem, clock: ManualClock
+) -> None:
+    """The clocks agree about the time that it slept: what became too old goes."""
+    bench = opened(fs, clock, hours(1))
+    fill(bench, log_of(bench), 2)
+    assert run(bench, "test").segment_count == 0
+    clock.suspend_s(2 * HOUR_S)
+    report = run(bench, "test")
+    assert (report.segment_count, report.doubt) == (2, None)
+    bench.close()
 
 
 def test_a_compressed_archive_replaces_its_segment(

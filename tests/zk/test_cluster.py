@@ -148,6 +148,56 @@ def test_the_two_topic_nodes_are_independent() -> None:
     run_virtually(scenario())
 
 
+def record(
+    server: MemoryZooKeeper, name: str, broker_id: int, data: bytes | int
+) -> None:
+    text = data if isinstance(data, bytes) else b"%d" % data
+    server.write(f"/meta/catalog/partitions/{name}/{broker_id}", text)
+
+
+def test_what_is_recorded_and_not_served_is_away() -> None:
+    """A broker that is gone, or serves fewer, leaves partitions that are away."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        broker(server, 0)
+        topic(server, "t", "0-m", 2)
+        topic(server, "t", "2-m", 1)
+        record(server, "t", 0, 3)
+        record(server, "t", 10, 11)
+        record(server, "t", 2, 1)
+        record(server, "t", 3, b"junk")
+        async with watch_on(server) as (watch, _):
+            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            assert snapshot.recorded == {"t": {B0: 3, BrokerId(2): 1, BrokerId(10): 11}}
+            away = [(p.broker_id, p.partition) for p in snapshot.away("t")]
+            # Broker 2 has its topic's node, and no node that says where it is.
+            assert away == [(0, 2), (2, 0), *((10, number) for number in range(11))]
+            assert snapshot.away("x") == ()
+            topic(server, "t", "10-s1", 11, kinds="sub")
+            broker(server, 10, "slave1")
+            record(server, "t", 0, 2)
+            await settle()
+            assert watch.snapshot.away("t") == (TopicPartition("t", BrokerId(2), 0),)
+
+    run_virtually(scenario())
+
+
+def test_what_a_broker_takes_puts_for_is_not_away() -> None:
+    """A topic that is closed to consumers is there."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        broker(server, 0)
+        topic(server, "t", "0-m", 2, kinds="pub")
+        record(server, "t", 0, 2)
+        async with watch_on(server) as (watch, _):
+            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            assert snapshot.away("t") == ()
+
+    run_virtually(scenario())
+
+
 def test_a_burst_of_changes_is_one_snapshot_and_no_change_is_none() -> None:
     """Epochs count what differs, not what happened."""
 

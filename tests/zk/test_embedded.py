@@ -99,6 +99,24 @@ def test_the_class_path_comes_from_the_environment_or_pyspark(
     assert find_classpath() == f"{package}/jars/*"
 
 
+def test_a_wheel_alone_says_which_extra_brings_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence, before Java is looked for: pip comes before the system."""
+    monkeypatch.delenv("METAQ_ZOOKEEPER_CLASSPATH", raising=False)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.delitem(sys.modules, "pyspark", raising=False)
+    with pytest.raises(EmbeddedZooKeeperError) as refused:
+        EmbeddedZooKeeper(tmp_path).start()
+    assert str(refused.value) == (
+        "no ZooKeeper server found: install metaq[spark], whose pyspark brings its"
+        " jars, set METAQ_ZOOKEEPER_CLASSPATH to the class path of one, or use one that"
+        " runs (--set zk.zkConnect=HOST:PORT)"
+    )
+
+
 def test_a_server_that_dies_at_start_is_reported_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

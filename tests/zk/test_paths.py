@@ -52,6 +52,18 @@ BUILT = {
     P.owner("g", PARTITION): "/meta/consumers/g/owners/t-1/0-3",
     P.group_offset("g", PARTITION): "/meta/consumers/g/offsets/t-1/0-3",
     P.query_start("q"): "/meta/queries/q/start",
+    P.query_routes("q"): "/meta/queries/q/routes",
+    P.recorded_brokers(): "/meta/catalog/brokers",
+    P.recorded_broker(BrokerId(7)): "/meta/catalog/brokers/7",
+    P.recorded_topics(): "/meta/catalog/partitions",
+    P.recorded_topic("t-1"): "/meta/catalog/partitions/t-1",
+    P.recorded_partitions("t-1", BrokerId(7)): "/meta/catalog/partitions/t-1/7",
+    P.topic_definitions(): "/meta/catalog/topics",
+    P.topic_definition("t-1"): "/meta/catalog/topics/t-1",
+    P.recorded_directories(BrokerId(7)): "/meta/catalog/directories/7",
+    P.topics_with_status(): "/meta/catalog/status",
+    P.topic_statuses("t-1"): "/meta/catalog/status/t-1",
+    P.topic_status("t-1", BrokerId(7)): "/meta/catalog/status/t-1/7",
 }
 
 

@@ -1,6 +1,7 @@
 """Plans: desired nodes against recorded trees, and steps that always get there."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,17 @@ def nodes_of(snapshot: BrokerSnapshot) -> dict[str, tuple[str, bool]]:
         node.path: (node.data.decode(), node.upkeep is not Upkeep.WRITTEN)
         for group in groups
         for node in group.nodes
-        if node.upkeep is not Upkeep.ABSENT
+        if node.upkeep not in {Upkeep.ABSENT, Upkeep.RECORDED}
+    }
+
+
+def records_of(snapshot: BrokerSnapshot) -> dict[str, bytes]:
+    groups, _ = desired_groups(snapshot, PATHS)
+    return {
+        node.path.removeprefix("/meta/catalog/"): node.data
+        for group in groups
+        for node in group.nodes
+        if node.upkeep is Upkeep.RECORDED
     }
 
 
@@ -78,11 +89,51 @@ def test_desired_nodes_are_those_of_a_recorded_broker(tree: str) -> None:
     assert nodes_of(RECORDED[tree]) == recorded
 
 
+def test_a_leader_records_its_address_and_what_it_serves() -> None:
+    """A topic that takes neither puts nor gets is served to nobody."""
+    snapshot = snapshot_of(
+        1,
+        AdvertisedTopic("both", 2),
+        AdvertisedTopic("puts", 3, accepts_gets=False),
+        AdvertisedTopic("neither", 4, accepts_puts=False, accepts_gets=False),
+    )
+    assert records_of(snapshot) == {
+        "brokers/0": b"meta://127.0.0.1:8123",
+        "partitions/both/0": b"2",
+        "partitions/puts/0": b"3",
+    }
+    assert records_of(replace(snapshot, role=FOLLOWER)) == {}
+    assert records_of(replace(snapshot, has_record=False)) == {}
+
+
+def test_a_record_outlives_a_withdrawal_and_goes_with_its_topic() -> None:
+    """What a broker has is still there when the broker is not."""
+    groups, _ = desired_groups(snapshot_of(1, AdvertisedTopic("t", 2)), PATHS)
+    assert not [s for s in plan_withdrawal(groups) if "/catalog/" in s.path]
+    assert plan_removal(groups[1])[0] == Step(
+        Verb.DELETE, "/meta/catalog/partitions/t/0"
+    )
+
+
+def test_a_record_is_written_where_it_differs_and_whoever_wrote_it() -> None:
+    """A start that finds its records as they should be writes none of them."""
+    path = "/meta/catalog/partitions/t/0"
+    for data in (b"2", b"3", None):
+        found = as_wanted(TOPIC, US)
+        found[path] = None if data is None else Node(data, 0, 5)
+        steps = plan_group(TOPIC, found, US)
+        expected = () if data == b"2" else (Step(Verb.SET_OR_CREATE, path, b"2"),)
+        assert steps == expected
+
+
 def test_registration_follows_the_order_of_metaq() -> None:
-    """Role, address, checksum, then topic by topic: topics, topics-pub, topics-sub."""
+    """Role, address, checksum, then topic by topic: topics, topics-pub, topics-sub.
+
+    What is recorded of a topic comes before the topic.
+    """
     groups, _ = desired_groups(RECORDED["after_broker_start"], PATHS)
     steps = [
-        (step.verb, step.path.removeprefix("/meta/brokers/"))
+        (step.verb, step.path.removeprefix("/meta/").removeprefix("brokers/"))
         for group in groups
         for step in plan_group(group, dict.fromkeys(paths_of(group)), US)
     ]
@@ -90,9 +141,12 @@ def test_registration_follows_the_order_of_metaq() -> None:
         (Verb.CREATE_EPHEMERAL, "ids/0/master"),
         (Verb.SET_OR_CREATE, "ids/0"),
         (Verb.CREATE_EPHEMERAL, "ids/0/master_config_checksum"),
+        (Verb.SET_OR_CREATE, "catalog/brokers/0"),
+        (Verb.SET_OR_CREATE, "catalog/partitions/meta-test/0"),
         (Verb.CREATE_EPHEMERAL, "topics/meta-test/0-m"),
         (Verb.CREATE_EPHEMERAL, "topics-pub/meta-test/0-m"),
         (Verb.CREATE_EPHEMERAL, "topics-sub/meta-test/0-m"),
+        (Verb.SET_OR_CREATE, "catalog/partitions/test/0"),
         (Verb.CREATE_EPHEMERAL, "topics/test/0-m"),
         (Verb.CREATE_EPHEMERAL, "topics-pub/test/0-m"),
         (Verb.CREATE_EPHEMERAL, "topics-sub/test/0-m"),
@@ -145,13 +199,14 @@ def paths_of(group: DesiredGroup) -> list[str]:
 GROUPS, _ = desired_groups(snapshot_of(1, AdvertisedTopic("t", 2)), PATHS)
 BROKER, TOPIC = GROUPS
 CLAIM = BROKER.nodes[0].path
+LASTING = {Upkeep.WRITTEN, Upkeep.RECORDED}
 
 
 def as_wanted(group: DesiredGroup, session_id: int) -> dict[str, Node | None]:
     return {
         node.path: None
         if node.upkeep is Upkeep.ABSENT
-        else Node(node.data, 0 if node.upkeep is Upkeep.WRITTEN else session_id, 0)
+        else Node(node.data, 0 if node.upkeep in LASTING else session_id, 0)
         for node in group.nodes
     }
 
@@ -166,7 +221,7 @@ def test_what_is_as_it_should_be_is_left_alone() -> None:
 def test_nodes_of_a_dead_session_of_ours_are_replaced(group: DesiredGroup) -> None:
     """A broker that restarts before its old session expired takes its nodes over."""
     steps = plan_group(group, as_wanted(group, THEM), US)
-    ephemeral = [n.path for n in group.nodes if n.upkeep is not Upkeep.WRITTEN]
+    ephemeral = [n.path for n in group.nodes if n.upkeep not in LASTING]
     assert [s.path for s in steps if s.verb is Verb.DELETE] == ephemeral
     assert [s.path for s in steps if s.verb is Verb.CREATE_EPHEMERAL] == ephemeral
     assert len(steps) == 2 * len(ephemeral)
@@ -197,9 +252,11 @@ def test_a_changed_count_disappears_and_comes_back() -> None:
     """All three nodes go before any returns: watchers see children only."""
     after, _ = desired_groups(snapshot_of(1, AdvertisedTopic("t", 4)), PATHS)
     steps = plan_group(after[1], as_wanted(TOPIC, US), US)
-    assert [step.verb for step in steps] == [Verb.DELETE] * 3 + [
-        Verb.CREATE_EPHEMERAL
-    ] * 3
+    assert [step.verb for step in steps] == [
+        *[Verb.DELETE] * 3,
+        Verb.SET_OR_CREATE,
+        *[Verb.CREATE_EPHEMERAL] * 3,
+    ]
     assert steps[-1].data == b'{"numParts":4,"broker":"0-m"}'
 
 
@@ -226,6 +283,8 @@ def test_a_topic_is_removed_from_all_three_places_it_was_in() -> None:
     closed = AdvertisedTopic("t", 2, accepts_gets=False)
     groups, _ = desired_groups(snapshot_of(1, closed), PATHS)
     assert [step.path for step in plan_removal(groups[1])] == [
+        "/meta/catalog/partitions/t/0",
+        "/meta/catalog/partitions/t",
         "/meta/brokers/topics/t/0-m",
         "/meta/brokers/topics-pub/t/0-m",
     ]

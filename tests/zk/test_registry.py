@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from metaq.errors import CoordinationError
 from metaq.model import BrokerId
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
@@ -16,6 +17,7 @@ from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import (
     CHECK_INTERVAL_S,
+    REPAIR_DELAY_S,
     RETRY_DELAY_S_MAX,
     BrokerRegistry,
     RegistrationState,
@@ -67,8 +69,24 @@ def tree_of(server: MemoryZooKeeper) -> dict[str, tuple[str, bool]]:
     return {p: (n.data.decode(), n.is_ephemeral) for p, n in server.tree().items()}
 
 
+def catalog_of(snapshot: BrokerSnapshot) -> dict[str, tuple[str, bool]]:
+    """Return what a broker records of itself, which MetaQ does not know."""
+    catalog, number = "/meta/catalog", snapshot.role.broker_id
+    nodes = {
+        catalog: "",
+        f"{catalog}/brokers": "",
+        f"{catalog}/brokers/{number}": str(snapshot.address),
+        f"{catalog}/partitions": "",
+    }
+    for topic in snapshot.topics:
+        parent = f"{catalog}/partitions/{topic.name}"
+        nodes |= {parent: "", f"{parent}/{number}": str(topic.partition_count)}
+    return {path: (data, False) for path, data in nodes.items()}
+
+
 def recorded(tree: str) -> dict[str, tuple[str, bool]]:
-    return {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+    nodes = {n["path"]: (n["data"], n["ephemeral"]) for n in GOLDEN[tree]}
+    return nodes | catalog_of(SNAPSHOT)
 
 
 async def settle() -> None:
@@ -76,7 +94,10 @@ async def settle() -> None:
 
 
 def test_registration_and_withdrawal_leave_the_recorded_trees() -> None:
-    """Start and stop give byte for byte what the Java broker leaves behind."""
+    """Start and stop give byte for byte what the Java broker leaves behind.
+
+    And the catalog, which stays.
+    """
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -187,7 +208,7 @@ def test_a_plain_disconnect_causes_no_request() -> None:
 
 
 def test_nodes_that_vanish_under_a_living_session_come_back() -> None:
-    """The periodic check puts back what somebody deleted, also after a disconnect."""
+    """What others deleted is put back, also what they deleted during a disconnect."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -203,7 +224,194 @@ def test_nodes_that_vanish_under_a_living_session_come_back() -> None:
             server.resume(coordinator)
             await asyncio.sleep(2 * CHECK_INTERVAL_S)
             assert tree_of(server) == recorded("after_broker_start")
-            assert registry.statistics().repair_count == 10
+            # Three nodes of the broker, three of each topic, and their three records.
+            assert registry.statistics().repair_count == 1 + 9 + 3
+
+    run_virtually(scenario())
+
+
+def test_a_node_that_others_delete_or_overwrite_is_back_within_two_seconds() -> None:
+    """Meanwhile the registration counts as pending, and names the node."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            before = tree_of(server)
+            for path in (MASTER, "/meta/brokers/ids/0", TEST_PUB):
+                for ruin in (
+                    server.remove,
+                    lambda p: server.write(p, b"x"),
+                ):
+                    ruin(path)
+                    await settle()
+                    statistics = registry.statistics()
+                    assert statistics.state is RegistrationState.PENDING
+                    assert path in statistics.last_error
+                    await asyncio.sleep(2)
+                    assert tree_of(server) == before
+                    statistics = registry.statistics()
+                    assert statistics.state is RegistrationState.REGISTERED
+                    assert statistics.last_error == ""
+
+    run_virtually(scenario())
+
+
+def test_everything_that_others_delete_is_back_within_two_seconds() -> None:
+    """A tree that was removed costs one pass, and a sentence that stays short."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        topics = [AdvertisedTopic(f"t{number}", 2) for number in range(50)]
+        async with broker_on(server) as (registry, _):
+            await registry.register(snapshot_of(*topics), deadline_s=in_s(5))
+            before, passes = tree_of(server), registry.statistics().pass_count
+            for path in before:
+                if path.startswith("/meta/brokers/"):
+                    server.remove(path)
+            await settle()
+            assert registry.statistics().last_error.endswith(" and 150 more")
+            await asyncio.sleep(2)
+            assert tree_of(server) == before
+            assert registry.statistics().pass_count == passes + 1
+            assert registry.statistics().state is RegistrationState.REGISTERED
+
+    run_virtually(scenario())
+
+
+def test_the_periodic_check_finds_what_is_not_watched() -> None:
+    """A record that others deleted, and a node that looks like ours and is not."""
+    record = "/meta/catalog/partitions/test/0"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            before = server.tree()
+            server.remove(record)
+            server.put(TEST_PUB, before[TEST_PUB].data, session_id=99)
+            await asyncio.sleep(CHECK_INTERVAL_S + 1)
+            after = server.tree()
+            assert after[record] == before[record]
+            assert after[TEST_PUB] == before[TEST_PUB]
+
+    run_virtually(scenario())
+
+
+def test_what_the_broker_changes_itself_is_no_alarm() -> None:
+    """Updates and new sessions are no repairs."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            registry.update(snapshot_of(AdvertisedTopic("test", 4), port=8124))
+            await asyncio.sleep(5)
+            server.expire(coordinator)
+            await asyncio.sleep(5)
+            assert registry.statistics().state is RegistrationState.REGISTERED
+            assert registry.statistics().repair_count == 0
+            assert registry.statistics().last_error == ""
+            # The watches are those of the new nodes.
+            server.remove(TEST_PUB)
+            await asyncio.sleep(2)
+            assert TEST_PUB in server.tree()
+
+    run_virtually(scenario())
+
+
+def test_a_repair_that_fails_still_names_what_is_missing() -> None:
+    """The alarm lasts as long as the node is not there."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+
+            async def refuse(*_: object, **__: object) -> None:
+                raise CoordinationError("no rights")
+
+            coordinator.create_ephemeral = refuse  # type: ignore[method-assign]
+            server.remove(TEST_PUB)
+            await asyncio.sleep(20)
+            assert TEST_PUB in registry.statistics().last_error
+            assert "no rights" in registry.statistics().last_error
+            del coordinator.create_ephemeral
+            await asyncio.sleep(RETRY_DELAY_S_MAX + 1)
+            assert registry.statistics().state is RegistrationState.REGISTERED
+            assert registry.statistics().last_error == ""
+
+    run_virtually(scenario())
+
+
+def test_two_that_overwrite_each_other_do_so_slowly() -> None:
+    """A node that another process wrongly takes for its own costs little."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            passes, rival = registry.statistics().pass_count, server.coordinator(CLOCK)
+            rival.start()
+            path = "/meta/brokers/ids/0"
+
+            def overwrite(data: bytes | None) -> None:
+                if data != b"mine":
+                    server.write(path, b"mine")
+
+            rival.watch_data(path, overwrite)
+            await asyncio.sleep(10)
+            assert registry.statistics().pass_count - passes <= 10 / REPAIR_DELAY_S
+            await rival.stop(deadline_s=in_s(1))
+
+    run_virtually(scenario())
+
+
+def test_the_catalog_forgets_what_a_broker_has_no_more_and_nothing_else() -> None:
+    """Also what went while the broker was not here; others' records are theirs."""
+    parent = "/meta/catalog/partitions"
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        server.put(f"{parent}/gone/0", b"2")
+        server.put(f"{parent}/gone/1", b"3")
+        server.put(f"{parent}/gone/10", b"4")
+        async with broker_on(server) as (registry, coordinator):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            await settle()
+            assert not await coordinator.exists(f"{parent}/gone/0", deadline_s=in_s(5))
+            assert await coordinator.exists(f"{parent}/test/0", deadline_s=in_s(5))
+            # Gone while there is no session: its nodes are, and the record is not.
+            server.suspend(coordinator)
+            registry.update(snapshot_of(TWO[0]))
+            server.expire(coordinator)
+            await settle()
+            assert f"{parent}/test/0" not in server.tree()
+            registry.update(snapshot_of())
+            await settle()
+            await registry.withdraw(deadline_s=in_s(5))
+        left = [path for path in server.tree() if path.startswith(f"{parent}/")]
+        assert [path for path in left if path.rpartition("/")[2].isdigit()] == [
+            f"{parent}/gone/1",
+            f"{parent}/gone/10",
+        ]
+
+    run_virtually(scenario())
+
+
+def test_a_start_writes_no_record_that_is_as_it_should_be() -> None:
+    """Thousands of topics cost thousands of reads, and not as many writes."""
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+            await registry.withdraw(deadline_s=in_s(5))
+        server.calls.clear()
+        async with broker_on(server) as (registry, _):
+            await registry.register(SNAPSHOT, deadline_s=in_s(5))
+        written = [path for verb, path in server.calls if verb == "set"]
+        assert written == ["/meta/brokers/ids/0"]
 
     run_virtually(scenario())
 
@@ -359,7 +567,7 @@ def test_an_update_touches_only_the_topics_that_changed() -> None:
             assert {path for _, path in server.calls} == {
                 f"/meta/brokers/{parent}/test/0-m"
                 for parent in ("topics", "topics-pub", "topics-sub")
-            }
+            } | {"/meta/catalog/partitions/test/0"}
             assert server.tree()[TEST_PUB].data == b'{"numParts":4,"broker":"0-m"}'
             registry.update(snapshot_of(TWO[0]))
             await settle()

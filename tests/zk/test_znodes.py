@@ -27,6 +27,7 @@ COUNT: Codec = (znodes.encode_partition_count, znodes.decode_partition_count)
 REGISTRATION: Codec = (znodes.encode_registration, znodes.decode_registration)
 TOPICS: Codec = (znodes.encode_member_topics, znodes.decode_member_topics)
 OWNER: Codec = (znodes.encode_owner, znodes.decode_owner)
+DIRECTORIES: Codec = (znodes.encode_directories, znodes.decode_directories)
 OFFSET: Codec = (znodes.encode_group_offset, znodes.decode_group_offset)
 CODECS: dict[NodeKind, Codec] = {
     NodeKind.BROKER: ADDRESS,
@@ -39,12 +40,20 @@ CODECS: dict[NodeKind, Codec] = {
     NodeKind.MEMBER: TOPICS,
     NodeKind.OWNER: OWNER,
     NodeKind.GROUP_OFFSET: OFFSET,
+    NodeKind.RECORDED_BROKER: ADDRESS,
+    NodeKind.RECORDED_PARTITIONS: COUNT,
+    NodeKind.RECORDED_DIRECTORIES: DIRECTORIES,
 }
 
 
 def test_every_node_of_metaq_has_a_codec() -> None:
-    """The start of a query is not MetaQ's; whoever writes it reads it."""
-    assert set(NodeKind) - set(CODECS) == {NodeKind.QUERY_START}
+    """What queries keep, and a topic's definition, are coded where they are made."""
+    assert set(NodeKind) - set(CODECS) == {
+        NodeKind.QUERY_START,
+        NodeKind.QUERY_ROUTES,
+        NodeKind.TOPIC_DEFINITION,
+        NodeKind.TOPIC_STATUS,
+    }
 
 
 @pytest.mark.parametrize("tree", GOLDEN)
@@ -197,3 +206,14 @@ offsets = st.integers(0, 2**63 - 1).map(Offset)
 def test_group_offsets_round_trip(value: GroupOffset) -> None:
     """Any id, negative ones included, and any offset come back."""
     assert znodes.decode_group_offset(znodes.encode_group_offset(value)) == value
+
+
+def test_data_directories_are_read_as_they_were_written() -> None:
+    """Exact bytes, and a refusal of every other shape."""
+    directories = {"/b": ("b2", 3), "/a": ("a1", 0)}
+    data = znodes.encode_directories(directories)
+    assert data == b'{"/a":["a1",0],"/b":["b2",3]}'
+    assert znodes.decode_directories(b" " + data) == directories
+    for bad in (b"[]", b'{"/a":[1]}', b'{"/a":["x","y"]}', b'{"/a":5}', b"x"):
+        with pytest.raises(PayloadError):
+            znodes.decode_directories(bad)

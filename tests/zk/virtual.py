@@ -32,6 +32,9 @@ class VirtualClock:
     def monotonic_s(self) -> float:
         return asyncio.get_running_loop().time()
 
+    def boot_s(self) -> float:
+        return self.monotonic_s()
+
 
 def run_virtually(scenario: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end; its sleeps and deadlines cost nothing."""

@@ -16,6 +16,7 @@ from metaq.broker.waiters import Waiter
 from metaq.errors import (
     BadRequestError,
     ClosedError,
+    CorruptRecordError,
     ForbiddenError,
     MovedError,
     NotFoundError,
@@ -28,7 +29,9 @@ from metaq.protocol import texts
 from metaq.protocol.commands import Get
 from metaq.protocol.encode import encode_result, encode_value_line
 from metaq.protocol.status import Status
+from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import DamagedSegmentError
 
 
 class GetAnswerer(Answerer, Protocol):
@@ -102,15 +105,15 @@ def _find(command: Get, context: BrokerContext) -> FileRange | _End:
     if command.max_size <= 0:  # 3
         count_get(context, command)
         raise BadRequestError(texts.invalid_max_size(command.max_size))
-    offset, size_bytes = command.offset, _cap(command, context)
+    offset, size_bytes = Offset(command.offset), _cap(command, context)
     try:
-        if log.log_start_offset <= offset < log.high_watermark:  # 5
-            return log.read(Offset(offset), size_bytes)
+        if log.log_start_offset <= offset < log.high_watermark or any(
+            each.covers(offset) for each in log.damage
+        ):  # 5
+            return log.read(offset, size_bytes)
     except (StorageError, ClosedError) as error:  # 9
         count_get(context, command, is_failure=True)
-        raise ServerError(
-            texts.put_failed(context.address, topic, partition, str(error))
-        ) from error
+        raise ServerError(_text_of(error, command, log, context)) from error
     return _outside(command, log, context)
 
 
@@ -190,10 +193,31 @@ def _explain(command: Get, context: BrokerContext, error: BaseException) -> byte
         counters.cmd_offset += 1
         start = str(log.log_start_offset).encode()
         return encode_result(Status.MOVED, start, command.opaque)
-    is_told = isinstance(error, StorageError)
-    detail = str(error) if is_told else "the disk cannot read it"
-    text = texts.put_failed(context.address, topic, partition, detail)
+    text = _text_of(error, command, log, context)
+    if isinstance(error, DamagedSegmentError) and log is not None:
+        if log.state in {LogState.OPEN, LogState.STOPPED}:
+            log.on_damage(error.damage)
+        if not error.damage.covers(Offset(command.offset)):
+            # What lies before the damage is there for the next get.
+            detail = f"file ends within the range: file={error.damage.path}"
+            text = texts.put_failed(context.address, topic, partition, detail)
     return encode_result(Status.SERVER_ERROR, text.encode(), command.opaque)
+
+
+def _text_of(
+    error: BaseException,
+    command: Get,
+    log: PartitionLog | None,
+    context: BrokerContext,
+) -> str:
+    """Return the text of a 500; damage is named for programs, too."""
+    is_told = isinstance(error, StorageError | ClosedError)
+    detail = str(error) if is_told else "the disk cannot read it"
+    text = texts.put_failed(context.address, command.topic, command.partition, detail)
+    if isinstance(error, CorruptRecordError) and log is not None:
+        offset, end = command.offset, log.high_watermark
+        return texts.with_damage(text, error, offset=offset, end=end)
+    return text
 
 
 def count_get(

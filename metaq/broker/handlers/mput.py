@@ -1,12 +1,17 @@
 """`mput`: many records, one command, one sync, one answer (docs/protocol.md).
 
 All or none: framing, the checksum of the batch and the checksum of every record are
-verified before the first id is given out. A record whose own checksum is wrong would
-look like rot later, and a Java broker that recovers the log would cut it there.
+verified before the first id is given out, in steps where the batch is large. A record
+whose own checksum is wrong would look like rot later, and a Java broker that recovers
+the log would cut it there.
 
 A batch that its producer sends again is answered with the receipt of the first time;
 it is recognised by its numbers, before anything else of it is looked at.
 """
+
+from collections.abc import Generator, Sequence
+from typing import Final
+from zlib import crc32
 
 from metaq.broker.acks import (
     Answerer,
@@ -14,7 +19,7 @@ from metaq.broker.acks import (
     append_run,
     count_puts,
     refuse_put,
-    verify_checksum,
+    require_checksum,
 )
 from metaq.broker.batches import answer_repeated, append_batch
 from metaq.broker.context import BrokerContext
@@ -27,15 +32,24 @@ from metaq.errors import (
 )
 from metaq.model import MessageId, SizeBytes
 from metaq.protocol.commands import Mput
-from metaq.record.batch import check_and_stamp
+from metaq.record.batch import BatchError, check_in_steps, stamp
+from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import Batch
 
+CHECKSUM_STEP_BYTES: Final = 1024 * 1024
+"""What one step takes of the checksum of a batch: less than a millisecond."""
 
-def handle_mput(command: Mput, answerer: Answerer, context: BrokerContext) -> None:
-    """Append a batch; it is answered when it is stored.
+
+def handle_mput(
+    command: Mput, answerer: Answerer, context: BrokerContext
+) -> Generator[None]:
+    """Append a batch in steps; it is answered when it is stored.
+
+    Between the steps others may be served. What a step has found out is asked again
+    where it may have changed: a batch may come a second time on another connection.
 
     Raises:
         WireError: refused, and nothing was appended; the text is the answer.
@@ -50,7 +64,9 @@ def handle_mput(command: Mput, answerer: Answerer, context: BrokerContext) -> No
         partition = context.topics.resolve_put(topic, partition)
         if _answer_if_repeated(command, partition, answerer, context):
             return
-        stamped, first_id = _stamp(command, context)
+        records, positions = yield from _check(command, context)
+        if _answer_if_repeated(command, partition, answerer, context):
+            return
         log = context.topics.log_for_put(topic, partition)
     except (
         ForbiddenError,
@@ -62,7 +78,9 @@ def handle_mput(command: Mput, answerer: Answerer, context: BrokerContext) -> No
         raise refuse_put(
             context, error, topic=topic, partition=partition, count=count
         ) from error
-    _append(command, stamped, first_id, log, answerer, context)
+    first_id = context.ids.reserve(count)
+    stamp(records, positions, first_id)
+    _append(command, records, first_id, log, answerer, context)
 
 
 def _answer_if_repeated(
@@ -119,23 +137,28 @@ def _append(
     append_batch(log, stamped, batch, answerer, context, opaque=command.opaque)
 
 
-def _stamp(command: Mput, context: BrokerContext) -> tuple[bytearray, MessageId]:
-    """Verify a batch and give its records their ids.
+def _check(
+    command: Mput, context: BrokerContext
+) -> Generator[None, None, tuple[bytearray, Sequence[int]]]:
+    """Verify a batch.
 
     Returns:
-        The records as they go to disk, and the first id.
+        The records as they go to disk but for their ids, and where each begins.
 
     Raises:
         ServerError: the batch is not what it says it is.
     """
-    verify_checksum(command.payload, command.checksum)
-    records, first_id = bytearray(command.payload), context.ids.reserve(command.count)
-    error = check_and_stamp(
-        records,
+    payload, crc = command.payload, 0
+    for start in range(0, len(payload), CHECKSUM_STEP_BYTES):
+        if start:
+            yield
+        crc = crc32(memoryview(payload)[start : start + CHECKSUM_STEP_BYTES], crc)
+    require_checksum(crc & CHECKSUM_MASK, command.checksum)
+    found = yield from check_in_steps(
+        payload,
         command.count,
-        first_id,
         payload_bytes_max=context.config.limits.payload_bytes_max,
     )
-    if error is not None:
-        raise ServerError(f"mput: at byte {error.position}: {error.detail}")
-    return records, first_id
+    if isinstance(found, BatchError):
+        raise ServerError(f"mput: at byte {found.position}: {found.detail}")
+    return bytearray(payload), found

@@ -4,7 +4,9 @@ Order of the checks: closed partition, topic, partition range, checksum, then th
 itself. Refusals of the disk (offline, damaged, no space) are 500 with a detail that
 names what is wrong; MetaQ sends no detail there.
 
-Keep in step: `hot_puts.py`, which does the ordinary case of this.
+What is stored comes this way only where it is the first put of its partition, or was
+cut by the end of a read: `hot_puts.py` takes the rest, and answers no refusal. Keep
+both in step.
 """
 
 from metaq.broker.acks import (

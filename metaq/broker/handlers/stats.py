@@ -2,17 +2,18 @@
 
 Every body but that of `config` stands between `STATS` and `END`. Lines that MetaQ does
 not have come last, where its tools do not look: `durability` says what an
-acknowledgement means, `set` what was set over the file that `config` sends.
+acknowledgement means, `closed_partitions` how many are closed and which, `set` what was
+set over the file.
 """
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from metaq.broker.context import BrokerContext
 from metaq.broker.realtime import OPERATIONS
-from metaq.config import TopicConfig
+from metaq.config import BrokerConfig, TopicConfig
 from metaq.protocol.commands import Stats
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_state import LogStatistics
@@ -37,8 +38,7 @@ def handle_stats(command: Stats, context: BrokerContext) -> bytes:
     """Return the body for an item; a word that is no item is a topic's name."""
     match command.item:
         case "config":
-            # The file as it was loaded: what the broker runs on, also while somebody
-            # is editing it.
+            # What the broker runs on, also while somebody is editing the file.
             return context.config.data
         case "":
             lines = _broker_lines(context)
@@ -53,7 +53,7 @@ def handle_stats(command: Stats, context: BrokerContext) -> bytes:
             context.realtime.reset()
             lines = ["reset ok"]
         case "help":
-            lines = list(_HELP)
+            return _HELP_TEXT
         case topic:
             lines = _topic_lines(topic, context)
     return _wrap(lines)
@@ -73,14 +73,22 @@ def _wrap(lines: Iterable[str]) -> bytes:
     return "\r\n".join(("STATS", *lines, "END", "")).encode()
 
 
+_HELP_TEXT: Final = _wrap(_HELP)
+
+
 def _broker_lines(context: BrokerContext) -> list[str]:
     config, counters = context.config, context.counters
     logs = by_topic(context)
     total = sum(s.record_count for logs_ in logs.values() for s in logs_)
     uptime_s = int(context.clock.monotonic_s() - context.started_s)
     modes = {
-        describe_durability(config.topic(name)) for name in {*logs, *config.topics}
+        describe_durability(config.topic(name)) for name in {*logs, *config.topic_names}
     }
+    closed = [
+        f"{topic}-{partition}"
+        for topic, partitions in sorted(context.topics.closed_partitions().items())
+        for partition in partitions
+    ]
     return [
         f"pid {os.getpid()}",
         f"broker_id {config.system.broker_id}",
@@ -100,15 +108,26 @@ def _broker_lines(context: BrokerContext) -> list[str]:
         f"get_miss {counters.get_miss}",
         f"put_failed {counters.put_failed}",
         f"total_messages {total}",
-        f"topics {len({*logs, *config.topics})}",
+        f"topics {len({*logs, *config.topic_names})}",
         f"config_checksum {config.checksum}",
         f"durability {'; '.join(sorted(modes))}",
+        " ".join(("closed_partitions", str(len(closed)), *closed)),
         *(
             f"set {key}={value}"
-            for key, value in config.overrides.items()
+            for key, value in (*config.overrides.items(), *_defined_settings(config))
             if key.rpartition(":")[2] in TOLD_KEYS
         ),
     ]
+
+
+def _defined_settings(config: BrokerConfig) -> Iterator[tuple[str, str]]:
+    """Yield what topics that were made by command would have in the file."""
+    for name, topic in config.defined.items():
+        # The first '=' of a line ends the key.
+        if name not in config.topics and "=" not in name:
+            yield f"{name}:numPartitions", str(topic.partition_count)
+            yield f"{name}:acceptPublish", _bool(topic.accept_publish)
+            yield f"{name}:acceptSubscribe", _bool(topic.accept_subscribe)
 
 
 def _topics_lines(context: BrokerContext) -> list[str]:
@@ -123,7 +142,7 @@ def _topics_lines(context: BrokerContext) -> list[str]:
             f" accept_publish {_bool(config.accept_publish)}"
             f" accept_subscribe {_bool(config.accept_subscribe)}"
         )
-    empty = [topic for topic in context.config.topics if topic not in logs]
+    empty = [topic for topic in context.config.topic_names if topic not in logs]
     return lines + [f"{topic} *Empty*" for topic in empty]
 
 
@@ -138,7 +157,7 @@ def _offsets_lines(context: BrokerContext) -> list[str]:
 
 def _topic_lines(topic: str, context: BrokerContext) -> list[str]:
     found = by_topic(context).get(topic, [])
-    code = 0 if found else 2 if topic in context.config.topics else 1
+    code = 0 if found else 2 if topic in context.config.topic_names else 1
     lines = [
         topic,
         f"resultCode {code}",

@@ -16,5 +16,6 @@ def handle_version(context: BrokerContext) -> bytes:
         batch_records_max=limits.batch_records_max,
         dedup=True,
         spans=True,
+        codes=True,
     )
     return encode_version_body(capabilities).encode()

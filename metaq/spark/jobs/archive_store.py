@@ -17,13 +17,16 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.files import ArchiveFiles
 from metaq.spark.jobs.manifest import (
     MANIFEST_SUFFIX,
     ArchivedFile,
+    ArchivedLog,
     Manifest,
     manifest_name,
+    sum_logs,
 )
 from metaq.spark.schema import ROW_DDL
 
@@ -173,7 +176,7 @@ class ArchiveStore:
         # Whatever the session says: what is put together comes out as one file.
         writer = ordered.write.option("maxRecordsPerFile", 0)
         writer.partitionBy("topic", "date").parquet(staged)
-        counts = self._count(staged)
+        held = self._count(staged)
         written = []
         for number, file in enumerate(self._files.list_files(staging)):
             if not file.path.endswith(SUFFIX):
@@ -181,20 +184,81 @@ class ArchiveStore:
             below = file.path.removeprefix(f"{staging}/")
             target = f"{below.rpartition('/')[0]}/{stem}-{number:05}{SUFFIX}"
             self._files.move(file.path, target)
-            count = counts.pop(file.path, 0)
-            written.append(ArchivedFile(target, file.size_bytes, count))
-        if counts:
+            logs = held.pop(file.path, ())
+            count = sum(log.message_count for log in logs)
+            written.append(ArchivedFile(target, file.size_bytes, count, logs))
+        if held:
             raise ArchiveError(
-                f"{self.root}: files were read, but are not there: {counts}"
+                f"{self.root}: files were read, but are not there: {', '.join(held)}"
             )
         self._files.delete(staging)
         return tuple(written)
 
-    def _count(self, staged: str) -> dict[str, int]:
+    def _count(self, directory: str) -> dict[str, tuple[ArchivedLog, ...]]:
+        return self._count_rows(self._spark.read.schema(ARCHIVE_DDL).parquet(directory))
+
+    def _count_rows(self, rows: DataFrame) -> dict[str, tuple[ArchivedLog, ...]]:
+        """Return what each file holds of each partition, read from the files."""
         name = sf.col("_metadata.file_path").alias("name")
-        rows = self._spark.read.schema(ARCHIVE_DDL).parquet(staged)
-        counted = rows.select(name).groupBy("name").count().collect()
-        return {self._files.path_of(row["name"]): row["count"] for row in counted}
+        counted = (
+            rows.select(name, *ORDER)
+            .groupBy("name", *ORDER[:-1])
+            .agg(
+                sf.count(sf.lit(1)).alias("count"),
+                sf.min("offset").alias("first"),
+                sf.max("offset").alias("last"),
+            )
+            .orderBy("name", *ORDER[:-1])
+        )
+        found: dict[str, list[ArchivedLog]] = {}
+        for row in counted.collect():
+            broker_id, number = BrokerId(row["broker_id"]), row["partition"]
+            log = ArchivedLog(
+                TopicPartition(row["topic"], broker_id, number),
+                row["count"],
+                Offset(row["first"]),
+                Offset(row["last"]),
+            )
+            found.setdefault(self._files.path_of(row["name"]), []).append(log)
+        return {path: tuple(logs) for path, logs in found.items()}
+
+    def present_files(self) -> tuple[ArchivedFile, ...]:
+        """Return the files of the manifest that are there, whatever is in them.
+
+        Raises:
+            ArchiveError: One is gone of which the manifest does not say what it held.
+        """
+        there = {file.path for file in self._files.list_files()}
+        for file in self.manifest.files:
+            if file.path not in there and not file.logs and file.message_count:
+                raise ArchiveError(
+                    f"{self.root}: {file.path} is gone with {file.message_count}"
+                    " messages; its manifest is an old one, and does not say of which"
+                    " partitions"
+                )
+        return tuple(file for file in self.manifest.files if file.path in there)
+
+    def count_missing(self, files: Sequence[ArchivedFile]) -> tuple[ArchivedLog, ...]:
+        """Return what the manifest says is archived, and is not in the files.
+
+        Args:
+            files: Those that are there.
+
+        Returns:
+            For each partition that lacks messages how many, and from where to where
+            the files reached that lack them.
+        """
+        known = [file for file in files if file.logs]
+        held = self._count_rows(self._parquet(known)) if known else {}
+        missing = []
+        for file in self.manifest.files:
+            here = {log.partition: log for log in held.get(file.path, ())}
+            for log in file.logs:
+                found = here.get(log.partition)
+                count = log.message_count - (found.message_count if found else 0)
+                if count > 0:
+                    missing.append(replace(log, message_count=count))
+        return sum_logs(missing)
 
     def delete(self, files: Sequence[ArchivedFile]) -> None:
         """Delete data files that the manifest does not name any more."""
@@ -205,9 +269,12 @@ class ArchiveStore:
         """Return the rows of some data files."""
         if not files:
             return self._spark.createDataFrame([], ARCHIVE_DDL)
+        return self._parquet(files).select(*COLUMNS)
+
+    def _parquet(self, files: Sequence[ArchivedFile]) -> DataFrame:
         urls = [self._files.url_of(file.path) for file in files]
         reader = self._spark.read.schema(ARCHIVE_DDL).option("basePath", self.root)
-        return reader.parquet(*urls).select(*COLUMNS)
+        return reader.parquet(*urls)
 
     def _load(self) -> Manifest:
         names = [
@@ -238,7 +305,17 @@ def read_archive(spark: SparkSession, path: str) -> DataFrame:
     Raises:
         ArchiveError: There is no archive.
     """
+    store = open_archive(spark, path)
+    return store.read(store.manifest.files)
+
+
+def open_archive(spark: SparkSession, path: str) -> ArchiveStore:
+    """Open an archive for reading.
+
+    Raises:
+        ArchiveError: There is no archive.
+    """
     store = ArchiveStore(spark, path)
     if store.manifest.number == 0:
         raise ArchiveError(f"{store.root}: no archive: {MANIFESTS} has no manifest")
-    return store.read(store.manifest.files)
+    return store

@@ -3,6 +3,10 @@
     against an archive   messages are matched by partition and offset
     against a copy       messages are matched by their content, or by an id in it
 
+What an archive should hold is what its manifest says, never what is left of it: a
+message up to the recorded end of its partition that is not there is lost. What the
+archive has of partitions that no broker serves now is away: it cannot be compared.
+
 A copy has offsets of its own. Where content occurs several times, the numbers have to
 agree; order is judged by messages that occur once on either side.
 """
@@ -10,15 +14,17 @@ agree; order is judged by messages that occur once on either side.
 import enum
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as sf
 
 from metaq.model import BrokerId, Offset, TopicPartition
-from metaq.spark.jobs.archive_store import read_archive
+from metaq.spark.cluster import shared_cluster
+from metaq.spark.jobs.archive_store import open_archive
 from metaq.spark.jobs.failures import job_errors
+from metaq.spark.jobs.manifest import ArchivedLog
 from metaq.spark.options import SourceOptions
 
 EXAMPLES_MAX: Final = 10
@@ -40,6 +46,8 @@ class FindingKind(enum.Enum):
     """Behind a message of its partition that it was in front of."""
     EXTRA = "extra"
     """In the target, never in the source."""
+    AWAY = "away"
+    """Archived, of a partition that no broker serves now: it cannot be compared."""
     BEHIND = "behind"
     """After the end of what is archived of its partition: no fault, not yet there."""
     EXPIRED = "expired"
@@ -79,11 +87,14 @@ class AuditSummary:
     """Messages of each kind; every kind is there."""
     findings: tuple[Finding, ...]
     """The first of each kind, by kind and place; at most `EXAMPLES_MAX` of one."""
+    away: tuple[TopicPartition, ...] = ()
+    """Partitions that no broker serves now, archived or not: they are not compared."""
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong."""
-        return not any(n for kind, n in self.counts.items() if kind not in HARMLESS)
+        """Whether nothing is wrong, and everything was compared."""
+        has_fault = any(n for kind, n in self.counts.items() if kind not in HARMLESS)
+        return not has_fault and not self.away
 
 
 def audit_archive(
@@ -91,7 +102,8 @@ def audit_archive(
 ) -> AuditSummary:
     """Compare topics with an archive of them.
 
-    Messages that come while it runs may count as behind.
+    Messages that come while it runs may count as behind. What a broker has that is away
+    is named, and makes the summary a wrong one; `failOnDataLoss=true` fails instead.
 
     Args:
         spark: The session.
@@ -102,15 +114,28 @@ def audit_archive(
     Raises:
         ArchiveError: There is no archive, or it is damaged.
         JobError: Reading failed.
+        NoBrokerError: No broker has one of the topics.
         OptionError: An option is wrong.
     """
-    asked = {**options, "subscribe": ",".join(topics)}
-    SourceOptions.from_map(asked, is_stream=False)
-    archived = read_archive(spark, path)
+    # Of two spellings of one name Spark would take either.
+    given = {name.lower(): text for name, text in options.items()}
+    asked = {"failondataloss": "false", **given, "subscribe": ",".join(topics)}
+    wanted = SourceOptions.from_map(asked, is_stream=False)
+    store = open_archive(spark, path)
+    recorded = [log for log in store.manifest.logs if log.partition.topic in topics]
+    cluster = shared_cluster(wanted.wire)
+    cluster.require_whole(wanted, [log.partition for log in recorded])
+    away = cluster.away(wanted, [log.partition for log in recorded])
     with job_errors("audit"):
-        chosen = archived.where(sf.col("topic").isin(*topics))
+        there = store.present_files()
+        missing = [
+            log for log in store.count_missing(there) if log.partition.topic in topics
+        ]
+        chosen = store.read(there).where(sf.col("topic").isin(*topics))
         source = spark.read.format("metaq").options(**asked).load()
-        return compare_by_offset(source, chosen)
+        return compare_by_offset(
+            source, chosen, recorded=recorded, missing=missing, away=away
+        )
 
 
 def audit_copy(
@@ -142,13 +167,30 @@ def audit_copy(
         return compare_by_content(source, target, message_id=message_id)
 
 
-def compare_by_offset(source: DataFrame, target: DataFrame) -> AuditSummary:
-    """Compare two frames of the source's columns, place by place."""
+def compare_by_offset(
+    source: DataFrame,
+    target: DataFrame,
+    *,
+    recorded: Sequence[ArchivedLog] = (),
+    missing: Sequence[ArchivedLog] = (),
+    away: Sequence[TopicPartition] = (),
+) -> AuditSummary:
+    """Compare two frames of the source's columns, place by place.
+
+    Args:
+        source: Rows of the topics.
+        target: Rows that are left of the archive.
+        recorded: What it should hold of each partition. Where it does not say that, a
+            partition ends with what is left of it.
+        missing: What of that is not there.
+        away: Partitions of which the source tells nothing.
+    """
     body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
     ones = _counted(source, "source", [sf.col(name) for name in PLACE], body)
     others = _counted(target, "target", [sf.col(name) for name in PLACE], body)
     with _kept(ones, others) as totals:
-        both = _with_ends(ones, others).na.fill(0, ["source_count", "target_count"])
+        both = _with_ends(ones, others, recorded, away)
+        both = both.na.fill(0, ["source_count", "target_count"])
         offset = sf.col("offset")
         last, first = sf.col("target_last"), sf.col("source_first")
         kind = (
@@ -157,6 +199,7 @@ def compare_by_offset(source: DataFrame, target: DataFrame) -> AuditSummary:
                 "behind",
             )
             .when(sf.col("target_count") == 0, "lost")
+            .when((sf.col("source_count") == 0) & sf.col("is_away"), "away")
             .when(
                 (sf.col("source_count") == 0) & (first.isNull() | (offset < first)),
                 "expired",
@@ -165,15 +208,74 @@ def compare_by_offset(source: DataFrame, target: DataFrame) -> AuditSummary:
             .when(_differs(), "corrupted")
             .when(sf.col("target_count") > sf.col("source_count"), "doubled")
         )
-        return _summary(totals, _findings(both, kind))
+        found = _findings(both, kind)
+        lost = _lost_on_both_sides(found, missing)
+        summary = _summary(totals, found)
+    return _with_lost(replace(summary, away=tuple(sorted(away))), lost)
 
 
-def _with_ends(ones: DataFrame, others: DataFrame) -> DataFrame:
+def _with_ends(
+    ones: DataFrame,
+    others: DataFrame,
+    recorded: Sequence[ArchivedLog],
+    away: Sequence[TopicPartition],
+) -> DataFrame:
     """Return what either side has, beside where its partition starts and ends."""
+    spark = ones.sparkSession
     first = ones.groupBy(*_LOG).agg(sf.min("offset").alias("source_first"))
-    last = others.groupBy(*_LOG).agg(sf.max("offset").alias("target_last"))
+    ends = spark.createDataFrame(
+        [(*_fields(log.partition), log.last) for log in recorded],
+        "topic STRING, broker_id INT, partition INT, offset BIGINT",
+    )
+    there = others.select(*PLACE).unionByName(ends)
+    last = there.groupBy(*_LOG).agg(sf.max("offset").alias("target_last"))
+    gone = spark.createDataFrame(
+        [(*_fields(partition), True) for partition in away],
+        "topic STRING, broker_id INT, partition INT, is_away BOOLEAN",
+    )
     both = ones.join(others, list(PLACE), "full")
-    return both.join(first, list(_LOG), "left").join(last, list(_LOG), "left")
+    for frame in (first, last, gone):
+        both = both.join(frame, list(_LOG), "left")
+    return both.na.fill(False, ["is_away"])
+
+
+def _fields(partition: TopicPartition) -> tuple[str, int, int]:
+    return partition.topic, int(partition.broker_id), partition.partition
+
+
+def _lost_on_both_sides(
+    found: DataFrame, missing: Sequence[ArchivedLog]
+) -> list[tuple[int, Finding]]:
+    """Return how much of what an archive lacks the source does not show either.
+
+    What the source still has is among the findings, message by message.
+    """
+    if not missing:
+        return []
+    shown = found.where("kind = 'lost'").groupBy(*_LOG).count().collect()
+    counts = {_partition_of(row): row["count"] for row in shown}
+    lost = []
+    for log in missing:
+        count = log.message_count - counts.get(log.partition, 0)
+        if count > 0:
+            detail = (
+                f"{count} messages that the manifest has up to offset {log.last} are"
+                " not in the archive, nor in the source any more"
+            )
+            where = Finding(FindingKind.LOST, log.partition, log.first, detail)
+            lost.append((count, where))
+    return lost
+
+
+def _with_lost(
+    summary: AuditSummary, lost: Sequence[tuple[int, Finding]]
+) -> AuditSummary:
+    """Return a summary with more that is lost; each finding stands for several."""
+    counts = dict(summary.counts)
+    counts[FindingKind.LOST] += sum(count for count, _finding in lost)
+    more = [finding for _count, finding in lost][:EXAMPLES_MAX]
+    findings = sorted([*more, *summary.findings], key=_order)
+    return replace(summary, counts=counts, findings=tuple(findings))
 
 
 def compare_by_content(
@@ -289,10 +391,7 @@ def _summary(totals: tuple[int, int], found: DataFrame) -> AuditSummary:
         first = ranked.where(sf.col("rank") <= EXAMPLES_MAX).collect()
     finally:
         found.unpersist()
-    findings = sorted(
-        map(_to_finding, first),
-        key=lambda each: (_KINDS.index(each.kind), each.partition, each.offset),
-    )
+    findings = sorted(map(_to_finding, first), key=_order)
     return AuditSummary(
         *totals,
         {kind: numbers.get(kind.value, 0) for kind in FindingKind},
@@ -303,8 +402,14 @@ def _summary(totals: tuple[int, int], found: DataFrame) -> AuditSummary:
 _KINDS: Final = tuple(FindingKind)
 
 
+def _order(finding: Finding) -> tuple[int, TopicPartition, Offset]:
+    return _KINDS.index(finding.kind), finding.partition, finding.offset
+
+
 def _to_finding(row: Any) -> Finding:
-    broker_id, number = BrokerId(row["broker_id"]), row["partition"]
-    partition = TopicPartition(row["topic"], broker_id, number)
-    kind = FindingKind(row["kind"])
-    return Finding(kind, partition, Offset(row["offset"]), row["detail"])
+    kind, offset = FindingKind(row["kind"]), Offset(row["offset"])
+    return Finding(kind, _partition_of(row), offset, row["detail"])
+
+
+def _partition_of(row: Any) -> TopicPartition:
+    return TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])

@@ -10,12 +10,19 @@ from pyspark.errors import PySparkException
 
 from metaq.spark.errors import JobError
 
-_OWN: Final = re.compile(r"^(?:\S+: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
-"""How Python prints our errors at the end of a trace that Spark quotes."""
+_OWN: Final = re.compile(r"^(?:.*?: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
+"""How Python prints our errors, alone or at the end of a trace that Spark quotes."""
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
 """What calls of Spark raise: errors of the JVM, with or without a type of Spark's."""
 SENTENCE_CHARS_MAX: Final = 2000
 """A message quotes that much of what Spark says."""
+NOT_FOUND: Final = "[DATA_SOURCE_NOT_FOUND]"
+"""How Spark says that it knows no such format."""
+NOT_FOUND_CURE: Final = (
+    "Spark does not find the format metaq in the Python that it starts for its own"
+    " work: call metaq.spark.register(spark) first, or set PYSPARK_PYTHON to an"
+    " interpreter that has this package"
+)
 
 
 def sentence_of(error: Exception) -> str:
@@ -28,6 +35,8 @@ def sentence_of(error: Exception) -> str:
     if isinstance(error, Py4JJavaError):
         # Its first line tells which call failed, the next one why.
         text = text.partition("\n")[2].removeprefix(": ")
+    if NOT_FOUND in text and "metaq" in text:
+        return NOT_FOUND_CURE
     own = _OWN.findall(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     sentence = own[-1] if own else (lines or [type(error).__name__])[0]

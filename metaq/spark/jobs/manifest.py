@@ -1,18 +1,35 @@
 """The manifest of an archive: which files count. Pure.
 
 Each change of an archive is one new manifest, numbered one higher; the highest number
-is the truth. A file that it does not name is what a killed job left behind.
+is the truth. A file that it does not name is what a killed job left behind. What each
+file holds of which partition is written down as well, so that a later loss is known.
 """
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
 
 VERSION: Final = 1
 NUMBER_DIGITS: Final = 20
 MANIFEST_SUFFIX: Final = ".json"
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedLog:
+    """What is archived of one partition, in a file or in all of them."""
+
+    partition: TopicPartition
+    """Whose messages."""
+    message_count: int
+    """How many."""
+    first: Offset
+    """Offset of the first one."""
+    last: Offset
+    """Offset of the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +42,9 @@ class ArchivedFile:
     """Its length."""
     message_count: int
     """Its rows."""
+    logs: tuple[ArchivedLog, ...] = ()
+    """What it holds of each partition, in order; nothing where an older version of this
+    package has written it."""
 
     @property
     def directory(self) -> str:
@@ -55,6 +75,11 @@ class Manifest:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def logs(self) -> tuple[ArchivedLog, ...]:
+        """What all files hold of each partition, in order, as far as they say it."""
+        return sum_logs(log for file in self.files for log in file.logs)
+
     def to_json(self) -> str:
         """Return the manifest as its file holds it."""
         fields = {
@@ -63,6 +88,8 @@ class Manifest:
             "query": self.query_id,
             "batch": self.batch,
             "files": [[f.path, f.size_bytes, f.message_count] for f in self.files],
+            # Beside the files, where versions that do not know of it look past it.
+            "logs": {f.path: list(map(_log_to_json, f.logs)) for f in self.files},
         }
         return json.dumps(fields, separators=(",", ":"))
 
@@ -84,14 +111,50 @@ class Manifest:
                 raise ArchiveError(
                     f"{name}: manifest of version {version}, expected {VERSION}"
                 )
+            logs = fields.get("logs", {})
+            files = [
+                ArchivedFile(
+                    path, size, count, tuple(map(_log_from_json, logs.get(path, ())))
+                )
+                for path, size, count in fields["files"]
+            ]
             return cls(
                 number=fields["number"],
                 query_id=fields["query"],
                 batch=fields["batch"],
-                files=tuple(ArchivedFile(*each) for each in fields["files"]),
+                files=tuple(files),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ArchiveError(f"{name} is no manifest: {error!r}") from error
+
+
+def sum_logs(logs: Iterable[ArchivedLog]) -> tuple[ArchivedLog, ...]:
+    """Return one log for each partition, in order: counts added, ends taken."""
+    found: dict[TopicPartition, ArchivedLog] = {}
+    for log in logs:
+        known = found.get(log.partition, log)
+        count = log.message_count
+        if known is not log:
+            count += known.message_count
+        found[log.partition] = ArchivedLog(
+            log.partition,
+            count,
+            min(known.first, log.first),
+            max(known.last, log.last),
+        )
+    return tuple(found[partition] for partition in sorted(found))
+
+
+def _log_to_json(log: ArchivedLog) -> list[Any]:
+    where = log.partition
+    place = [where.topic, where.broker_id, where.partition]
+    return [*place, log.message_count, log.first, log.last]
+
+
+def _log_from_json(fields: list[Any]) -> ArchivedLog:
+    topic, broker_id, number, count, first, last = fields
+    partition = TopicPartition(topic, BrokerId(broker_id), number)
+    return ArchivedLog(partition, count, Offset(first), Offset(last))
 
 
 def manifest_name(number: int) -> str:

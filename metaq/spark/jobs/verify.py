@@ -23,10 +23,10 @@ from metaq.spark.segment_options import BYTES_PER_PARTITION, SegmentOptions
 from metaq.spark.segment_plan import plan_query
 from metaq.spark.segment_read import read_split, tail_of
 from metaq.spark.segment_splits import Split
-from metaq.storage.damage import apart, check_part
+from metaq.storage.damage import apart, check_parts
+from metaq.storage.listing import check_neighbours, index_of
 from metaq.storage.segment import Damage, Segment
-from metaq.storage.span_index import SpanIndex, read_index
-from metaq.storage.walk import WINDOW_BYTES
+from metaq.storage.span_index import SpanIndex
 
 PART_BYTES: Final = 8 << 20
 """Checked by one call; its damaged ranges are in memory together."""
@@ -104,7 +104,7 @@ def verify(
     tasks = [[bounded.split for bounded in task] for task in plan.tasks]
     total = SizeBytes(sum(split.size_bytes for task in tasks for split in task))
     done: list[CheckedSplit] = []
-    damage = [*plan.unreadable, *find_holes(files)]
+    damage = [*plan.unreadable, *find_holes(fs, files)]
     at_once = spark.sparkContext.defaultParallelism * TASKS_PER_CORE
     for first in range(0, len(tasks), at_once):
         group = tasks[first : first + at_once]
@@ -125,25 +125,35 @@ def verify(
     )
 
 
-def find_holes(files: Sequence[SegmentFile]) -> list[Damage]:
+def find_holes(fs: FileSystem, files: Sequence[SegmentFile]) -> list[Damage]:
     """Return where neighbours in one directory do not meet: base + size = next base.
 
     Args:
+        fs: The disk.
         files: By directory, then by base offset.
+
+    Raises:
+        StorageError: The disk refused a read.
     """
-    holes = []
+    holes: list[Damage] = []
     for one, two in pairwise(files):
-        is_pair = one.path.parent == two.path.parent and not one.flaw
-        if is_pair and one.end_offset != two.base_offset:
+        if one.path.parent != two.path.parent or one.flaw:
+            continue
+        if one.kind is FileKind.ZIPPED and one.end_offset < two.base_offset:
+            # Unpacked it is whole, or its own damage is named.
             detail = (
                 f"segment ends at offset {one.end_offset}, next begins at"
                 f" {two.base_offset}"
             )
-            start, good = one.end_offset, two.base_offset
-            if start > good:
-                start, good = good, start
-            holes.append(Damage(one.path, start, good, detail))
+            holes.append(Damage(one.path, one.end_offset, two.base_offset, detail))
+        elif one.kind is not FileKind.ZIPPED:
+            first, second = _segment_of(one), _segment_of(two)
+            holes += check_neighbours(fs, first, second, two.end_offset)
     return holes
+
+
+def _segment_of(file: SegmentFile) -> Segment:
+    return Segment(file.path, file.base_offset, file.size_bytes)
 
 
 def _check_task(splits: Iterable[Split]) -> list[CheckedSplit]:
@@ -174,25 +184,18 @@ def _check_synced(fs: FileSystem, split: Split) -> CheckedSplit:
     """Check bytes of which nothing may be torn."""
     file, base = split.file, split.file.base_offset
     segment = Segment(file.path, base, SizeBytes(split.end - base))
-    index = None
+    index = SpanIndex(base)
     if file.kind is FileKind.PLAIN:
-        index = read_index(fs, file.path, base)
+        index = index_of(fs, segment).until(split.end)
     damage: list[Damage] = []
-    count, start = 0, split.start
+    count = 0
     plain = fs.open_read(file.path)
     try:
-        while start < split.end:
-            part = check_part(
-                plain,
-                segment,
-                index or SpanIndex(base),
-                start,
-                bytes_max=min(PART_BYTES, split.end - start),
-                span_bytes_min=WINDOW_BYTES,
-            )
+        for part in check_parts(
+            plain, segment, index, split.start, split.end, bytes_max=PART_BYTES
+        ):
             damage += part.damage
             count += part.record_count
-            start = part.end
     finally:
         plain.close()
     return CheckedSplit(count, split.size_bytes, SizeBytes(0), apart(damage))

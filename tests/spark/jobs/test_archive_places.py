@@ -49,6 +49,7 @@ def place(
             return f"{viewed(spark, root)}/archive", root / "archive"
 
 
+@pytest.mark.sampled(1)
 def test_an_archive_is_the_same_wherever_it_lies(
     spark: SparkSession, tmp_path: Path, place: tuple[str, Path]
 ) -> None:
@@ -92,6 +93,7 @@ def test_two_jobs_cannot_commit_the_same_number(
     assert len([name for name in names if name.endswith(".json")]) == 1
 
 
+@pytest.mark.sampled(1)
 def test_of_those_who_create_a_file_at_once_one_succeeds(
     spark: SparkSession, place: tuple[str, Path]
 ) -> None:

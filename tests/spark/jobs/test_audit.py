@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from pyspark.sql import SparkSession
 
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.jobs.audit import (
     EXAMPLES_MAX,
     AuditSummary,
@@ -13,6 +13,7 @@ from metaq.spark.jobs.audit import (
     compare_by_content,
     compare_by_offset,
 )
+from metaq.spark.jobs.manifest import ArchivedLog
 from tests.spark.jobs.archives import Row, frame, log_rows, row
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -75,6 +76,52 @@ def test_ends_that_differ_are_no_fault(spark: SparkSession) -> None:
     assert counts(found) == {"behind": 3, "expired": 3}
     assert found.is_right
     assert counts(by_offset(spark, source, [])) == {"behind": 5}
+
+
+def log(number: int, count: int, first: int, last: int) -> ArchivedLog:
+    partition = TopicPartition("t", BrokerId(0), number)
+    return ArchivedLog(partition, count, Offset(first), Offset(last))
+
+
+def test_an_archive_is_judged_by_what_it_says_that_it_holds(
+    spark: SparkSession,
+) -> None:
+    """A lost tail and a lost partition are lost, and not behind or expired."""
+    source = log_rows("t", 0, 9, start=3) + log_rows("t", 1, 4)
+    recorded = [log(0, 8, 0, 350), log(1, 3, 0, 100), log(2, 6, 0, 250)]
+    whole = log_rows("t", 0, 8) + log_rows("t", 1, 3) + log_rows("t", 2, 6)
+    left = [r for r in whole if r[2] == 2 or (r[2] == 0 and 100 <= r[3] < 250)]
+
+    def compare(target: Sequence[Row], *missing: ArchivedLog) -> AuditSummary:
+        return compare_by_offset(
+            frame(spark, source),
+            frame(spark, target),
+            recorded=recorded,
+            missing=missing,
+            away=[recorded[2].partition],
+        )
+
+    found = compare(whole)
+    assert counts(found) == {"behind": 4 + 1, "expired": 3, "away": 6}
+    assert found.away == (recorded[2].partition,)
+    assert not found.is_right
+    found = compare(left, log(0, 5, 0, 350), log(1, 3, 0, 100))
+    assert counts(found) == {
+        "lost": 5 + 3,  # of the first partition two are not in the source either
+        "behind": 4 + 1,
+        "expired": 1,
+        "away": 6,
+    }
+    assert named(found)[:4] == [
+        ("lost", 0, 0),
+        ("lost", 0, 250),
+        ("lost", 0, 300),
+        ("lost", 0, 350),
+    ]
+    assert found.findings[0].detail == (
+        "2 messages that the manifest has up to offset 350 are not in the archive, nor"
+        " in the source any more"
+    )
 
 
 def test_a_body_that_changes_among_doubles_is_corrupted(spark: SparkSession) -> None:

@@ -94,6 +94,7 @@ def test_a_topic_is_archived_replayed_measured_and_audited(
         **dict.fromkeys(("lost", "doubled", "corrupted", "reordered", "extra"), 0),
         "source": 150,
         "target": 150,
+        "away": 0,
         "behind": 0,
         "expired": 0,
     }

@@ -4,11 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.compact import plan_compaction
 from metaq.spark.jobs.failures import sentence_of
-from metaq.spark.jobs.manifest import ArchivedFile, Manifest, manifest_name
+from metaq.spark.jobs.manifest import (
+    ArchivedFile,
+    ArchivedLog,
+    Manifest,
+    manifest_name,
+    sum_logs,
+)
 
+LOGS = st.builds(
+    ArchivedLog,
+    partition=st.builds(
+        TopicPartition,
+        st.text(max_size=5),
+        st.integers(0, 9).map(BrokerId),
+        st.integers(0, 9),
+    ),
+    message_count=st.integers(1, 2**40),
+    first=st.integers(0, 2**62).map(Offset),
+    last=st.integers(0, 2**62).map(Offset),
+)
 FILES = st.builds(
     ArchivedFile,
     path=st.builds(
@@ -19,6 +38,7 @@ FILES = st.builds(
     ),
     size_bytes=st.integers(0, 300),
     message_count=st.integers(0, 2**40),
+    logs=st.lists(LOGS, max_size=3).map(tuple),
 )
 SORTED = st.lists(FILES, unique_by=lambda file: file.path).map(
     lambda files: tuple(sorted(files, key=lambda file: file.path))
@@ -32,6 +52,28 @@ def test_a_manifest_comes_back(
     """What is written is what is read."""
     one = Manifest(number=number, query_id="q", batch=batch, files=files)
     assert Manifest.from_json(one.to_json(), name="m") == one
+
+
+def test_an_old_manifest_opens() -> None:
+    """It says nothing of partitions."""
+    text = '{"version":1,"number":3,"query":"q","batch":2,"files":[["a/b",10,4]]}'
+    found = Manifest.from_json(text, name="m")
+    assert found.files == (ArchivedFile("a/b", 10, 4),)
+    assert found.logs == ()
+
+
+def test_what_files_hold_of_a_partition_is_summed() -> None:
+    """Counts are added, and the ends are the outermost ones."""
+    one, other = (TopicPartition("t", BrokerId(0), number) for number in (0, 1))
+    logs = [
+        ArchivedLog(other, 1, Offset(5), Offset(5)),
+        ArchivedLog(one, 2, Offset(50), Offset(90)),
+        ArchivedLog(one, 3, Offset(0), Offset(40)),
+    ]
+    summed = (ArchivedLog(one, 5, Offset(0), Offset(90)), logs[0])
+    assert sum_logs(logs) == summed
+    files = tuple(ArchivedFile(f"f{n}", 1, 1, (log,)) for n, log in enumerate(logs))
+    assert Manifest(files=files).logs == summed
 
 
 @pytest.mark.parametrize(

@@ -134,15 +134,15 @@ def test_holes_and_overlaps_are_named(data_dir: Path) -> None:
     """Neighbours of one directory meet; directories have nothing to do with another."""
     directory = write_log(data_dir, payloads(100))
     write_log(data_dir, payloads(100), OTHER)
-    assert find_holes(find_segments(FS, [str(data_dir)])) == []
+    assert find_holes(FS, find_segments(FS, [str(data_dir)])) == []
     one, two, three = segments_of(directory)[:3]
     two.path.unlink()
-    (hole,) = find_holes(find_segments(FS, [str(data_dir)]))
+    (hole,) = find_holes(FS, find_segments(FS, [str(data_dir)]))
     assert (hole.path, hole.offset) == (one.path, one.end_offset)
     assert hole.next_good_offset == three.base_offset
     with one.path.open("ab") as file:
         file.write(b"x" * 5000)
-    (overlap,) = find_holes(find_segments(FS, [str(data_dir)]))
+    (overlap,) = find_holes(FS, find_segments(FS, [str(data_dir)]))
     assert overlap.offset == three.base_offset
 
 

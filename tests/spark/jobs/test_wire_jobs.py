@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from metaq.errors import NoBrokerError
 from metaq.spark.errors import ArchiveError, JobError, OptionError
 from metaq.spark.jobs.archive import archive
-from metaq.spark.jobs.archive_store import read_archive
-from metaq.spark.jobs.audit import audit_archive, audit_copy
+from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
+from metaq.spark.jobs.audit import FindingKind, audit_archive, audit_copy
 from metaq.spark.jobs.ingest import ingest
 from metaq.spark.jobs.replay import replay
 from metaq.spark.jobs.window_stats import WindowStats, follow_stats, stats
@@ -83,6 +84,43 @@ def test_a_topic_goes_to_an_archive_and_back(
     kept = stored(broker, "same")
     assert [m.data for m in kept["0-1"]] == numbered(10, 100)
     assert kept["0-0"] == []
+
+
+def test_what_an_archive_has_lost_is_lost(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """Its last files, a whole partition, rows of a file; not what it never had."""
+    path = tmp_path / "archive"
+    wire = options(broker)
+    for first in (0, 30):
+        publish(broker, numbered(30, first))
+        publish(broker, numbered(10, 100 + first), partition=tp(1))
+        archive(spark, str(path), {**wire, "subscribe": TOPIC}, file_bytes=2)
+    publish(broker, numbered(5, 200))
+
+    def audited() -> dict[str, int]:
+        found = audit_archive(spark, str(path), wire, [TOPIC])
+        assert found.is_right == (not found.counts[FindingKind.LOST])
+        return {kind.value: n for kind, n in found.counts.items() if n}
+
+    assert audited() == {"behind": 5}
+    files = ArchiveStore(spark, str(path)).manifest.files
+    place = {(file.logs[0].partition, file.logs[0].first > 0): file for file in files}
+    assert sorted(file.message_count for file in files) == [10, 10, 30, 30]
+    last = path / place[tp(1), True].path
+    rows = spark.read.parquet(str(last)).limit(6).coalesce(1)
+    rows.write.parquet(str(tmp_path / "less"))
+    (less,) = (tmp_path / "less").glob("*.parquet")
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    less.rename(last)
+    assert audited() == {"lost": 4, "behind": 5}
+    (path / place[tp(0), True].path).unlink()
+    assert audited() == {"lost": 34, "behind": 5}
+    last.unlink()
+    (path / place[tp(1), False].path).unlink()
+    assert audited() == {"lost": 30 + 20, "behind": 5}
+    with pytest.raises(NoBrokerError, match="no broker has topic 'lgos'; topics with"):
+        audit_archive(spark, str(path), wire, ["lgos"])
 
 
 def test_failures_are_one_sentence(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SEED
+from tests.sampling import SEED
 from tests.spark.kills.harness import Killing
 
 

@@ -18,6 +18,7 @@ import pytest
 from metaq.spark.versions import HAS_LIMITS
 from metaq.testing.embedded import EmbeddedBroker
 from tests.conftest import LATE_WORKER, LATE_WORKER_TRIES
+from tests.sampling import sample
 from tests.spark.brokers import publish, stored, tp
 from tests.spark.kills.driver import ANSWER
 from tests.spark.kills.steps import DIRECTORY, give_order, passes
@@ -25,7 +26,7 @@ from tests.spark.kills.steps import DIRECTORY, give_order, passes
 ROOT = Path(__file__).parents[3]
 TIMEOUT_S = 300.0
 ROUNDS = int(os.environ.get("METAQ_KILL_ROUNDS", "1"))
-"""How often each step is passed with a death."""
+"""How often steps are chosen to be passed with a death."""
 ERRORS = "driver.log"
 OWN_FORMAT = pytest.mark.skipif(
     not HAS_LIMITS,
@@ -158,9 +159,12 @@ class Killing:
         """The step was reached often enough for somebody to die."""
         assert passes(self.directory, self._number) > self._skip, answer
 
-    def shuffled(self, steps: Sequence[str]) -> list[str]:
-        """Return steps in any order, each as often as there are rounds."""
-        return [s for _ in range(ROUNDS) for s in self.rng.sample(steps, len(steps))]
+    def some_of(self, steps: Sequence[str], count: int) -> list[str]:
+        """Return `count` of the steps for each round, in any order.
+
+        In a whole run each round has all of them.
+        """
+        return [s for _ in range(ROUNDS) for s in sample(steps, count, self.rng)]
 
 
 class Ledger:

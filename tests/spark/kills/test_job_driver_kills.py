@@ -1,7 +1,7 @@
 """Drivers of pipeline jobs are killed while they work, and the jobs run again.
 
-Each start of Spark ends with a death. METAQ_KILL_ROUNDS makes it longer, METAQ_SEED
-repeats it.
+Each start of Spark ends with a death. METAQ_WHOLE=1 and METAQ_KILL_ROUNDS make it
+longer, METAQ_SEED repeats it.
 """
 
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+from tests.sampling import IS_WHOLE
 from tests.spark.brokers import data_of, stored, wire
 from tests.spark.kills.harness import (
     DRIVER_MARKS,
@@ -54,8 +55,8 @@ def test_jobs_whose_drivers_die_lose_nothing(
         "source_format": "text",
         "paths": [str(lines)],
     }
-    writing = killing.shuffled((*WRITE_STEPS, *COMMIT_STEPS))
-    for _ in range(2 * ROUNDS):
+    writing = killing.some_of((*WRITE_STEPS, *COMMIT_STEPS), 2)
+    for _ in range(ROUNDS * (1 + IS_WHOLE)):
         ledger.publish(100)
         killing.order(FILE_STEP, DRIVER, skip_max=FILE_CHANGES - 1)
         die(killing, "archive", archiving)

@@ -1,0 +1,221 @@
+"""What a broker makes of the definitions of topics: decided here, done elsewhere. Pure.
+
+A definition is laid under `server.ini`: a section of its name wins. One that cannot be
+read, or that this broker cannot serve, is refused here, and what was taken up before
+stays in effect. One that is gone without having been deleted (ZooKeeper was wiped, a
+node removed by hand) stays in effect as long as there is data: nobody has said that
+its retention is over. A definition that is `deleting` is obeyed, unless a section of
+`server.ini` still defines the topic.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from metaq.broker.schedule import local_timezone, parse_schedule
+from metaq.config import BrokerConfig, TopicConfig, define_topic, is_pattern
+from metaq.errors import ConfigError
+from metaq.model import BrokerId
+from metaq.zk.definitions import (
+    NO_GETS,
+    NO_PUTS,
+    Effect,
+    TopicDefinition,
+    TopicState,
+    TopicStatus,
+)
+from metaq.zk.paths import is_legal_step
+
+Found = Mapping[str, TopicDefinition | str]
+"""Topic → its definition, or why that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What is to be done about all definitions together."""
+
+    accepted: Mapping[str, TopicDefinition]
+    """To be remembered, and in effect also without ZooKeeper."""
+    defined: Mapping[str, TopicConfig]
+    """To be served, or only read, below `server.ini`."""
+    deleting: frozenset[str]
+    """To be withdrawn and removed."""
+    statuses: Mapping[str, TopicStatus]
+    """To be told in ZooKeeper."""
+    refused: frozenset[str]
+    """Topics whose definition is not in effect: their settings are not known."""
+    problems: tuple[str, ...]
+    """One sentence for each definition that somebody should look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What becomes of one definition."""
+
+    accepted: TopicDefinition | None
+    """What is remembered: this one, what was accepted before, or nothing."""
+    status: TopicStatus | None = None
+    """What is told; None: the broker has nothing to do with it."""
+    problem: str = ""
+    """What somebody should look at."""
+    is_refused: bool = False
+    """It is not what is in effect."""
+
+
+def take_in(
+    found: Found | None,
+    accepted: Mapping[str, TopicDefinition],
+    config: BrokerConfig,
+    *,
+    has_log: Callable[[str], bool],
+    removed: Collection[str] = (),
+) -> Outcome:
+    """Decide what is in effect on this broker.
+
+    Args:
+        found: what lies in ZooKeeper; None: that was never read.
+        accepted: what was accepted before.
+        config: `server.ini`, which wins.
+        has_log: whether the broker has data of a topic.
+        removed: topics that are being deleted, and have no data here any more.
+    """
+    verdicts = {
+        topic: _judge(topic, definition, accepted.get(topic), config)
+        for topic, definition in (accepted if found is None else found).items()
+    }
+    for topic, definition in accepted.items():
+        if topic not in verdicts:
+            is_held = (
+                has_log(topic)
+                if definition.state is TopicState.ACTIVE
+                else topic not in removed
+            )
+            verdicts[topic] = _judge_gone(topic, definition, is_held=is_held)
+    kept = {
+        topic: verdict.accepted
+        for topic, verdict in sorted(verdicts.items())
+        if verdict.accepted is not None
+    }
+    told = {topic: each.status for topic, each in verdicts.items() if each.status}
+    defined = _defined_topics(kept, config, has_log)
+    return Outcome(
+        accepted=MappingProxyType(kept),
+        defined=MappingProxyType(defined),
+        deleting=frozenset(
+            topic
+            for topic, definition in kept.items()
+            if definition.state is TopicState.DELETING
+        ),
+        statuses=MappingProxyType(_sections(config) | told),
+        refused=frozenset(
+            topic
+            for topic, verdict in verdicts.items()
+            if verdict.is_refused and topic not in defined
+        ),
+        problems=tuple(
+            verdict.problem
+            for _, verdict in sorted(verdicts.items())
+            if verdict.problem
+        ),
+    )
+
+
+def _sections(config: BrokerConfig) -> dict[str, TopicStatus]:
+    """Return what is told of sections without a definition: commands ask for it."""
+    status = TopicStatus(definition=0, effect=Effect.OVERRIDDEN, text=config.path)
+    return {
+        name: status
+        for name in config.topics
+        if is_legal_step(name) and not is_pattern(name)
+    }
+
+
+def _judge(
+    topic: str,
+    definition: TopicDefinition | str,
+    before: TopicDefinition | None,
+    config: BrokerConfig,
+) -> _Verdict:
+    """Return what becomes of a definition that lies in ZooKeeper."""
+    if isinstance(definition, str):
+        problem = f"definition of topic '{topic}' cannot be read: {definition}"
+        return _Verdict(before, None, problem, is_refused=True)
+
+    def status(effect: Effect, text: str = "") -> TopicStatus:
+        return TopicStatus(definition=definition.checksum, effect=effect, text=text)
+
+    if definition.state is TopicState.DELETING:
+        is_begun = before is not None and before.state is TopicState.DELETING
+        if topic not in config.topics or is_begun:
+            return _Verdict(definition)
+        problem = f"topic '{topic}' is not deleted: {config.path} defines it"
+        return _Verdict(before, status(Effect.OVERRIDDEN, config.path), problem)
+    try:
+        settings = _configure(topic, definition, config)
+    except ConfigError as error:
+        problem = f"definition of topic '{topic}' is refused: {error}"
+        refusal = status(Effect.REFUSED, str(error))
+        return _Verdict(before, refusal, problem, is_refused=True)
+    if topic in config.topics:
+        return _Verdict(definition, status(Effect.OVERRIDDEN, config.path))
+    if not definition.names(BrokerId(config.system.broker_id)):
+        return _Verdict(definition)
+    texts = [
+        *([] if settings.accept_publish else [NO_PUTS]),
+        *([] if settings.accept_subscribe else [NO_GETS]),
+    ]
+    return _Verdict(definition, status(Effect.IN_EFFECT, ", ".join(texts)))
+
+
+def _judge_gone(topic: str, definition: TopicDefinition, *, is_held: bool) -> _Verdict:
+    """Return what becomes of a definition that does not lie in ZooKeeper any more."""
+    if not is_held:
+        return _Verdict(None)
+    if definition.state is TopicState.DELETING:
+        return _Verdict(definition)
+    problem = (
+        f"definition of topic '{topic}' is gone from ZooKeeper, and stays in effect on"
+        f" this broker: write it again with 'metaq topics alter {topic}', or delete"
+        " the topic"
+    )
+    return _Verdict(definition, None, problem)
+
+
+def _defined_topics(
+    accepted: Mapping[str, TopicDefinition],
+    config: BrokerConfig,
+    has_log: Callable[[str], bool],
+) -> dict[str, TopicConfig]:
+    """Return the settings of what is accepted and not being deleted."""
+    defined = {}
+    for topic, definition in accepted.items():
+        if definition.state is TopicState.DELETING:
+            continue
+        try:
+            settings = _configure(topic, definition, config)
+        except ConfigError:
+            continue  # Accepted under another [system]; it was told above.
+        if definition.names(BrokerId(config.system.broker_id)):
+            defined[topic] = settings
+        elif has_log(topic):
+            # Readers may still want what is there.
+            defined[topic] = replace(settings, accept_publish=False)
+    return defined
+
+
+def _configure(
+    topic: str, definition: TopicDefinition, config: BrokerConfig
+) -> TopicConfig:
+    """Return the settings that a definition means here.
+
+    Raises:
+        ConfigError: they cannot be.
+    """
+    settings = define_topic(
+        topic, definition.partitions, definition.settings, system=config.system
+    )
+    try:
+        parse_schedule(settings.delete_when, local_timezone())
+    except ConfigError as error:
+        raise ConfigError(f"topic '{topic}' deleteWhen: {error}") from error
+    return settings

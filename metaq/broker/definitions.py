@@ -1,0 +1,411 @@
+"""Topics that were made by command, taken up by a running broker.
+
+Theory of operation. There is one task, and one pass that it repeats whenever something
+happens: a definition in ZooKeeper changed, `server.ini` was reloaded, the session came
+back, a deletion was held up. Each pass does all of it again, in this order:
+
+    decide          what is in effect (`defined_topics.py`), from ZooKeeper, or from the
+                    copy on the disk while ZooKeeper has not been read
+    write the copy  before anything relies on it: after a kill, or a start without
+                    ZooKeeper, the same topics have the same partitions and retention,
+                    and no topic that is being deleted is served
+    put in effect   as a reload does
+    delete          withdraw, move the data aside
+    tell            what was made of each definition, in ZooKeeper
+    finish          the definition of a topic that no broker has any more
+
+A pass that fails is repeated later and later; until then the alarm says why.
+
+    Invariant: when the data of a topic begins to go, the copy on the disk says so.
+
+Keep in step: `defined_topics.py`, `metaq/zk/deletion.py`, docs/storage.md.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from metaq.broker.context import BrokerContext
+from metaq.broker.defined_topics import Found, Outcome, take_in
+from metaq.config import BrokerConfig, TopicConfig
+from metaq.errors import CoordinationError, MetaqError, StorageError
+from metaq.fs import FileSystem
+from metaq.fs.helper_threads import start_call
+from metaq.lifecycle import Service
+from metaq.model import BrokerId, SizeBytes
+from metaq.retry import Backoff
+from metaq.storage.log_manager import LogManager
+from metaq.zk.children import Settler, ValuesWatch
+from metaq.zk.definitions import (
+    Effect,
+    TopicDefinition,
+    TopicStatus,
+    decode_copy,
+    decode_definition,
+    encode_copy,
+    encode_status,
+)
+from metaq.zk.deletion import finish_deletion
+from metaq.zk.errors import PayloadError
+from metaq.zk.paths import NodePaths, normalize_root
+from metaq.zk.registry import RegistrationState
+from metaq.zk.session import Cancel, Coordinator, SessionState
+
+log = logging.getLogger(__name__)
+
+COPY_NAME: Final = "topics.json"
+"""Below the broker's first data directory; may be deleted while the broker is down."""
+COPY_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
+OPERATION_TIMEOUT_S: Final = 5.0
+PATIENCE: Final = Backoff(first_s=0.2, max_s=10.0)
+"""Between passes that fail, or find that others have not done their part yet."""
+_OURS: Final = frozenset({RegistrationState.PENDING, RegistrationState.REGISTERED})
+
+
+class Definitions(Service):
+    """The definitions as one broker sees them. Owner: the app.
+
+    `load` and `take_in` come before the start; then the task of this service does
+    everything by itself. `wake` asks for a pass.
+    """
+
+    def __init__(self, fs: FileSystem, config: BrokerConfig) -> None:
+        """Describe it; nothing is read yet.
+
+        Args:
+            fs: where the copy lies.
+            config: names the broker and its data directory.
+        """
+        super().__init__("definitions", stop_timeout_s=2.0)
+        self._fs = fs
+        self._broker_id = BrokerId(config.system.broker_id)
+        self._path = Path(config.system.data_path) / COPY_NAME
+        self._paths = NodePaths(normalize_root(config.zookeeper.root))
+        self._copied: Mapping[str, TopicDefinition] | None = None
+        self._removed: set[str] = set()
+        self._told: dict[str, TopicStatus | None] = {}
+        self._told_epoch = 0
+        self._held_up: dict[str, str] = {}
+        self._logged: tuple[str, ...] = ()
+        self._error = ""
+        self._failures = 0
+        self._unfinished = 0
+        self._in_effect: tuple[Outcome, bool] | None = None
+        self._wake = asyncio.Event()
+        self._has_read = asyncio.Event()
+        self._watch: ValuesWatch[TopicDefinition | str] | None = None
+        self._coordinator: Coordinator | None = None
+        self._outcome = take_in(None, {}, config, has_log=lambda _topic: False)
+        self._is_known = not config.zookeeper.is_enabled
+
+    # -- before the start -------------------------------------------------------------
+
+    def load(self) -> None:
+        """Read the copy; blocks. One that is missing or damaged costs time alone."""
+        try:
+            data = self._fs.read_file(self._path, COPY_BYTES_MAX)
+            self._copied = decode_copy(data)
+            self._is_known = True
+        except PayloadError as error:
+            log.error(
+                "copy of topic definitions is left out until zookeeper is read:"
+                " file=%s error=%s",
+                self._path,
+                error,
+            )
+        except StorageError as error:
+            if self._fs.exists(self._path):
+                raise
+            log.debug("no copy of topic definitions: error=%s", error)
+
+    def take_in(
+        self, config: BrokerConfig, *, has_log: Callable[[str], bool]
+    ) -> Mapping[str, TopicConfig]:
+        """Decide with what is known; return what is defined below `server.ini`."""
+        found = self._found()
+        self._outcome = take_in(
+            found,
+            self._copied or {},
+            config,
+            has_log=has_log,
+            removed=self._removed,
+        )
+        self._is_known |= found is not None
+        return self._outcome.defined
+
+    # -- for the broker ---------------------------------------------------------------
+
+    @property
+    def deleting(self) -> frozenset[str]:
+        """Topics that are being deleted, or were and are not finished."""
+        return self._outcome.deleting
+
+    def has_settings(self, topic: str, config: BrokerConfig) -> bool:
+        """Tell whether the settings of a topic are known: its data may age by them.
+
+        Without the copy, and before ZooKeeper is read, a topic without a section in
+        `server.ini` may have a definition that keeps its data for longer.
+        """
+        if topic in config.topic_names:
+            return True
+        return self._is_known and topic not in self._outcome.refused
+
+    def problems(self) -> tuple[str, ...]:
+        """Return one sentence for each thing that somebody should look at."""
+        held_up = [
+            f"topic '{topic}' is withdrawn and not yet deleted: {error}"
+            for topic, error in sorted(self._held_up.items())
+        ]
+        return (*self._outcome.problems, *held_up, *filter(None, [self._error]))
+
+    def wake(self) -> None:
+        """Ask for a pass: settings changed."""
+        self._wake.set()
+
+    def attach(
+        self,
+        context: BrokerContext,
+        logs: LogManager,
+        *,
+        take_up: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
+    ) -> None:
+        """Say what a pass works on, before the start.
+
+        Args:
+            context: settings in effect.
+            logs: opened.
+            take_up: puts definitions in effect, and withdraws topics.
+        """
+        self._context = context
+        self._logs = logs
+        self._take_up = take_up
+
+    def follow(
+        self, coordinator: Coordinator, registration: Callable[[], RegistrationState]
+    ) -> None:
+        """Follow ZooKeeper from the start on; without this, only the copy counts.
+
+        Args:
+            coordinator: whose session the broker is registered under.
+            registration: returns how that is; nothing is told in the name of a broker
+                that another one may be.
+        """
+        self._coordinator = coordinator
+        self._registration = registration
+
+    async def on_start(self) -> None:
+        """Begin to watch, and to pass."""
+        coordinator = self._coordinator
+        if coordinator is not None:
+            settler = Settler(coordinator, self._is_complete, self._wake.set)
+            self._watch = ValuesWatch(
+                coordinator, self._paths.topic_definitions(), _read, settler.note
+            )
+            cancels = [
+                coordinator.add_listener(lambda _status: self._wake.set()),
+                settler.cancel,
+                self._watch.cancel,
+            ]
+            self.on_way_down("watch", partial(_call_all, cancels))
+        self.spawn(self._run(), name="run")
+
+    async def wait_read(self) -> None:
+        """Wait until what lies in ZooKeeper is in effect, or cannot be."""
+        await self._has_read.wait()
+
+    # -- the task ---------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            delay_s = await self._pass_safely()
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _pass_safely(self) -> float | None:
+        """Do everything once; return when to do it again, None: when woken."""
+        try:
+            delay_s = await self._pass()
+        except MetaqError as error:
+            text = f"definitions of topics: {error}"
+            is_away = isinstance(error, CoordinationError)
+            if text != self._error:
+                log.log(logging.INFO if is_away else logging.ERROR, "%s", text)
+            if not is_away:
+                self._has_read.set()
+            # That ZooKeeper is away has an alarm of its own.
+            self._error = "" if is_away else text
+            self._failures += 1
+            return PATIENCE.delay_s(self._failures)
+        self._error, self._failures = "", 0
+        return delay_s
+
+    async def _pass(self) -> float | None:
+        config = self._context.config
+        topics = {log_id.topic for log_id in self._logs.logs()}
+        self.take_in(config, has_log=topics.__contains__)
+        outcome = self._outcome
+        for problem in outcome.problems:
+            if problem not in self._logged:
+                log.error("%s", problem)
+        self._logged = outcome.problems
+        is_read = self._found() is not None
+        if is_read and self._copied != outcome.accepted:
+            await self._write_copy(outcome)
+        self._put_in_effect(outcome)
+        if is_read:
+            self._has_read.set()
+        self._removed &= outcome.deleting
+        self._held_up = {
+            topic: error
+            for topic, error in self._held_up.items()
+            if topic in outcome.deleting
+        }
+        due = outcome.deleting - self._removed
+        for topic in sorted(due):
+            await self._delete(topic)
+        if due & self._removed:
+            # Schedules, and what is told of the data directories, go by the logs.
+            self._take_up(outcome.defined, outcome.deleting)
+        is_finished = not self._held_up
+        if is_read and self._may_tell():
+            is_finished &= await self._tell_and_finish(outcome)
+        self._unfinished = 0 if is_finished else self._unfinished + 1
+        return None if is_finished else PATIENCE.delay_s(self._unfinished)
+
+    def _put_in_effect(self, outcome: Outcome) -> None:
+        """Have the broker serve what is defined, unless it does already."""
+        if (outcome, self._is_known) == self._in_effect:
+            return
+        self._in_effect = outcome, self._is_known
+        log.info(
+            "definitions of topics in effect: defined=%d deleting=%s",
+            len(outcome.defined),
+            ",".join(sorted(outcome.deleting)) or "-",
+        )
+        self._take_up(outcome.defined, outcome.deleting)
+
+    async def _write_copy(self, outcome: Outcome) -> None:
+        write = partial(
+            self._fs.write_atomically, self._path, encode_copy(outcome.accepted)
+        )
+        # Its disk may hang, and others need the threads that there are.
+        await asyncio.wrap_future(start_call("metaq-definitions", write))
+        self._copied = outcome.accepted
+
+    async def _delete(self, topic: str) -> None:
+        """Remove the data of a topic that is withdrawn."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Exception | None] = loop.create_future()
+
+        def on_done(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        self._context.waiters.end_topic(topic)
+        self._logs.delete_topic(topic, on_done)
+        error = await done
+        if error is None:
+            self._held_up.pop(topic, None)
+            self._removed.add(topic)
+            log.info("topic deleted: topic=%s", topic)
+            return
+        if self._held_up.get(topic) != str(error):
+            log.error("deletion held up: topic=%s error=%s", topic, error)
+        self._held_up[topic] = str(error)
+
+    # -- ZooKeeper --------------------------------------------------------------------
+
+    def _found(self) -> Found | None:
+        watch = self._watch
+        return None if watch is None or not watch.is_complete else watch.values
+
+    def _is_complete(self) -> bool:
+        return self._watch is not None and self._watch.is_complete
+
+    def _deadline_s(self) -> float:
+        return self._context.clock.monotonic_s() + OPERATION_TIMEOUT_S
+
+    def _may_tell(self) -> bool:
+        coordinator = self._coordinator
+        return (
+            coordinator is not None
+            and coordinator.status.state is SessionState.CONNECTED
+            and self._registration() in _OURS
+        )
+
+    async def _tell_and_finish(self, outcome: Outcome) -> bool:
+        """Say what was made of each definition; remove those that nobody needs.
+
+        Returns:
+            Whether no topic is left that other brokers have to delete.
+        """
+        assert self._coordinator is not None
+        await self._tell(self._coordinator, outcome)
+        is_finished = True
+        for topic in sorted(self._removed):
+            left = await finish_deletion(
+                self._coordinator, self._paths, topic, deadline_s=self._deadline_s()
+            )
+            is_finished &= not left
+        return is_finished
+
+    async def _tell(self, coordinator: Coordinator, outcome: Outcome) -> None:
+        """Bring our statuses in step; those of an earlier life of ours, too."""
+        wanted = dict(outcome.statuses)
+        for topic, error in self._held_up.items():
+            wanted[topic] = TopicStatus(
+                definition=outcome.accepted[topic].checksum,
+                effect=Effect.DELETING,
+                text=error,
+            )
+        epoch = coordinator.status.epoch
+        if epoch != self._told_epoch:
+            self._told = await self._read_told(coordinator)
+            self._told_epoch = epoch
+        # What is not deleted yet keeps its status: the broker is waited for.
+        busy = outcome.deleting - self._removed
+        for topic in sorted(self._told.keys() - wanted.keys() - busy):
+            path = self._paths.topic_status(topic, self._broker_id)
+            await coordinator.delete(path, deadline_s=self._deadline_s())
+            del self._told[topic]
+        for topic, status in sorted(wanted.items()):
+            if self._told.get(topic) != status:
+                path = self._paths.topic_status(topic, self._broker_id)
+                data = encode_status(status)
+                await coordinator.set_or_create(
+                    path, data, deadline_s=self._deadline_s()
+                )
+                self._told[topic] = status
+
+    async def _read_told(
+        self, coordinator: Coordinator
+    ) -> dict[str, TopicStatus | None]:
+        """Return the topics that have a status of ours, whatever it says."""
+        parent = self._paths.topics_with_status()
+        names = await coordinator.children(parent, deadline_s=self._deadline_s()) or ()
+        told: dict[str, TopicStatus | None] = {}
+        for topic in names:
+            path = self._paths.topic_status(topic, self._broker_id)
+            if await coordinator.exists(path, deadline_s=self._deadline_s()):
+                told[topic] = None
+        return told
+
+
+async def _call_all(cancels: Iterable[Cancel]) -> None:
+    for cancel in cancels:
+        cancel()
+
+
+def _read(data: bytes) -> TopicDefinition | str:
+    """Return a definition, or why it is none."""
+    try:
+        return decode_definition(data)
+    except PayloadError as error:
+        return str(error)

@@ -1,0 +1,171 @@
+"""The bounds that connections share: bytes in memory, and time on the loop.
+
+Neither costs a connection anything that stays within its share; what goes beyond it
+waits, and the others are served meanwhile.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+TURN_S: Final = 0.001
+"""How long one piece of work may take before others get their turn: a put that comes
+meanwhile waits for one before it is read and for one before it is answered."""
+
+log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """A connection as the bound on memory sees it."""
+
+    @property
+    def peer(self) -> str:
+        """Return `host:port` of its other side."""
+        ...
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what waits for its peer: half a frame, and replies not read."""
+        ...
+
+    def drop(self, reason: str) -> None:
+        """Close the connection and give its memory back."""
+        ...
+
+
+class Load:
+    """Bytes that all connections hold in memory, under one bound.
+
+    Three things count: puts that were read and not yet answered, frames that have not
+    arrived in whole, and replies that have not left. Puts wait for the disk; the rest
+    waits for peers, who may never do their part. So the bound has three steps:
+
+    * full: sessions stop reading, and are called when there is room again;
+    * replies take half of it: a session goes on when its own have left;
+    * what waits for peers takes all of it: the connection that holds most is closed.
+
+    The last step is also taken when the process has no memory left.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._max = bytes_max
+        self.in_flight_bytes = 0
+        """Of puts that were read and not yet answered."""
+        self.partial_bytes = 0
+        """Of frames that have not arrived in whole."""
+        self.reply_bytes = 0
+        """Of replies that have not left; bodies that stay in files do not count."""
+        self.dropped_count = 0
+        """Connections closed for the memory that they held, or that was missing."""
+        self._holders: set[Holder] = set()
+        self._sleepers: list[Callable[[], None]] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether sessions must stop reading."""
+        return self.in_flight_bytes + self.partial_bytes + self.reply_bytes >= self._max
+
+    @property
+    def has_many_replies(self) -> bool:
+        """Tell whether sessions wait until their own replies have left."""
+        return self.reply_bytes >= self._max // 2
+
+    def join(self, holder: Holder) -> None:
+        """Take a connection into account."""
+        self._holders.add(holder)
+
+    def leave(self, holder: Holder) -> None:
+        """Forget a connection, which holds nothing any more."""
+        self._holders.discard(holder)
+
+    def hold(self, size_bytes: int) -> None:
+        """Count bytes of puts as in flight."""
+        self.in_flight_bytes += size_bytes
+
+    def release(self, size_bytes: int) -> None:
+        """Count bytes of puts as answered; wake sleepers when there is room."""
+        self.in_flight_bytes -= size_bytes
+        if self._sleepers:
+            self._wake()
+
+    def add_partial(self, change_bytes: int) -> None:
+        """Count received bytes of a frame that is not whole; less than 0: gone."""
+        self.partial_bytes += change_bytes
+        if self._sleepers:
+            self._wake()
+
+    def add_replies(self, change_bytes: int) -> None:
+        """Count replies that were queued; less than 0: they have left."""
+        self.reply_bytes += change_bytes
+        if self._sleepers:
+            self._wake()
+
+    def call_when_room(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when bytes are gone and there is room."""
+        self._sleepers.append(wake)
+
+    def relieve(self, last: Holder) -> None:
+        """Close who holds most, while what waits for peers is over the bound.
+
+        Args:
+            last: who came last; goes first among equals.
+        """
+        while (held_bytes := self.partial_bytes + self.reply_bytes) >= self._max:
+            self.drop(
+                self._find_largest(last),
+                f"expected less than {self._max} bytes that wait for peers,"
+                f" got {held_bytes}",
+            )
+
+    def relieve_process(self, last: Holder) -> None:
+        """Close who holds most: there is no memory to receive what `last` is sent."""
+        self.drop(self._find_largest(last), "no memory to receive")
+
+    def drop(self, holder: Holder, cause: str) -> None:
+        """Close a connection for want of memory; each power of two is logged."""
+        self.dropped_count += 1
+        if self.dropped_count & (self.dropped_count - 1) == 0:
+            log.warning(
+                "connection closed for memory: peer=%s held_bytes=%d dropped=%d"
+                " cause=%s",
+                holder.peer,
+                holder.held_bytes,
+                self.dropped_count,
+                cause,
+            )
+        holder.drop(cause)
+
+    def _find_largest(self, last: Holder) -> Holder:
+        return max(self._holders, key=lambda each: (each.held_bytes, each is last))
+
+    def _wake(self) -> None:
+        if not self.is_full:
+            sleepers, self._sleepers = self._sleepers, []
+            for wake in sleepers:
+                wake()
+
+
+class Turns:
+    """Work that one turn of the loop is too short for, continued turn by turn.
+
+    One piece of it runs in each turn, whoever asked for it: however much waits here,
+    what comes new to the loop waits for one piece, of TURN_S or little more.
+    """
+
+    def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
+        """Run pieces with `call_soon`, which calls back in the next turn."""
+        self._call_soon = call_soon
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def ask(self, go_on: Callable[[], None]) -> None:
+        """Call `go_on` once, when those who asked before had their turns."""
+        self._waiting.append(go_on)
+        if len(self._waiting) == 1:
+            self._call_soon(self._run)
+
+    def _run(self) -> None:
+        go_on = self._waiting.popleft()
+        if self._waiting:
+            self._call_soon(self._run)
+        go_on()

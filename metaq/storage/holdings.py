@@ -1,0 +1,227 @@
+"""What a data directory has held: its identity, its partitions and where they end.
+
+    <dataPath>/holdings
+
+    metaq-holdings 1 <CRC-32 of the next line, 8 hex digits>
+    {"identity": "4be1…", "written_ms": …, "is_sealed": false, "is_accepted": false,
+     "partitions": {"test-0": [log start, end], …},
+     "siblings": {"/other/data/path": ["90c2…", partition count], …}}
+
+A disk that is not mounted, a directory that was removed and a segment that is gone look
+as if nothing had ever been there. This record tells them from what is new. It is
+written at each start, when segments roll and logs come or go, and *sealed* at a clean
+stop; never in step with puts. So an end in it is a synced one, and not more than what
+the disk has. What may be otherwise without a loss:
+
+* a later end: appends since the record was written, ours or a Java broker's;
+* a later start: retention. Only between a seal and the next start is none of ours
+  possible; then a Java broker's is, and it leaves traces (see `find_losses`).
+
+Deleting the file loses no record of a log, only this knowledge. What it says about the
+other data directories of its broker is what is left when one of them is gone as a
+whole. This module is values and judgement; `inventory.py` reads and writes.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from metaq.errors import DataMissingError, StorageError
+from metaq.model import Millis, Offset, SizeBytes
+from metaq.storage.segment import Damage
+
+HOLDINGS_FILE: Final = "holdings"
+"""Name of the record in a data directory: without a dash, so no partition."""
+
+HOLDINGS_BYTES_MAX: Final = SizeBytes(64 << 20)
+"""A larger file is not ours: a partition takes about 50 bytes, 300 at the most."""
+
+_MAGIC: Final = b"metaq-holdings 1 "
+
+CURE: Final = (
+    "mount its disk or put it back; if it is gone for good, run"
+    " 'metaq accept-loss {}' once and start again"
+)
+"""What to do about less than there was."""
+
+
+class Extent(NamedTuple):
+    """Which offsets a partition has."""
+
+    start: Offset
+    """Log start."""
+    end: Offset
+    """Behind the last byte that is known to be synced."""
+
+
+class Claim(NamedTuple):
+    """What one data directory remembers of another one of its broker."""
+
+    identity: str
+    """Of the other one."""
+    partition_count: int
+    """Partitions in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """The record of one data directory."""
+
+    identity: str
+    """Made once, at random; "" before the first start."""
+    written_ms: Millis
+    """Wall clock when it was written."""
+    is_sealed: bool = False
+    """Written by a clean stop, behind the last change: starts and ends are exact."""
+    is_accepted: bool = False
+    """An operator takes what the next start finds for all that there is."""
+    partitions: Mapping[str, Extent] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Directory name → offsets, for partitions that have or had any byte."""
+    siblings: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
+    """Path → what is known of the broker's other data directories."""
+
+
+def encode_holdings(holdings: Holdings) -> bytes:
+    """Return the file's content."""
+    body = json.dumps(
+        {
+            "identity": holdings.identity,
+            "written_ms": holdings.written_ms,
+            "is_sealed": holdings.is_sealed,
+            "is_accepted": holdings.is_accepted,
+            "partitions": dict(holdings.partitions),
+            "siblings": dict(holdings.siblings),
+        }
+    ).encode()
+    return b"%s%08x\n%s\n" % (_MAGIC, crc32(body), body)
+
+
+def decode_holdings(data: bytes) -> Holdings:
+    """Return the record in a file's content.
+
+    Raises:
+        StorageError: it is none, or it is damaged.
+    """
+    head, _, rest = data.partition(b"\n")
+    body = rest.removesuffix(b"\n")
+    expected = b"%s%08x" % (_MAGIC, crc32(body))
+    if head != expected:
+        raise StorageError(
+            f"expected a first line {expected.decode()!r}, got {head[:40]!r}"
+        )
+    try:
+        fields = json.loads(body)
+        return Holdings(
+            identity=str(fields["identity"]),
+            written_ms=Millis(int(fields["written_ms"])),
+            is_sealed=bool(fields["is_sealed"]),
+            is_accepted=bool(fields["is_accepted"]),
+            partitions={
+                name: Extent(Offset(int(start)), Offset(int(end)))
+                for name, (start, end) in fields["partitions"].items()
+            },
+            siblings={
+                path: Claim(str(identity), int(count))
+                for path, (identity, count) in fields["siblings"].items()
+            },
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise StorageError(
+            f"expected the fields of version 1, got {error!r}"
+        ) from error
+
+
+# -- a whole directory ----------------------------------------------------------------
+
+
+def check_directory(
+    path: Path,
+    record: Holdings | None,
+    found: Collection[str],
+    claims: Mapping[str, Claim],
+) -> None:
+    """Refuse a data directory that is empty, or another one, where one was known.
+
+    Args:
+        path: the directory.
+        record: what it says itself; None: nothing that can be believed.
+        found: names of the partition directories that are there.
+        claims: who knows it (another data directory, ZooKeeper) → what it was.
+
+    Raises:
+        DataMissingError: it holds less; the text says what to do.
+    """
+    if record is not None and record.is_accepted:
+        return
+    for witness, claim in claims.items():
+        if record is not None and record.identity == claim.identity:
+            continue
+        # Without its record it is believed by what it holds: deleting that costs
+        # no more than knowledge.
+        if record is not None or len(found) < claim.partition_count:
+            got = "no record" if record is None else f"identity {record.identity}"
+            raise DataMissingError(
+                f"data directory is not what it was: directory={path} expected"
+                f" identity {claim.identity} with {claim.partition_count} partitions"
+                f" (by {witness}), got {got} and {len(found)} partitions:"
+                f" {CURE.format(path)}"
+            )
+    held = record.partitions if record is not None else {}
+    if held and not held.keys() & set(found):
+        raise DataMissingError(
+            f"data directory is empty: directory={path} expected {len(held)} partitions"
+            f" (by its record), got none of them: {CURE.format(path)}"
+        )
+
+
+# -- one partition --------------------------------------------------------------------
+
+
+def find_losses(
+    path: Path,
+    record: Holdings,
+    found: Mapping[str, Extent | None],
+    *,
+    was_visited: bool,
+) -> dict[str, Damage]:
+    """Return what is less than it was, by the name of the partition.
+
+    A later start is a loss only behind a seal, and only where no other broker was at
+    work meanwhile: it has appended to some partition, made one, or `was_visited`.
+
+    Args:
+        path: the data directory.
+        record: what it held.
+        found: name → what recovery found; None: no segment.
+        was_visited: another broker has written beside the partitions since.
+    """
+    is_exact = record.is_sealed and not was_visited
+    for name, extent in found.items():
+        held = record.partitions.get(name)
+        if extent is not None and extent.end > (held.end if held else 0):
+            is_exact = False
+    losses = {}
+    for name, held in record.partitions.items():
+        detail, offset, good = "", held.start, None
+        extent = found.get(name)
+        if extent is None:
+            what = "has no segment" if name in found else "is missing"
+            detail = f"partition {what}: expected offsets {held.start} to {held.end}"
+        elif extent.end < held.end:
+            offset = extent.end
+            detail = f"log ends too early: expected {held.end}, got {extent.end}"
+        elif is_exact and extent.start > held.start:
+            good = extent.start
+            detail = (
+                f"first segments are missing: expected the log start {held.start},"
+                f" got {extent.start}"
+            )
+        if detail:
+            losses[name] = Damage(path / name, offset, good, detail)
+    return losses

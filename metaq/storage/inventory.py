@@ -1,0 +1,342 @@
+"""Keep the records of what the data directories of one broker hold.
+
+Theory of operation. At a start every record is read before anything is recovered, the
+data directories are compared with what is known of them, and, after recovery, the
+partitions. Less than there was refuses the start (a whole directory) or stops one
+partition. Then each record is written anew, unsealed. While the broker runs the loop's
+thread makes records and the storage thread of each directory writes them, so that a
+file has one writer; the last thing it writes at a clean stop is a sealed one.
+
+A log that is stopped keeps in the record what was known of it before, so that nothing
+is forgotten by starting twice. Keep in step: `holdings.py` (layout and judgement).
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.errors import DiskError, NoSpaceError, StorageError
+from metaq.fs import FileSystem
+from metaq.model import LogId, Millis
+from metaq.storage.holdings import (
+    CURE,
+    HOLDINGS_BYTES_MAX,
+    HOLDINGS_FILE,
+    Claim,
+    Extent,
+    Holdings,
+    check_directory,
+    decode_holdings,
+    encode_holdings,
+    find_losses,
+)
+from metaq.storage.opening import parse_log_directory_name
+from metaq.storage.segment import META_SUFFIX, Damage, segment_file_name
+from metaq.storage.span_index import is_unreadable
+
+TRANSACTIONS: Final = "transactions"
+"""Directory below dataLogPath in which a Java broker writes at least at its stop."""
+
+_log = logging.getLogger(__name__)
+
+
+def read_holdings(fs: FileSystem, directory: Path) -> Holdings | None:
+    """Return the record of a data directory; None without one that can be believed.
+
+    Raises:
+        StorageError: the disk refused something else than the bytes of the record.
+    """
+    path = directory / HOLDINGS_FILE
+    try:
+        data = fs.read_file(path, HOLDINGS_BYTES_MAX)
+    except DiskError as error:
+        if error.errno_name == "ENOENT":
+            return None
+        if not is_unreadable(error):
+            raise
+        _log.error("going on without the record of a data directory: %s", error)
+        return None
+    try:
+        return decode_holdings(data)
+    except StorageError as error:
+        _log.error(
+            "going on without the record of a data directory: file=%s error=%s",
+            path,
+            error,
+        )
+        return None
+
+
+def write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
+    """Replace the record of a data directory; durable on return.
+
+    Raises:
+        StorageError: the old one is there still, or the new one.
+    """
+    fs.write_atomically(directory / HOLDINGS_FILE, encode_holdings(record))
+
+
+def try_write_holdings(fs: FileSystem, directory: Path, record: Holdings) -> None:
+    """Replace the record if there is room and a descriptor; an old one is true too.
+
+    Raises:
+        DiskError: the disk cannot be believed any more.
+    """
+    try:
+        write_holdings(fs, directory, record)
+    except StorageError as error:
+        if not is_harmless(error):
+            raise
+        _log.warning("record of a data directory not written: %s", error)
+
+
+def is_harmless(error: StorageError) -> bool:
+    """Tell whether a record was not written for want of room or of a descriptor.
+
+    The old one is there still, and the disk may be believed.
+    """
+    is_open = isinstance(error, DiskError) and error.operation == "open"
+    return is_open or isinstance(error, NoSpaceError)
+
+
+def _without_topics(record: Holdings, topics: Collection[str]) -> Holdings:
+    """Return a record that says nothing of some topics."""
+    partitions = {
+        name: extent
+        for name, extent in record.partitions.items()
+        if (log_id := parse_log_directory_name(name)) is None
+        or log_id.topic not in topics
+    }
+    return replace(record, partitions=partitions)
+
+
+def last_change_ms(fs: FileSystem, directory: Path) -> Millis | None:
+    """Return when a file in a directory was last changed; None without any."""
+    if not fs.is_directory(directory):
+        return None
+    times = []
+    for name in fs.list_directory(directory):
+        with suppress(StorageError):
+            times.append(fs.mtime_ms(directory / name))
+    return max(times, default=None)
+
+
+class Inventory:
+    """What the data directories of one broker hold. Owner: the log manager."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        transactions: Path,
+        new_identity: Callable[[], str],
+    ) -> None:
+        """Know nothing yet; `read` comes first.
+
+        Args:
+            fs: the disk.
+            clock: for the time in a record.
+            transactions: where a Java broker on these directories has its journal.
+            new_identity: returns a random one.
+        """
+        self._fs = fs
+        self._clock = clock
+        self._transactions = transactions
+        self._new_identity = new_identity
+        self._records: dict[Path, Holdings | None] = {}
+        self._found: dict[Path, Collection[str]] = {}
+        self._identities: dict[Path, str] = {}
+        # Of stopped logs: what was known of them before.
+        self._kept: dict[LogId, Extent] = {}
+
+    # -- at the start
+
+    def read(
+        self, found: Mapping[Path, Collection[str]], left_out: Collection[str] = ()
+    ) -> None:
+        """Read every record, and compare the data directories with what is known.
+
+        Args:
+            found: data directory → names of the partition directories in it.
+            left_out: topics that are being deleted: what records say of them is
+                forgotten, for their partitions may be gone already.
+
+        Raises:
+            DataMissingError: one of them holds less, as a whole.
+            StorageError: a disk refuses.
+        """
+        self._found = dict(found)
+        for path in found:
+            record = read_holdings(self._fs, path)
+            self._records[path] = record and _without_topics(record, left_out)
+        for path, names in found.items():
+            claims = {
+                str(other / HOLDINGS_FILE): record.siblings[str(path)]
+                for other, record in self._records.items()
+                if record is not None and str(path) in record.siblings
+            }
+            check_directory(path, self._records[path], names, claims)
+        for path, record in self._records.items():
+            if record is None and found[path]:
+                _log.info(
+                    "data directory without a record, believed as it is:"
+                    " directory=%s partitions=%d",
+                    path,
+                    len(found[path]),
+                )
+            self._identities[path] = (
+                record and record.identity
+            ) or self._new_identity()
+            for other, claim in (record.siblings if record else {}).items():
+                if Path(other) not in found and claim.partition_count:
+                    _log.warning(
+                        "data directory is not configured any more: directory=%s"
+                        " partitions=%d",
+                        other,
+                        claim.partition_count,
+                    )
+
+    def settle_accepted(self, path: Path, names: Collection[str]) -> None:
+        """Let partitions whose loss is accepted begin where they ended.
+
+        So no offset ever names two records. Done before recovery.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        record = self._records[path]
+        if record is None or not record.is_accepted:
+            return
+        for name, extent in record.partitions.items():
+            directory = path / name
+            if name not in names or not self._has_segment(directory):
+                self._fs.make_directory(directory)
+                first = directory / segment_file_name(extent.end)
+                self._fs.open_append(first, create=True).close()
+                _log.warning(
+                    "loss accepted, partition begins anew: directory=%s offset=%d",
+                    directory,
+                    extent.end,
+                )
+
+    def _has_segment(self, directory: Path) -> bool:
+        names = self._fs.list_directory(directory)
+        return any(name.endswith(META_SUFFIX) for name in names)
+
+    def find_losses(
+        self, path: Path, found: Mapping[LogId, Extent | None]
+    ) -> dict[str, Damage]:
+        """Return which partitions of a data directory hold less, by their names.
+
+        Args:
+            path: the data directory.
+            found: what recovery found; None: a partition without a segment.
+
+        Raises:
+            StorageError: a disk refuses.
+        """
+        record = self._records[path]
+        if record is None:
+            return {}
+        changed_ms = last_change_ms(self._fs, self._transactions)
+        losses = find_losses(
+            path,
+            record,
+            {str(log_id): extent for log_id, extent in found.items()},
+            was_visited=changed_ms is not None and changed_ms > record.written_ms,
+        )
+        if record.is_accepted:
+            for name, loss in losses.items():
+                _log.warning("loss accepted: partition=%s %s", name, loss)
+            return {}
+        by = f"(by {path / HOLDINGS_FILE}): {CURE.format(path)}"
+        return {
+            name: replace(loss, detail=f"{loss.detail} {by}")
+            for name, loss in losses.items()
+        }
+
+    def held(self, path: Path, name: str) -> Extent | None:
+        """Return what was known of a partition before this start."""
+        record = self._records[path]
+        return None if record is None else record.partitions.get(name)
+
+    def keep(self, log_id: LogId, extent: Extent) -> None:
+        """Go on remembering this of a log that is stopped."""
+        self._kept[log_id] = extent
+
+    def forget(self, log_id: LogId) -> None:
+        """Remember a log by what it has, or not at all when it has gone."""
+        self._kept.pop(log_id, None)
+
+    def write_all(self, records: Mapping[Path, Holdings]) -> None:
+        """Write the first records of a run, on the thread that opens the directories.
+
+        Those of new directories come last: what is told of a new identity before it
+        has come to its own directory does no harm, the other way round it does.
+
+        Raises:
+            StorageError: a disk refuses.
+        """
+        for path in sorted(records, key=lambda each: self._records[each] is None):
+            try_write_holdings(self._fs, path, records[path])
+
+    # -- at any time
+
+    def identity(self, path: Path) -> str:
+        """Return the identity of a data directory."""
+        return self._identities[path]
+
+    def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
+        """Compare the data directories, as they were at the start, with what is known.
+
+        Args:
+            witness: who knows it.
+            claims: path → identity and number of partitions; paths of no data
+                directory of ours are passed over. It may be older than a record that
+                was made anew: who has as many partitions is believed.
+
+        Raises:
+            DataMissingError: one of them held less.
+        """
+        for path, names in self._found.items():
+            claim = claims.get(str(path))
+            if claim is not None and len(names) < claim[1]:
+                known = {witness: Claim(*claim)}
+                check_directory(path, self._records[path], names, known)
+
+    def make_records(
+        self, logs: Iterable[tuple[Path, LogId, Extent]]
+    ) -> dict[Path, Holdings]:
+        """Return the record of every data directory, unsealed.
+
+        Args:
+            logs: data directory, partition, and its offsets that are synced.
+        """
+        partitions: dict[Path, dict[str, Extent]] = {
+            path: {} for path in self._identities
+        }
+        for path, log_id, extent in logs:
+            kept = self._kept.get(log_id, extent)
+            if kept.end:
+                partitions[path][str(log_id)] = kept
+        claims = {
+            path: Claim(identity, len(partitions[path]))
+            for path, identity in self._identities.items()
+        }
+        return {
+            path: Holdings(
+                identity=claims[path].identity,
+                written_ms=self._clock.wall_ms(),
+                partitions=held,
+                siblings={
+                    str(other): claim
+                    for other, claim in claims.items()
+                    if other != path
+                },
+            )
+            for path, held in partitions.items()
+        }

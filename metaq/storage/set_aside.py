@@ -1,0 +1,90 @@
+"""Deleted topics on the disk: moved aside at once, removed later.
+
+    <dataPath>/deleted/20261122T101501.123Z/orders-0/    what was the partition orders-0
+
+A partition's directory leaves the data directory with one rename, so it is there as a
+whole or not at all. Recovery, `metaq verify` and a Java broker take no name without a
+dash for a partition, so nothing below `deleted` is ever served. What lies there may be
+removed at any time, by anybody; the broker does it in the background.
+"""
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from metaq.errors import DiskError
+from metaq.fs import FileSystem
+from metaq.model import Millis
+from metaq.storage.opening import parse_log_directory_name
+
+_log = logging.getLogger(__name__)
+
+DELETED_DIRECTORY: Final = "deleted"
+"""Below a data directory; without a dash, see the head of this file."""
+
+
+def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> None:
+    """Move the directories of a topic's partitions aside, if there are any.
+
+    To be repeated until it succeeds: each partition is in one place or the other.
+
+    Args:
+        fs: the disk.
+        data_path: the data directory.
+        topic: whose partitions; none of them is open.
+        wall_ms: names the place, for people.
+
+    Raises:
+        StorageError: the disk refuses; some partitions may be moved.
+    """
+    names = [
+        name
+        for name in fs.list_directory(data_path)
+        if (log_id := parse_log_directory_name(name)) is not None
+        and log_id.topic == topic
+        and fs.is_directory(data_path / name)
+    ]
+    if not names:
+        return
+    fs.make_directory(data_path / DELETED_DIRECTORY)
+    place = _new_place(fs, data_path / DELETED_DIRECTORY, wall_ms)
+    fs.make_directory(place)
+    for name in names:
+        fs.rename(data_path / name, place / name)
+    _log.info(
+        "topic set aside: topic=%s partitions=%d place=%s", topic, len(names), place
+    )
+
+
+def remove_set_aside(fs: FileSystem, data_path: Path) -> None:
+    """Remove what was set aside; blocks for as long as the disk needs.
+
+    Raises:
+        StorageError: the disk refuses; the rest is there still.
+    """
+    if fs.is_directory(data_path / DELETED_DIRECTORY):
+        _remove(fs, data_path / DELETED_DIRECTORY)
+
+
+def _new_place(fs: FileSystem, holding: Path, wall_ms: Millis) -> Path:
+    while True:
+        moment = datetime.fromtimestamp(wall_ms // 1000, UTC)
+        place = holding / f"{moment:%Y%m%dT%H%M%S}.{wall_ms % 1000:03}Z"
+        if not fs.exists(place):
+            return place
+        wall_ms = Millis(wall_ms + 1)
+
+
+def _remove(fs: FileSystem, path: Path) -> None:
+    try:
+        if not fs.is_directory(path):
+            fs.unlink(path)
+            return
+        for name in fs.list_directory(path):
+            _remove(fs, path / name)
+        fs.remove_directory(path)
+    except DiskError as error:
+        # An operator removes it too.
+        if error.errno_name != "ENOENT":
+            raise

@@ -1,0 +1,254 @@
+"""Topics that were made by command: the definition, and what a broker made of it. Pure.
+
+    node               bytes: JSON, UTF-8, keys sorted, no spaces
+    -----------------  -----------------------------------------------------------------
+    topic definition   {"brokers":null,"partitions":4,
+                        "settings":{"deletePolicy":"delete,72h"},"state":"active"}
+    topic status       {"definition":463763767,"effect":"server.ini",
+                        "text":"/etc/metaq/server.ini"}
+
+A client writes the definition, each broker that has to do with it writes its status.
+`definition` of a status is the CRC-32 of the definition's bytes as `encode_definition`
+writes them: a status with another number speaks of an older definition.
+
+Properties of a definition that are not known here are kept when it is altered: a later
+version may have written them. What makes no sense is a PayloadError.
+
+Keep in step: `paths.py`, this package's README.
+"""
+
+import enum
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+from metaq.config.keys import BROKER_ID_MAX, PARTITION_COUNT_MAX
+from metaq.model import BrokerId
+from metaq.zk.errors import PayloadError
+
+QUOTED_CHARS_MAX: Final = 80
+"""Bytes of a payload that an error shows."""
+
+NO_PUTS: Final = "takes no puts"
+"""Text of a status where `acceptPublish` is false."""
+NO_GETS: Final = "gives no gets"
+"""Text of a status where `acceptSubscribe` is false."""
+
+_KNOWN: Final = frozenset({"brokers", "partitions", "settings", "state"})
+
+
+class TopicState(enum.Enum):
+    """What the cluster is to do about a topic."""
+
+    ACTIVE = "active"
+    """Serve it."""
+    DELETING = "deleting"
+    """Withdraw it and remove its data; the definition goes when no broker has any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefinition:
+    """A topic as a command wants it."""
+
+    partitions: int
+    """Partitions on each of its brokers, 1 or more."""
+    brokers: tuple[BrokerId, ...] | None = None
+    """Who serves it, ascending; None: every broker."""
+    settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """Keys of a topic section of `server.ini`, in their spelling, and their text."""
+    state: TopicState = TopicState.ACTIVE
+    """What is to be done about it."""
+    others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+    """Properties that are not known here, ready for JSON."""
+
+    def names(self, broker_id: BrokerId) -> bool:
+        """Tell whether a broker is to serve the topic."""
+        return self.brokers is None or broker_id in self.brokers
+
+    @property
+    def checksum(self) -> int:
+        """The number by which statuses name this definition."""
+        return zlib.crc32(encode_definition(self))
+
+
+class Effect(enum.Enum):
+    """What a broker made of a definition."""
+
+    IN_EFFECT = "in effect"
+    """It serves the topic as defined; the text is of `NO_PUTS` and `NO_GETS`."""
+    OVERRIDDEN = "server.ini"
+    """Its `server.ini` has a section of that name, which wins; the text is the file."""
+    REFUSED = "refused"
+    """It cannot serve the topic like that; the text says why."""
+    DELETING = "deleting"
+    """It has not removed its data yet; the text says what holds it up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatus:
+    """What one broker says about a definition."""
+
+    definition: int
+    """`TopicDefinition.checksum` of the definition it speaks of; 0 where there is none,
+    and `server.ini` has such a section."""
+    effect: Effect
+    """What it made of it."""
+    text: str = ""
+    """See `Effect`."""
+
+
+def encode_definition(definition: TopicDefinition) -> bytes:
+    """Return the bytes of a definition, always the same ones for the same value."""
+    brokers = definition.brokers
+    return _encode(
+        {
+            **definition.others,
+            "partitions": definition.partitions,
+            "brokers": None if brokers is None else list(brokers),
+            "settings": dict(definition.settings),
+            "state": definition.state.value,
+        }
+    )
+
+
+def decode_definition(data: bytes) -> TopicDefinition:
+    """Read a definition; properties in any order, unknown ones kept.
+
+    Raises:
+        PayloadError: not a JSON object, or a property makes no sense.
+    """
+    fields = _decode(data, "topic definition")
+    partitions = _whole(fields.get("partitions"), 1, PARTITION_COUNT_MAX)
+    if partitions is None:
+        raise _nonsense(data, f"partitions from 1 to {PARTITION_COUNT_MAX}")
+    settings = fields.get("settings", {})
+    if not isinstance(settings, dict) or not all(
+        isinstance(text, str) for text in settings.values()
+    ):
+        raise _nonsense(data, "settings to be an object of texts")
+    state = fields.get("state")
+    if state not in [each.value for each in TopicState]:
+        raise _nonsense(data, "a state, active or deleting")
+    return TopicDefinition(
+        partitions=partitions,
+        brokers=_read_brokers(fields.get("brokers"), data),
+        settings=MappingProxyType(dict(sorted(settings.items()))),
+        state=TopicState(state),
+        others=MappingProxyType(
+            {name: value for name, value in fields.items() if name not in _KNOWN}
+        ),
+    )
+
+
+def _read_brokers(value: object, data: bytes) -> tuple[BrokerId, ...] | None:
+    if value is None:
+        return None
+    numbers = [_whole(each, 0, BROKER_ID_MAX) for each in _items(value)]
+    brokers = {BrokerId(number) for number in numbers if number is not None}
+    if not brokers or None in numbers:
+        raise _nonsense(data, "brokers to be null or a list of broker ids")
+    return tuple(sorted(brokers))
+
+
+def encode_copy(definitions: Mapping[str, TopicDefinition]) -> bytes:
+    """Return the bytes of a file with definitions: a line with their CRC-32, then JSON.
+
+    A broker keeps one, for starts without ZooKeeper.
+    """
+    fields = {
+        name: json.loads(encode_definition(definition))
+        for name, definition in definitions.items()
+    }
+    text = json.dumps(fields, ensure_ascii=False, sort_keys=True, indent=1).encode()
+    return b"%08x\n%s\n" % (zlib.crc32(text), text)
+
+
+def decode_copy(data: bytes) -> dict[str, TopicDefinition]:
+    """Read a file with definitions.
+
+    Raises:
+        PayloadError: it is damaged.
+    """
+    checksum, _, text = data.partition(b"\n")
+    text = text.removesuffix(b"\n")
+    if checksum != b"%08x" % zlib.crc32(text):
+        raise PayloadError(
+            f"definitions of topics: expected checksum {_quoted(checksum)},"
+            f" got {zlib.crc32(text):08x}"
+        )
+    fields = _decode(text, "definitions of topics")
+    return {
+        name: decode_definition(json.dumps(definition).encode())
+        for name, definition in fields.items()
+    }
+
+
+def encode_status(status: TopicStatus) -> bytes:
+    """Return the bytes of a status."""
+    return _encode(
+        {
+            "definition": status.definition,
+            "effect": status.effect.value,
+            "text": status.text,
+        }
+    )
+
+
+def decode_status(data: bytes) -> TopicStatus:
+    """Read a status; properties in any order, unknown ones ignored.
+
+    Raises:
+        PayloadError: not a JSON object, or a property makes no sense.
+    """
+    fields = _decode(data, "topic status")
+    definition = _whole(fields.get("definition"), 0, 2**32 - 1)
+    effect, text = fields.get("effect"), fields.get("text", "")
+    if (
+        definition is None
+        or effect not in [each.value for each in Effect]
+        or not isinstance(text, str)
+    ):
+        raise PayloadError(
+            f"topic status: expected definition, effect and text, got {_quoted(data)}"
+        )
+    return TopicStatus(definition=definition, effect=Effect(effect), text=text)
+
+
+def _encode(fields: Mapping[str, object]) -> bytes:
+    return json.dumps(
+        fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")
+    ).encode()
+
+
+def _decode(data: bytes, what: str) -> dict[str, object]:
+    try:
+        fields = json.loads(data)
+        # Half of a pair of surrogates can be read, and never be written.
+        json.dumps(fields, ensure_ascii=False).encode()
+    # Deep nesting ends in RecursionError, a huge number in ValueError.
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{what}: expected JSON, got {_quoted(data)}") from error
+    if not isinstance(fields, dict):
+        raise PayloadError(f"{what}: expected a JSON object, got {_quoted(data)}")
+    return fields
+
+
+def _items(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _whole(value: object, low: int, high: int) -> int | None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if low <= value <= high else None
+
+
+def _nonsense(data: bytes, wanted: str) -> PayloadError:
+    return PayloadError(f"topic definition: expected {wanted}, got {_quoted(data)}")
+
+
+def _quoted(data: bytes) -> str:
+    return repr(data[:QUOTED_CHARS_MAX])[1:]

@@ -1,0 +1,89 @@
+"""The end of a topic that is being deleted: who has it still, and its last traces.
+
+Each broker that has the topic removes its data, registers without it, which takes its
+record away, and then deletes its status. When nobody has it any more, the offsets of
+groups go, for a topic of that name that is made later begins at offset 0; then the
+empty parents, and the definition at last: as long as it is there, nobody makes the
+topic anew, and whoever comes back finds that it is to be deleted.
+
+Every step may be repeated, and be taken by several brokers at once.
+"""
+
+from contextlib import suppress
+from typing import Final
+
+from metaq.model import BrokerId
+from metaq.zk.definitions import TopicState, decode_definition
+from metaq.zk.errors import NodeChangedError, NodeNotEmptyError, PayloadError
+from metaq.zk.paths import NodeKind, NodePaths, parse_role
+from metaq.zk.session import Coordinator
+
+TOPIC_KINDS: Final = (NodeKind.TOPIC, NodeKind.TOPIC_PUB, NodeKind.TOPIC_SUB)
+
+
+async def brokers_with(
+    coordinator: Coordinator, paths: NodePaths, topic: str, *, deadline_s: float
+) -> tuple[BrokerId, ...]:
+    """Return the brokers that have a topic, or have said something about it, ascending.
+
+    Whether they are there or away.
+
+    Raises:
+        CoordinationError: ZooKeeper could not be asked; see `Coordinator`.
+    """
+    found: set[BrokerId] = set()
+    for path in (paths.recorded_topic(topic), paths.topic_statuses(topic)):
+        names = await coordinator.children(path, deadline_s=deadline_s) or ()
+        found.update(BrokerId(int(name)) for name in names if name.isdecimal())
+    for kind in TOPIC_KINDS:
+        path = paths.topic_children(kind, topic)
+        names = await coordinator.children(path, deadline_s=deadline_s) or ()
+        found.update(role.broker_id for role in map(parse_role, names) if role)
+    return tuple(sorted(found))
+
+
+async def finish_deletion(
+    coordinator: Coordinator, paths: NodePaths, topic: str, *, deadline_s: float
+) -> tuple[BrokerId, ...]:
+    """Remove the last traces of a topic when no broker has it any more.
+
+    Returns:
+        The brokers that have it still; () when the topic is gone, or is not to be
+        deleted.
+
+    Raises:
+        CoordinationError: as `brokers_with`; to be repeated.
+    """
+    left = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
+    if left:
+        return left
+    path = paths.topic_definition(topic)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    try:
+        is_deleting = (
+            node is not None
+            and decode_definition(node.data).state is TopicState.DELETING
+        )
+    except PayloadError:
+        is_deleting = False
+    if node is None or not is_deleting:
+        return ()
+    groups = await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
+    parents = [
+        paths.group_partitions(kind, group, topic)
+        for group in groups
+        for kind in (NodeKind.GROUP_OFFSET, NodeKind.OWNER)
+    ]
+    for parent in parents[::2]:
+        names = await coordinator.children(parent, deadline_s=deadline_s) or ()
+        for name in names:
+            await coordinator.delete(f"{parent}/{name}", deadline_s=deadline_s)
+    parents += [paths.recorded_topic(topic), paths.topic_statuses(topic)]
+    parents += [paths.topic_children(kind, topic) for kind in TOPIC_KINDS]
+    for parent in parents:
+        with suppress(NodeNotEmptyError):
+            await coordinator.delete(parent, deadline_s=deadline_s)
+    # Where others were faster, the name may have a new life.
+    with suppress(NodeChangedError):
+        await coordinator.delete(path, version=node.version, deadline_s=deadline_s)
+    return ()

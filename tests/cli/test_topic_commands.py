@@ -1,0 +1,102 @@
+"""`metaq topics create|alter|delete|describe`."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.cli import topic_commands
+from metaq.cli.cluster import Target
+from metaq.cli.topic_commands import Wishes
+from metaq.client.errors import NoTopicError, TopicRefusedError
+from metaq.errors import ConfigError
+from metaq.testing.embedded import EmbeddedBroker, embedded_broker
+
+ONE_BROKER = {"broker": "a MetaQ 1.4 broker takes no definitions"}
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[EmbeddedBroker]:
+    with embedded_broker(topics={"mine": 1}, data_path=tmp_path / "data") as broker:
+        yield broker
+
+
+@pytest.fixture
+def target(broker: Any) -> Target:
+    return Target("zoo:2181", "/meta", (), 10.0, broker.coordinator_factory)
+
+
+def wishes(partitions: int | None = None, **settings: str) -> Wishes:
+    return Wishes(partitions=partitions, brokers=None, settings=settings)
+
+
+def test_a_topic_is_made_and_shown(
+    target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For people a list and a table, for machines one object."""
+    topic_commands.create(
+        target, "orders", wishes(4, deletePolicy="delete,72h"), as_json=False
+    )
+    assert capsys.readouterr().out == (
+        "state active\npartitions 4\nbrokers all\ndeletePolicy delete,72h\n\n"
+        "broker\tis_there\tpartitions\teffect\ttext\n0\tTrue\t4\tin effect\t-\n"
+    )
+    topic_commands.alter(target, "orders", wishes(5, deletePolicy=""), as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "topic": "orders",
+        "definition": {
+            "partitions": 5,
+            "brokers": None,
+            "settings": {},
+            "state": "active",
+        },
+        "problem": None,
+        "brokers": [
+            {
+                "broker": 0,
+                "is_there": True,
+                "partitions": 5,
+                "effect": "in effect",
+                "text": None,
+            }
+        ],
+    }
+    topic_commands.delete(target, "orders", "orders", as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "topic": "orders",
+        "is_deleted": True,
+    }
+    with pytest.raises(NoTopicError):
+        topic_commands.describe(target, "orders", as_json=False)
+
+
+def test_a_topic_of_server_ini_is_described_with_its_file(
+    target: Target, broker: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And is not deleted."""
+    topic_commands.describe(target, "mine", as_json=False)
+    ini = broker.data_path / "server.ini"
+    assert capsys.readouterr().out.splitlines()[-1] == f"0\tTrue\t1\tserver.ini\t{ini}"
+    with pytest.raises(TopicRefusedError, match=str(ini)):
+        topic_commands.delete(target, "mine", "mine", as_json=False)
+
+
+def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
+    """Nothing is made."""
+    with pytest.raises(ConfigError, match="do you mean 'deletePolicy'"):
+        topic_commands.create(target, "t", wishes(1, deletePolcy="x"), as_json=False)
+    with pytest.raises(NoTopicError):
+        topic_commands.describe(target, "t", as_json=False)
+
+
+def test_the_name_may_be_typed_at_a_terminal(
+    target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is asked for where somebody can answer."""
+    topic_commands.create(target, "orders", wishes(1), as_json=False)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(topic_commands.click, "prompt", lambda *_a, **_k: "orders")
+    topic_commands.delete(target, "orders", None, as_json=False)
+    assert capsys.readouterr().err == "metaq: topic orders is deleted\n"

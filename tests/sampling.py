@@ -1,0 +1,45 @@
+"""What one run tries of much that could be tried: a choice by the seed, or all of it.
+
+Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
+of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them.
+"""
+
+import os
+import random
+import secrets
+from collections.abc import Sequence
+from typing import TypeVar
+
+import pytest
+
+SEED = int(os.environ.get("METAQ_SEED") or secrets.randbits(32))
+"""One number for every random choice of the run; METAQ_SEED repeats a run."""
+# Processes that run tests for this one make the same choices.
+os.environ["METAQ_SEED"] = str(SEED)
+
+IS_WHOLE = bool(os.environ.get("METAQ_WHOLE"))
+"""Everything is tried, however long it takes."""
+
+T = TypeVar("T")
+
+
+def sample(cells: Sequence[T], count: int, rng: random.Random) -> list[T]:
+    """Return `count` of the cells in any order, all of them in a whole run."""
+    size = len(cells) if IS_WHOLE else min(count, len(cells))
+    return rng.sample(cells, size)
+
+
+def unchosen(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the cells of sampled matrices that this run leaves out."""
+    matrices: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled"):
+            name = item.nodeid.partition("[")[0]
+            matrices.setdefault(name, []).append(item)
+    left = set()
+    for name, cells in matrices.items():
+        mark = cells[0].get_closest_marker("sampled")
+        assert mark is not None
+        rng = random.Random(f"{SEED}: {name}")
+        left |= {*cells} - {*sample(cells, *mark.args, rng)}
+    return left

@@ -1,0 +1,79 @@
+"""What Java machines of Spark start with, in this process and in those it starts.
+
+Few of them live long enough for the second compiler and the parallel collector, and a
+third of their first minute goes into classes, loaded and checked one by one. `python -m
+tests.spark.classes` stores these as Java wants them in memory, once for each checkout;
+a Java machine that finds no such file, or one that is not its own, goes on without.
+"""
+
+import os
+import shlex
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+FILE = Path(__file__).parents[2] / ".cache" / f"spark-{version('pyspark')}.jsa"
+SETTINGS = "PYSPARK_SUBMIT_ARGS"
+
+
+def start_quickly(*options: str) -> None:
+    """Give options to the Java machines of all sessions that start from now on."""
+    java = shlex.join(
+        ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xlog:disable", *options]
+    )
+    settings = [
+        f"--conf=spark.driver.defaultJavaOptions={java}",
+        f"--conf=spark.executor.defaultJavaOptions={java}",
+    ]
+    os.environ[SETTINGS] = shlex.join([*settings, "pyspark-shell"])
+
+
+def use_stored() -> None:
+    """Start with the stored classes, where there are any."""
+    if SETTINGS not in os.environ:
+        start_quickly(f"-XX:SharedArchiveFile={FILE}")
+
+
+def store() -> None:
+    """Store what a session loads that reads, sorts, joins, writes and streams."""
+    from pyspark.sql import SparkSession
+
+    draft = FILE.with_suffix(f".{os.getpid()}")
+    draft.parent.mkdir(exist_ok=True)
+    start_quickly(f"-XX:ArchiveClassesAtExit={draft}")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .getOrCreate()
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        path = f"{directory}/table"
+        rows = session.range(9).selectExpr("id", "cast(id AS STRING) AS text")
+        rows.rdd.map(lambda row: row.id).collect()
+        rows.write.partitionBy("id").parquet(path)
+        table = session.read.parquet(path)
+        table.join(rows, "id").groupBy("id").count().orderBy("id").collect()
+        stream = session.readStream.schema(table.schema).parquet(path)
+        query = (
+            stream.writeStream.foreachBatch(lambda frame, _number: frame.collect())
+            .option("checkpointLocation", f"{directory}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+    machine = session.sparkContext._gateway.proc  # type: ignore[union-attr]
+    session.stop()
+    machine.stdin.close()
+    machine.wait()
+    # Not every Java does.
+    if draft.exists():
+        draft.rename(FILE)
+
+
+if __name__ == "__main__":
+    if not FILE.exists():
+        store()

@@ -1,0 +1,194 @@
+"""A topic that is not there is an error, and what is away is not empty."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from metaq.client.presence import describe_away, find_away
+from metaq.client.session import AsyncClient
+from metaq.errors import NoBrokerError
+from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.spark import cluster as clusters
+from metaq.spark.batch import BatchReader
+from metaq.spark.options import SourceOptions
+from metaq.spark.read_task import ReadTask
+from metaq.spark.stream import Progress
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
+from metaq.zk.znodes import BrokerAddress
+from tests.spark.brokers import TOPIC, numbered, publish, tp
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+HERE, THERE = tp(0), tp(0, broker=1)
+
+
+class Two:
+    """Two brokers with a topic; they record what they have."""
+
+    def __init__(self, directory: Path) -> None:
+        self.zookeeper = MemoryZooKeeper()
+        self.brokers = [
+            EmbeddedBroker(
+                directory / str(number),
+                topics={TOPIC: 1, **({"lonely": 1} if number else {})},
+                zookeeper=self.zookeeper,
+                settings={"brokerId": str(number)},
+            )
+            for number in (0, 1)
+        ]
+
+
+@pytest.fixture
+def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
+    """Return two brokers whose ZooKeeper is what every address leads to."""
+    found = Two(tmp_path)
+
+    def make(_zookeeper: str, **more: Any) -> AsyncClient:
+        del more["brokers"]
+        return AsyncClient(coordinator=found.zookeeper.coordinator, **more)
+
+    monkeypatch.setattr(clusters, "AsyncClient", make)
+    monkeypatch.setattr(clusters, "_clusters", {})
+    monkeypatch.setattr(clusters, "NEW_TOPIC_S", 0.1)
+    for broker in found.brokers:
+        broker.start()
+    publish(found.brokers[0], numbered(10), partition=HERE)
+    publish(found.brokers[1], numbered(20), partition=THERE)
+    yield found
+    for cluster in clusters._clusters.values():
+        cluster.close()
+    for broker in found.brokers:
+        broker.stop()
+
+
+def options(*, is_stream: bool = False, **more: Any) -> SourceOptions:
+    given = {"requestTimeoutMs": 300, "retryTimeoutMs": 300, "zookeeper": "memory"}
+    if is_stream:
+        given["startingOffsets"] = "earliest"
+    if not more.keys() & {"assign", "subscribePattern"}:
+        given["subscribe"] = TOPIC
+    texts = {name: str(value) for name, value in {**given, **more}.items()}
+    return SourceOptions.from_map(texts, is_stream=is_stream)
+
+
+def plan(**more: Any) -> list[ReadTask]:
+    tasks = BatchReader(options(**more), pa.binary()).partitions()
+    return [task.value for task in tasks if task.value is not None]
+
+
+def begin(**more: Any) -> Any:
+    return Progress(options(is_stream=True, **more)).start()
+
+
+def go_on(stand: dict[TopicPartition, Offset], **more: Any) -> Any:
+    return Progress(options(is_stream=True, **more)).advance(stand)
+
+
+@pytest.mark.usefixtures("two")
+def test_a_topic_that_nobody_has_is_an_error_that_lists_near_names() -> None:
+    """Of batches and of streams, before any task runs."""
+    for start in (plan, begin, lambda **more: go_on({HERE: Offset(0)}, **more)):
+        with pytest.raises(NoBrokerError) as found:
+            start(subscribe="logs,lgos")
+        assert str(found.value) == (
+            "no broker has topic 'lgos'; topics with such a name: logs"
+        )
+        with pytest.raises(NoBrokerError) as found:
+            start(subscribePattern="zz.*")
+        assert str(found.value) == ("no topic matches 'zz.*'; topics are: logs, lonely")
+
+
+def test_a_stream_may_wait_for_a_topic(two: Two) -> None:
+    """It reads the topic when that comes, and others meanwhile."""
+    for chosen in ({"subscribe": "later"}, {"subscribePattern": "later|latest"}):
+        query = Progress(options(is_stream=True, waitForTopic="true", **chosen))
+        assert query.start() == {}
+        assert query.advance({}) == {}
+    two.brokers[0].create_topic("later", 1)
+    publish(two.brokers[0], numbered(3), partition=tp(0, topic="later"))
+    query = Progress(options(is_stream=True, waitForTopic="true", subscribe="later"))
+    assert set(query.advance({})) == {tp(0, topic="later")}
+
+
+def test_a_broker_that_has_withdrawn_is_named_and_not_read_as_empty(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Batch and stream, a topic of that broker alone as well."""
+    assert {task.range.partition for task in plan()} == {HERE, THERE}
+    two.brokers[1].stop()
+    sentence = (
+        "broker 1 is away, and with it logs/1-0: start it, or forget it for good: metaq"
+        " brokers forget N; failOnDataLoss=false reads without that"
+    )
+    for start in (plan, begin, lambda: go_on({HERE: Offset(0)})):
+        with pytest.raises(NoBrokerError) as found:
+            start()
+        assert str(found.value) == sentence
+    with pytest.raises(NoBrokerError, match="broker 1 is away, and with it lonely/1-0"):
+        plan(subscribe="lonely")
+    with pytest.raises(NoBrokerError, match="broker 1 is away, and with it lonely/1-0"):
+        plan(subscribePattern="lon.*")
+    (task,) = plan(failOnDataLoss="false")
+    assert task.range.partition == HERE
+    assert plan(subscribe="lonely", failOnDataLoss="false") == []
+    assert caplog.text.count("not everything is read: broker 1 is away, and") == 2
+    assert plan(assign=json.dumps({TOPIC: ["0-0"]})) == [task]
+    two.brokers[1].start()
+    assert {task.range.partition for task in plan()} == {HERE, THERE}
+
+
+def test_without_a_record_what_was_read_before_is_known(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of Java brokers: the checkpoint of a query, and the offsets of its group."""
+    monkeypatch.setattr(
+        clusters,
+        "describe_away",
+        lambda snapshot, *more: describe_away(replace(snapshot, recorded={}), *more),
+    )
+    query = Progress(options(is_stream=True, progressGroup="g"))
+    stand = query.start()
+    end = query.advance(stand)
+    query.commit(end)
+    two.brokers[1].stop()
+    sentence = "broker 1 is away, and with it logs/1-0: start it; failOnDataLoss=false"
+    for start in (
+        lambda: go_on(end),
+        lambda: begin(progressGroup="g"),
+        lambda: plan(startingOffsets="group", group="g"),
+    ):
+        with pytest.raises(NoBrokerError, match=sentence):
+            start()
+    assert go_on(end, failOnDataLoss="false") == end
+    # A query that has begun goes on with what is there.
+    assert query.advance(end) == end
+
+
+def test_what_was_forgotten_on_purpose_is_not_missed() -> None:
+    """A record that says less than a checkpoint is the newer one."""
+    here = BrokerCopies(BrokerAddress("h", 1), {})
+    snapshot = ClusterSnapshot(
+        epoch=1,
+        brokers={BrokerId(0): here},
+        gets={TOPIC: {BrokerId(0): 1}},
+        recorded={TOPIC: {BrokerId(0): 2}},
+        silent=frozenset({BrokerAddress("h", 7)}),
+        topics=frozenset({TOPIC}),
+    )
+
+    def is_chosen(_partition: TopicPartition) -> bool:
+        return True
+
+    assert find_away(snapshot, [TOPIC], is_chosen, {THERE}) == (tp(1),)
+    assert describe_away(snapshot, [TOPIC], is_chosen, ()) == (
+        "recorded and not served: logs/0-1; broker"
+        f" {BrokerAddress('h', 7)} has never answered: start it, or forget it"
+        " for good: metaq brokers forget N"
+    )

@@ -1,0 +1,615 @@
+"""What data directories have held: the record, and starts that find less."""
+
+import errno
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.errors import (
+    CorruptRecordError,
+    DataMissingError,
+    LogOfflineError,
+    OffsetOutOfRangeError,
+    StorageError,
+)
+from metaq.model import LogId, Millis, Offset
+from metaq.storage.holdings import (
+    HOLDINGS_FILE,
+    Claim,
+    Extent,
+    Holdings,
+    decode_holdings,
+    encode_holdings,
+    find_losses,
+)
+from metaq.storage.inventory import read_holdings, write_holdings
+from metaq.storage.log_dir import RECORD_INTERVAL_S
+from metaq.storage.log_state import LogState
+from metaq.testing.clock import ManualClock
+from metaq.testing.fs import (
+    FaultyFileSystem,
+    crash_points,
+    keep_all,
+    keep_none,
+    keep_random,
+)
+from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
+
+FILE = DATA / HOLDINGS_FILE
+AWAY = Path("/away")
+SECOND = Path("/second")
+RECORD = Holdings(
+    identity="a1",
+    written_ms=Millis(7),
+    is_sealed=True,
+    partitions={"test-0": Extent(Offset(120), Offset(480))},
+    siblings={"/second": Claim("b2", 3)},
+)
+
+
+def put(bench: StorageBench, log_id: LogId = LOG, count: int = 1) -> None:
+    for _ in range(count):
+        ticket = Ticket()
+        bench.append(log_of(bench, log_id), [b"x" * 100], ticket)
+        bench.run()
+        assert ticket.is_stored
+
+
+def filled(fs: FaultyFileSystem) -> None:
+    """Leave two logs, of four segments and of one record, by a clean stop."""
+    bench = opened(fs, segment_bytes_max=120)
+    put(bench, LOG, 4)
+    put(bench, OTHER)
+    bench.close()
+
+
+def segment(offset: int, name: str = "test-0") -> Path:
+    return DATA / name / f"{offset:020}.meta"
+
+
+def remove(fs: FaultyFileSystem, offset: int) -> None:
+    """Remove a segment and its side file."""
+    fs.unlink(segment(offset))
+    fs.unlink(segment(offset).with_suffix(".spans"))
+
+
+# -- the record -----------------------------------------------------------------------
+
+
+def test_a_record_is_read_as_it_was_written(fs: FaultyFileSystem) -> None:
+    """Every field, by its bytes and on a disk."""
+    assert decode_holdings(encode_holdings(RECORD)) == RECORD
+    fs.make_directory(DATA)
+    write_holdings(fs, DATA, RECORD)
+    assert read_holdings(fs, DATA) == RECORD
+    assert not HOLDINGS_FILE.endswith(".meta")
+    assert "-" not in HOLDINGS_FILE
+
+
+def test_the_layout_is_what_it_was() -> None:
+    """A record of an earlier version is read for ever."""
+    assert encode_holdings(RECORD) == (
+        b"metaq-holdings 1 b78c2d62\n"
+        b'{"identity": "a1", "written_ms": 7, "is_sealed": true, "is_accepted": false,'
+        b' "partitions": {"test-0": [120, 480]}, "siblings": {"/second": ["b2", 3]}}\n'
+    )
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        encode_holdings(RECORD)[:-20],
+        encode_holdings(RECORD).replace(b"480", b"490"),
+        b"metaq-holdings 1 f4dbdf21\n0\n",
+        b"metaq-holdings 1 83dcefb7\n1\n",
+    ],
+)
+def test_what_is_no_record_is_told_and_done_without(
+    fs: FaultyFileSystem, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The file is knowledge and no data: the start goes on, and writes a new one."""
+    filled(fs)
+    fs.unlink(FILE)
+    fs.write_atomically(FILE, data)
+    with pytest.raises(StorageError):
+        decode_holdings(data)
+    opened(fs).close()
+    assert "going on without the record of a data directory" in caplog.text
+    record = read_holdings(fs, DATA)
+    assert record is not None
+    assert record.partitions.keys() == {"test-0", "test-1"}
+
+
+def test_a_record_that_cannot_be_read_is_done_without(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bad sector under it costs what it knew."""
+    filled(fs)
+    number = next(
+        call.number
+        for call in traced(fs.snapshot())
+        if call.path == FILE and call.name == "read"
+    )
+    again = fs.snapshot()
+    again.fail_at(number, errno.EIO)
+    bench = opened(again)
+    assert "error=EIO" in caplog.text
+    assert log_of(bench).state is LogState.OPEN
+    bench.close()
+
+
+def traced(fs: FaultyFileSystem):
+    opened(fs).close()
+    return fs.log
+
+
+def test_a_fresh_directory_starts_in_silence(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And one from before this record gets its own at the first start."""
+    opened(fs).close()
+    assert [each for each in caplog.records if each.levelno > logging.INFO] == []
+    first = read_holdings(fs, DATA)
+    assert first is not None
+    assert (len(first.identity), first.partitions) == (32, {})
+    filled(fs)
+    fs.unlink(FILE)
+    bench = opened(fs)
+    assert len(content_of(log_of(bench))) == 480
+    bench.close()
+    second = read_holdings(fs, DATA)
+    assert second is not None
+    assert second.identity != first.identity
+    assert second.partitions["test-0"] == Extent(Offset(0), Offset(480))
+    assert [each for each in caplog.records if each.levelno > logging.INFO] == []
+
+
+def test_it_is_written_when_segments_roll_and_at_stops(fs: FaultyFileSystem) -> None:
+    """At most once in an interval, with synced ends alone; only a stop seals it."""
+    clock = ManualClock()
+    settings = BrokerConfig(
+        system=SystemConfig(data_path=str(DATA), segment_bytes_max=240),
+        limits=LimitsConfig(free_bytes_min=0),
+    )
+    bench = StorageBench(fs, settings, clock)
+    bench.open()
+
+    def tick() -> tuple[bool, Extent | None]:
+        bench.manager.tick(clock.monotonic_s())
+        bench.run()
+        record = read_holdings(fs, DATA)
+        assert record is not None
+        return record.is_sealed, record.partitions.get("test-0")
+
+    assert tick() == (False, None)
+    put(bench)
+    assert tick() == (False, Extent(Offset(0), Offset(120)))
+    clock.advance_s(RECORD_INTERVAL_S)
+    put(bench, LOG, 1)
+    put(bench, LOG, 1)
+    assert tick() == (False, Extent(Offset(0), Offset(360)))
+    put(bench, LOG, 4)
+    assert tick() == (False, Extent(Offset(0), Offset(360)))
+    clock.advance_s(RECORD_INTERVAL_S)
+    assert tick() == (False, Extent(Offset(0), Offset(840)))
+    writes = sum(call.name == "rename" for call in fs.log)
+    clock.advance_s(RECORD_INTERVAL_S)
+    assert tick() == (False, Extent(Offset(0), Offset(840)))
+    assert sum(call.name == "rename" for call in fs.log) == writes
+    put(bench)
+    bench.close()
+    last = read_holdings(fs, DATA)
+    assert last is not None
+    assert (last.is_sealed, last.partitions) == (
+        True, {"test-0": Extent(Offset(0), Offset(960))},
+    )  # fmt: skip
+
+
+def live(fs: FaultyFileSystem) -> tuple[FaultyFileSystem, list[Ticket]]:
+    """Two lives with rolls, records in between, and a clean stop; return what is left.
+
+    After a failed sync of a directory the second one is on the disk of a reboot, which
+    Linux insists on.
+    """
+    tickets: list[Ticket] = []
+    for _ in range(2):
+        clock = ManualClock()
+        settings = BrokerConfig(
+            system=SystemConfig(data_path=str(DATA), segment_bytes_max=120),
+            limits=LimitsConfig(free_bytes_min=0),
+        )
+        bench = StorageBench(fs, settings, clock)
+        with suppress(StorageError):
+            bench.open()
+            for number in range(4):
+                ticket = Ticket()
+                bench.append(log_of(bench), [b"x" * 100], ticket)
+                tickets.append(ticket)
+                bench.run()
+                clock.advance_s(RECORD_INTERVAL_S)
+                if number % 2:
+                    bench.manager.tick(clock.monotonic_s())
+                    bench.run()
+        if bench.manager.directories():
+            bench.close()
+        assert fs.open_paths() == []
+        if any(call.name == "sync_directory" and call.error for call in fs.log):
+            fs = fs.crash(keep_random(len(fs.log)))
+    return fs, tickets
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE])
+def test_no_failed_call_makes_a_record_of_more_than_there_is(error: int) -> None:
+    """Whichever call fails, and whatever a power cut leaves then: no start misses
+    anything, and what was acknowledged is there.
+    """
+    trial = FaultyFileSystem()
+    live(trial)
+    touched = [call.number for call in trial.log if call.path.name.startswith("hold")]
+    assert len(touched) > 20
+    for number in range(1, trial.calls + 1):
+        fs = FaultyFileSystem()
+        fs.fail_at(number, error)
+        fs, tickets = live(fs)
+        stored = sum(ticket.is_stored for ticket in tickets)
+        for choose in (keep_none, keep_all, keep_random(number)):
+            bench = opened(fs.crash(choose), segment_bytes_max=120)
+            log = log_of(bench)
+            assert log.state is LogState.OPEN, log.damage
+            assert log.high_watermark >= 120 * stored
+            bench.close()
+
+
+@pytest.mark.slow
+def test_a_power_cut_leaves_a_record_of_what_is_there(seed: int) -> None:
+    """At every sync, with any of what was not synced kept: the old record or the new
+    one, and no start misses anything.
+    """
+    fs = FaultyFileSystem()
+
+    def scenario() -> None:
+        live(fs)
+
+    points = crash_points(fs, scenario, lambda: None)
+    for number, point in enumerate(points):
+        for choose in (keep_none, keep_all, keep_random(seed + number)):
+            disk = point.disk.crash(choose)
+            bench = opened(disk, segment_bytes_max=120)
+            assert log_of(bench).state is LogState.OPEN, log_of(bench).damage
+            bench.close()
+
+
+# -- a partition with less ------------------------------------------------------------
+
+
+def drop_partition(fs: FaultyFileSystem) -> None:
+    fs.rename(DATA / "test-0", AWAY)
+
+
+def drop_first_segment(fs: FaultyFileSystem) -> None:
+    remove(fs, 0)
+
+
+def drop_last_segments(fs: FaultyFileSystem) -> None:
+    remove(fs, 480)
+    remove(fs, 360)
+
+
+def drop_all_segments(fs: FaultyFileSystem) -> None:
+    for offset in range(0, 600, 120):
+        remove(fs, offset)
+
+
+@pytest.mark.parametrize(
+    ("drop", "text", "lost", "next_good"),
+    [
+        (drop_partition, "partition is missing: expected offsets 0 to 480", 0, None),
+        (drop_first_segment, "expected the log start 0, got 120", 0, 120),
+        (drop_last_segments, "expected 480, got 360", 360, None),
+        (drop_all_segments, "has no segment: expected offsets 0 to 480", 0, None),
+    ],
+)
+def test_a_partition_that_holds_less_is_stopped(
+    fs: FaultyFileSystem,
+    drop: Callable[[FaultyFileSystem], None],
+    text: str,
+    lost: int,
+    next_good: int | None,
+) -> None:
+    """It says what was there and what to do; the others go on; a restart forgets
+    nothing, and gets of what is missing are told so.
+    """
+    filled(fs)
+    fs.make_directory(DATA)
+    drop(fs)
+    for _ in range(2):
+        bench = opened(fs, segment_bytes_max=120)
+        log = log_of(bench)
+        assert log.state is LogState.STOPPED
+        (damage,) = log.damage
+        assert text in damage.detail
+        assert str(DATA) in damage.detail
+        assert "metaq accept-loss /data" in damage.detail
+        with pytest.raises(CorruptRecordError) as refused:
+            log.read(Offset(lost), 100)
+        assert refused.value.next_good_offset == next_good
+        with pytest.raises(LogOfflineError):
+            bench.append(log, [b"x"], Ticket())
+        put(bench, OTHER)
+        bench.close()
+        assert fs.open_paths() == []
+
+
+def accept(fs: FaultyFileSystem) -> None:
+    record = read_holdings(fs, DATA) or Holdings(identity="", written_ms=Millis(0))
+    write_holdings(fs, DATA, replace(record, is_accepted=True))
+
+
+@pytest.mark.parametrize(
+    ("drop", "extent"),
+    [
+        (drop_partition, Extent(Offset(480), Offset(480))),
+        (drop_all_segments, Extent(Offset(480), Offset(480))),
+        (drop_first_segment, Extent(Offset(120), Offset(480))),
+        (drop_last_segments, Extent(Offset(0), Offset(360))),
+    ],
+)
+def test_an_accepted_loss_is_taken_once(
+    fs: FaultyFileSystem,
+    drop: Callable[[FaultyFileSystem], None],
+    extent: Extent,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is there then is what counts; offsets that are gone are not used again."""
+    filled(fs)
+    drop(fs)
+    opened(fs).close()
+    accept(fs)
+    bench = opened(fs)
+    assert "loss accepted" in caplog.text
+    log = log_of(bench)
+    assert (log.state, log.log_start_offset, log.high_watermark) == (
+        LogState.OPEN, extent.start, extent.end,
+    )  # fmt: skip
+    put(bench)
+    bench.close()
+    record = read_holdings(fs, DATA)
+    assert record is not None
+    assert not record.is_accepted
+    assert record.partitions["test-0"] == Extent(extent.start, Offset(extent.end + 120))
+    drop_partition(fs) if drop is not drop_partition else fs.rename(
+        DATA / "test-0", Path("/again")
+    )
+    bench = opened(fs)
+    assert log_of(bench).state is LogState.STOPPED
+    bench.close()
+
+
+HELD = {
+    "a-0": Extent(Offset(100), Offset(500)),
+    "b-0": Extent(Offset(0), Offset(50)),
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_sealed", "was_visited", "lost"),
+    [
+        ({}, True, False, set()),
+        ({"a-0": Extent(Offset(200), Offset(600))}, True, False, set()),
+        ({"a-0": Extent(Offset(200), Offset(500))}, True, False, {"a-0"}),
+        ({"a-0": Extent(Offset(200), Offset(500))}, False, False, set()),
+        ({"a-0": Extent(Offset(200), Offset(500))}, True, True, set()),
+        (
+            {"a-0": Extent(Offset(200), Offset(500)),
+             "b-0": Extent(Offset(0), Offset(60))},
+            True, False, set(),
+        ),
+        (
+            {"a-0": Extent(Offset(200), Offset(500)),
+             "new-0": Extent(Offset(0), Offset(9))},
+            True, False, set(),
+        ),
+        ({"a-0": Extent(Offset(100), Offset(499))}, False, True, {"a-0"}),
+        ({"a-0": Extent(Offset(50), Offset(500))}, True, False, set()),
+        ({"a-0": None}, False, True, {"a-0"}),
+    ],
+)  # fmt: skip
+def test_only_less_is_a_loss(
+    found: dict[str, Extent | None], is_sealed: bool, was_visited: bool, lost: set[str]
+) -> None:
+    """Later ends are appends. Later starts are retention, but for what was sealed and
+    not touched by another broker since.
+    """
+    record = replace(RECORD, is_sealed=is_sealed, partitions=HELD)
+    losses = find_losses(DATA, record, {**HELD, **found}, was_visited=was_visited)
+    assert losses.keys() == lost
+
+
+def test_a_java_journal_that_changed_explains_a_later_start(
+    fs: FaultyFileSystem,
+) -> None:
+    """A Java broker writes its journal at its stop, and its retention tells nobody."""
+    filled(fs)
+    drop_first_segment(fs)
+    record = read_holdings(fs, DATA)
+    assert record is not None
+    fs.set_wall_ms(record.written_ms + 1)
+    fs.make_directory(DATA / "transactions")
+    fs.open_append(DATA / "transactions" / "heuristic.log", create=True).close()
+    bench = opened(fs)
+    assert log_of(bench).state is LogState.OPEN
+    bench.close()
+
+
+def test_retention_between_two_starts_is_no_loss(fs: FaultyFileSystem) -> None:
+    """A kill seals nothing: what was removed after the last record stays unsaid."""
+    filled(fs)
+    opened(fs)
+    after = fs.crash(keep_none)
+    after.unlink(segment(0))
+    after.unlink(segment(0).with_suffix(".spans"))
+    bench = opened(after)
+    assert log_of(bench).state is LogState.OPEN
+    with pytest.raises(OffsetOutOfRangeError):
+        log_of(bench).read(Offset(0), 10)
+    bench.close()
+
+
+# -- a whole directory ----------------------------------------------------------------
+
+
+def two(fs: FaultyFileSystem) -> StorageBench:
+    """Return logs in two data directories, opened."""
+    topic = TopicConfig(name="second", data_path=str(SECOND))
+    settings = BrokerConfig(
+        system=SystemConfig(data_path=str(DATA)),
+        limits=LimitsConfig(free_bytes_min=0),
+        topics={"second": topic},
+    )
+    bench = StorageBench(fs, settings)
+    bench.open()
+    return bench
+
+
+def in_both(fs: FaultyFileSystem) -> None:
+    bench = two(fs)
+    for number in range(3):
+        put(bench, LogId("second", number))
+    put(bench, LOG)
+    bench.close()
+
+
+def move(fs: FaultyFileSystem) -> None:
+    fs.rename(SECOND, AWAY)
+
+
+def unmount(fs: FaultyFileSystem) -> None:
+    """The mount point is there, and empty."""
+    move(fs)
+    fs.make_directory(SECOND)
+
+
+def mount_another(fs: FaultyFileSystem) -> None:
+    unmount(fs)
+    write_holdings(fs, SECOND, replace(RECORD, siblings={}, partitions={}))
+
+
+def empty(fs: FaultyFileSystem) -> None:
+    for number in range(3):
+        fs.rename(SECOND / f"second-{number}", Path(f"/second-{number}"))
+
+
+@pytest.mark.parametrize("away", [move, unmount, mount_another, empty])
+def test_a_data_directory_that_is_gone_refuses_the_start(
+    fs: FaultyFileSystem, away: Callable[[FaultyFileSystem], None]
+) -> None:
+    """Its sibling knows what it was; nothing is recovered and nothing stays open."""
+    in_both(fs)
+    away(fs)
+    for _ in range(2):
+        with pytest.raises(DataMissingError) as refused:
+            two(fs)
+        text = str(refused.value)
+        assert f"directory={SECOND} expected" in text
+        assert "3 partitions" in text
+        assert "'metaq accept-loss /second' once" in text
+        assert fs.open_paths() == []
+    write_holdings(
+        fs,
+        SECOND,
+        replace(
+            read_holdings(fs, SECOND) or Holdings(identity="", written_ms=Millis(0)),
+            is_accepted=True,
+        ),
+    )
+    two(fs).close()
+    two(fs).close()
+
+
+def test_a_directory_that_lost_its_record_is_known_by_what_it_holds(
+    fs: FaultyFileSystem,
+) -> None:
+    """Deleting the record costs knowledge and no start."""
+    in_both(fs)
+    fs.unlink(SECOND / HOLDINGS_FILE)
+    two(fs).close()
+    one, other = read_holdings(fs, DATA), read_holdings(fs, SECOND)
+    assert one is not None
+    assert other is not None
+    assert one.siblings == {str(SECOND): Claim(other.identity, 3)}
+    assert other.siblings == {str(DATA): Claim(one.identity, 1)}
+
+
+def test_a_directory_that_is_not_configured_any_more_is_named(
+    fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its partitions are not served, which may be meant."""
+    in_both(fs)
+    opened(fs).close()
+    text = "not configured any more: directory=/second partitions=3"
+    assert caplog.text.count(text) == 1
+    opened(fs).close()
+    assert caplog.text.count(text) == 1
+
+
+# -- forgetting -----------------------------------------------------------------------
+
+
+def test_a_log_that_is_forgotten_may_be_moved(fs: FaultyFileSystem) -> None:
+    """The record goes with it: no start misses it, and a put makes a new one."""
+    filled(fs)
+    bench = opened(fs)
+    told: list[Exception | None] = []
+    bench.manager.forget([LOG], told.append)
+    with pytest.raises(StorageError, match="no log to forget"):
+        bench.manager.forget([LOG], told.append)
+    assert told == []
+    bench.run()
+    assert told == [None]
+    fs.rename(DATA / "test-0", AWAY)
+    (directory,) = bench.manager.directories()
+    assert directory.size_bytes == 120
+    killed = opened(fs.crash(keep_none))
+    assert killed.manager.logs().keys() == {OTHER}
+    killed.close()
+    put(bench)
+    bench.close()
+    bench = opened(fs)
+    assert len(content_of(log_of(bench))) == 120
+    bench.close()
+    assert fs.open_paths() == []
+
+
+def test_forgetting_on_a_disk_that_fails_says_so(fs: FaultyFileSystem) -> None:
+    """For every call: it is told once, nothing stays open, and a start goes on."""
+    filled(fs)
+
+    def forget(disk: FaultyFileSystem, failing: int | None) -> int:
+        bench = opened(disk)
+        before = disk.calls
+        if failing is not None:
+            disk.fail_at(before + failing, errno.EIO)
+        told: list[Exception | None] = []
+        bench.manager.forget([LOG], told.append)
+        bench.run()
+        assert len(told) == 1
+        assert (told[0] is None) or failing is not None
+        calls = disk.calls - before
+        bench.close()
+        assert disk.open_paths() == []
+        opened(disk.crash(keep_none)).close()
+        return calls
+
+    count = forget(fs.snapshot(), None)
+    assert count > 5
+    for number in range(1, count + 1):
+        forget(fs.snapshot(), number)
