@@ -14,7 +14,7 @@ brokers of ours keep (`/catalog/brokers`).
 """
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
@@ -377,30 +377,45 @@ async def _able_brokers(
 ) -> tuple[BrokerId, ...]:
     """Return the brokers that are there and are to serve a topic.
 
+    A broker with a record in the catalog that is needed and away is waited for: one
+    that restarts has no nodes for a moment.
+
     Raises:
         NoBrokerError: one that is named is not there, or cannot; or there is none.
     """
     coordinator, paths = _coordinator(context), context.paths
-    snapshot = await know_topics(context, (), deadline_s=deadline_s)
-    recorded = await coordinator.children(
-        paths.recorded_brokers(), deadline_s=deadline_s
-    )
-    there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
-    able = tuple(each for each in there if str(each) in (recorded or ()))
-    java = [each for each in there if each not in able]
-    for broker_id in definition.brokers or ():
-        if broker_id not in able:
-            why = "is of MetaQ 1.4" if broker_id in java else "is not there"
-            raise NoBrokerError(
-                f"broker {broker_id} cannot be given a topic, it {why}; brokers that"
-                f" can: {_listed(able)}"
-            )
-    if not able:
-        raise NoBrokerError(
-            "no broker that can be given a topic is there; brokers of MetaQ 1.4, which"
-            f" take topics from their server.ini alone: {_listed(java)}"
+    while True:
+        snapshot = await know_topics(context, (), deadline_s=deadline_s)
+        recorded = await coordinator.children(
+            paths.recorded_brokers(), deadline_s=deadline_s
         )
-    return definition.brokers or able
+        ours = {BrokerId(int(each)) for each in recorded or () if each.isdecimal()}
+        there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
+        able = tuple(each for each in there if each in ours)
+        missing = [i for i in definition.brokers or () if i not in able]
+        if able and not missing:
+            return definition.brokers or able
+        awaited = ours.difference(able).intersection(missing or ours)
+        if not awaited or context.clock.monotonic_s() + POLL_S >= deadline_s:
+            raise _unable(missing, able, [i for i in there if i not in ours])
+        await asyncio.sleep(POLL_S)
+
+
+def _unable(
+    missing: Sequence[BrokerId],
+    able: Collection[BrokerId],
+    java: Collection[BrokerId],
+) -> NoBrokerError:
+    if missing:
+        why = "is of MetaQ 1.4" if missing[0] in java else "is not there"
+        return NoBrokerError(
+            f"broker {missing[0]} cannot be given a topic, it {why}; brokers that"
+            f" can: {_listed(able)}"
+        )
+    return NoBrokerError(
+        "no broker that can be given a topic is there; brokers of MetaQ 1.4, which"
+        f" take topics from their server.ini alone: {_listed(java)}"
+    )
 
 
 async def _replace(

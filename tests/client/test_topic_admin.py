@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,20 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     with pytest.raises(error) as refused:
         call(client.admin())
     assert wanted in str(refused.value)
+
+
+def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) -> None:
+    """It has no nodes for a moment, and a record that says that it will be back."""
+    cluster.brokers[1].stop()
+    until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
+        client.admin().create_topic("new", partitions=1, brokers=[1], timeout=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(
+            client.admin().create_topic, "new", partitions=1, brokers=[1], timeout=30
+        )
+        cluster.brokers[1].start()
+        assert [b.broker_id for b in making.result().brokers] == [1]
 
 
 def test_a_schedule_that_no_broker_understands_is_told(
