@@ -12,8 +12,7 @@ from typing import ClassVar, Final
 from metaq.model import Offset, TopicPartition
 
 OUTCOME_UNKNOWN: Final = "outcome unknown"
-"""How texts end that say: nobody knows what became of a command. Clients read it in
-the answer of a broker, too (docs/protocol.md "put")."""
+"""How texts end that say: nobody knows what became of a command."""
 
 
 class MetaqError(Exception):
@@ -95,7 +94,7 @@ class ServerError(WireError):
 
 
 class NoRoomError(ServerError):
-    """500 to a put that finds no room; the text says that (docs/protocol.md "put").
+    """500 to a put that finds no room (code `no-room`).
 
     It is certainly not stored, and there may be room later, or elsewhere.
     """
@@ -106,7 +105,14 @@ class NoRoomError(ServerError):
 class UnknownPutError(ServerError):
     """500 to a put under which the disk failed: it may be stored, and may come again.
 
-    The text says that (docs/protocol.md "put").
+    Its code is `in-doubt`.
+    """
+
+
+class SequenceUsedError(ServerError):
+    """500 to a batch whose numbers its producer has used before (code `sequence-used`).
+
+    It is not stored.
     """
 
 

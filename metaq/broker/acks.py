@@ -14,8 +14,8 @@ from metaq.errors import (
     ForbiddenError,
     LogDirOfflineError,
     LogOfflineError,
+    MayBeStoredError,
     MetaqError,
-    NoRoomError,
     NoSpaceError,
     SequenceError,
     ServerError,
@@ -27,6 +27,7 @@ from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
 from metaq.protocol.commands import NO_CHECKSUM
 from metaq.protocol.encode import encode_put_replies, encode_result
+from metaq.protocol.reply_codes import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
 
@@ -45,6 +46,13 @@ CAUSES: Final[dict[type[MetaqError], str]] = {
     MetaqError: "other",
 }
 """Why a put was refused, in one word: what the metrics show; the first match counts."""
+
+CODES: Final[dict[type[MetaqError], str]] = {
+    NoSpaceError: NO_ROOM,
+    MayBeStoredError: IN_DOUBT,
+    SequenceError: SEQUENCE_USED,
+}
+"""What a client has to know of a put that was refused (`protocol/reply_codes.py`)."""
 
 
 class Answerer(Protocol):
@@ -226,20 +234,24 @@ def refuse_put(
 
     Args:
         context: counters and texts.
-        error: ForbiddenError becomes 403, which is no failure; others 500, which
-            NoSpaceError has say so: there may be room later, or elsewhere.
+        error: ForbiddenError becomes 403, which is no failure; others 500, with a
+            code where `CODES` has one.
         topic: as sent.
         partition: as resolved; as sent when it failed before that.
         count: how many puts.
     """
     cause = next(word for kind, word in CAUSES.items() if isinstance(error, kind))
     context.counters.rejections[cause] += count
-    has_no_room = isinstance(error, NoSpaceError)
-    detail = f"{texts.NO_ROOM}{error}" if has_no_room else str(error)
+    detail = str(error)
+    if isinstance(error, NoSpaceError):
+        detail = f"{texts.NO_ROOM}{detail}"
     text = texts.put_failed(context.address, topic, partition, detail)
     if isinstance(error, ForbiddenError):
         return ForbiddenError(text)
     context.counters.put_failed += count
     if context.topics.has_stat(topic):
         context.realtime.record("put_failed", topic, count=count)
-    return NoRoomError(text) if has_no_room else ServerError(text)
+    for kind, word in CODES.items():
+        if isinstance(error, kind):
+            return ServerError(with_code(text, word, {}))
+    return ServerError(text)

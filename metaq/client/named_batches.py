@@ -29,7 +29,6 @@ Source: client spec 2.4 and 16, broker spec 1.4.
 """
 
 import asyncio
-import re
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ClientOptions
 from metaq.client.pool import ConnectionPool
 from metaq.client.replies import parse_receipt
 from metaq.clock import Clock, SystemClock
-from metaq.errors import ClosedError, MetaqError, NoBrokerError
+from metaq.errors import ClosedError, MetaqError, NoBrokerError, SequenceUsedError
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Command, Mput, Put, Reply
 from metaq.protocol.encode import encode
@@ -63,8 +62,6 @@ TRIES_MAX: Final = 3
 """Times that what is in flight is sent again without an acknowledgement."""
 CLOSE_TIMEOUT_S: Final = 1.0
 """Bound on giving up attempts to connect."""
-_NAME_USED: Final = re.compile(r"sequence \d+ of producer \S+ (?:is|was) ")
-"""In the text of a refusal: producer and sequence stand for other records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,7 +390,7 @@ class NamedSender:
             lane.connection.close_for(failure)
             self._on_loss(lane, request, failure)
             return
-        if failure and request.spare and _NAME_USED.search(str(failure)):
+        if isinstance(failure, SequenceUsedError) and request.spare:
             request.producer, request.spare = request.spare, None
             self._renamed_count += request.count
             self._submit(lane, request)

@@ -17,6 +17,7 @@ from metaq.errors import (
     CorruptRecordError,
     DiskFailedError,
     NoRoomError,
+    SequenceUsedError,
     ServerError,
     UnavailableError,
     UnknownPutError,
@@ -25,19 +26,26 @@ from metaq.errors import (
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition, printable
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.java import I32_MAX
-from metaq.protocol.reply_codes import DAMAGED, split_code
-from metaq.protocol.status import Status
-from metaq.protocol.texts import (
-    says_disk_failed,
-    says_no_room,
-    says_unknown,
-    says_unregistered,
+from metaq.protocol.reply_codes import (
+    DAMAGED,
+    IN_DOUBT,
+    NO_ROOM,
+    SEQUENCE_USED,
+    split_code,
 )
+from metaq.protocol.status import Status
+from metaq.protocol.texts import says_disk_failed, says_unregistered
 
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 """Counts and offsets of 64 bits."""
 _RECEIPT: Final = re.compile("(-?[0-9]{1,19}) ([0-9]{1,10}) ([0-9]{1,19})")
 """Id, which is negative where a Java broker stamped it, partition and offset."""
+_KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
+    NO_ROOM: NoRoomError,
+    IN_DOUBT: UnknownPutError,
+    SEQUENCE_USED: SequenceUsedError,
+}
+"""What a 500 with a code means to a put; damage is looked for in gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,19 +231,18 @@ def raise_passing(reply: Reply) -> None:
 
 def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
     kind = WireError.by_status.get(reply.status)
-    text, _code = split_code(reply.text)
+    text, code = split_code(reply.text)
     shown = printable(text) or f"refused with status {reply.status} and no text"
     if kind is None:
         return UnexpectedReplyError(f"status {reply.status}: {shown}")
-    return (_kind_of_500(text) if kind is ServerError else kind)(shown)
+    if kind is ServerError:
+        kind = _KIND_OF_CODE.get(code.word) if code else None
+        kind = kind or _kind_by_text(reply.text)
+    return kind(shown)
 
 
-def _kind_of_500(text: str) -> type[WireError]:
-    """Return what a 500 means: to a put it may say whether that is stored."""
-    if says_unknown(text):
-        return UnknownPutError
-    if says_no_room(text):
-        return NoRoomError
+def _kind_by_text(text: str) -> type[WireError]:
+    """Return what a 500 of a MetaQ 1.4 broker says of a put: it sends no codes."""
     if says_disk_failed(text):
         return DiskFailedError
     if says_unregistered(text):

@@ -19,6 +19,12 @@ from metaq.model import MAX_OFFSET
 DAMAGED: Final = "damaged"
 """Bytes of the log that are asked for contradict a checksum, or are not there: `from`
 and `to`, `file` where it is one file, `why` in words."""
+NO_ROOM: Final = "no-room"
+"""A put is not stored: there is no room now. There may be later, or elsewhere."""
+IN_DOUBT: Final = "in-doubt"
+"""The disk failed, or the broker stopped, under a put: it may be stored."""
+SEQUENCE_USED: Final = "sequence-used"
+"""A batch is not stored: its producer has used its sequence before."""
 
 _TAIL_CHARS_MAX: Final = 4096
 """A longer code is none: bodies may be megabytes of anything."""

@@ -7,7 +7,7 @@ Source: broker spec 1.2 (rule 9), 1.4, 1.5.
 
 from typing import Final
 
-from metaq.errors import OUTCOME_UNKNOWN, CorruptRecordError
+from metaq.errors import CorruptRecordError
 from metaq.protocol.reply_codes import DAMAGED, with_code
 
 CHECKSUM_FAILURE: Final = (
@@ -31,7 +31,7 @@ LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
 """Our answer to a question about segments that retention removed meanwhile (500)."""
 
 NO_ROOM: Final = "no room: "
-"""How our detail of a put begins that finds no room (500); clients read it."""
+"""How our detail of a put begins that finds no room (500)."""
 
 
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
@@ -48,16 +48,6 @@ def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") ->
         f"[partition '{topic}-{partition}'] failed."
     )
     return f"{text}Detail:{detail}" if detail else text
-
-
-def says_no_room(text: str) -> bool:
-    """Tell whether a text of `put_failed` says that there was no room for the put."""
-    return f"] failed.Detail:{NO_ROOM}" in text
-
-
-def says_unknown(text: str) -> bool:
-    """Tell whether a text of `put_failed` leaves open whether the put is stored."""
-    return text.endswith(OUTCOME_UNKNOWN)
 
 
 def says_disk_failed(text: str) -> bool:

@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 
 from metaq.client.replies import PutReceipt, parse_receipt
-from metaq.errors import ServerError
+from metaq.errors import SequenceUsedError
 from metaq.model import MessageId
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Result
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
@@ -128,7 +128,7 @@ def test_numbers_that_were_used_are_refused(data_dir: Path, frame, text) -> None
     async def scenario(broker, peer) -> None:
         await peer.ask(mput(0))
         (reply,) = replies(await peer.ask(frame))
-        with pytest.raises(ServerError, match=text):
+        with pytest.raises(SequenceUsedError, match=text):
             parse_receipt(reply)
         assert reply.text.startswith("Put message to [broker 'meta://")
         assert broker.context.counters.rejections["sequence"] > 0

@@ -67,7 +67,7 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
             fail_syncs(fs)
             answer = await peer.ask(HELLO * 20)
             assert answer.count(b"result 500 ") == 20
-            assert answer.count(b": outcome unknown") == 20
+            assert answer.count(b": outcome unknown [in-doubt]") == 20
             fs.on_call(None)
             answer = await peer.ask(HELLO)
             assert b"failed.Detail:data directory is offline until a restart" in answer
@@ -125,6 +125,7 @@ def test_no_space_refuses_puts_and_serves_gets_and_passes(fs: FaultyFileSystem) 
             answer = await peer.ask(HELLO * 3)
             assert answer.count(b"result 500 ") == 3
             assert b"failed.Detail:no room: " in answer
+            assert answer.count(b" [no-room]") == 3
             assert (await peer.ask(GET)).startswith(b"value 25 2\r\n")
             fs.set_capacity(1 << 40)
             assert (await peer.ask(HELLO)).endswith(b" 0 25")
