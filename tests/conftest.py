@@ -5,6 +5,7 @@ import gc
 import itertools
 import random
 import re
+import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
@@ -40,9 +41,11 @@ hypothesis.settings.load_profile("metaq")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Hand the seed to hypothesis too, unless the command line brought its own."""
+    """Set what all tests inherit: the seed, if the command line brings none; SIGINT."""
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+    # Behind a shell's `&` it is ignored, and children of tests inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
