@@ -286,6 +286,40 @@ class NoBrokerError(ClientError):
     refresh_metadata = True
 
 
+class ConnectionLostError(RequestTimeoutError):
+    """The connection broke before the answer came; the outcome is unknown."""
+
+
+class NotSentError(ClientError):
+    """No byte of the request left, in time or at all: nothing was done."""
+
+    retriable = True
+    refresh_metadata = True
+
+
+class UnexpectedReplyError(ClientError):
+    """A broker answered something that no MetaQ broker says."""
+
+
+class BadReplyError(UnexpectedReplyError, RemoteProtocolError):
+    """A reply has a number that cannot be, or that belongs to something else.
+
+    Nothing of it is used, and the connection is closed.
+    """
+
+
+class NoDataError(ClientError):
+    """A broker gives no data at an offset that its log holds, as it says."""
+
+    retriable = True
+
+
+class NoResourcesError(ClientError):
+    """The system gives this process no descriptors, or no thread, for an event loop."""
+
+    retriable = True
+
+
 class ClosedError(ClientError):
     """The object was closed by its owner."""
 

@@ -4,6 +4,7 @@ Mixing an offset with a position is a type error; conversion happens in named
 functions (`Segment.position_of`, for example).
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final, NamedTuple, NewType, TypeAlias
 
@@ -33,6 +34,12 @@ ID_MS_SHIFT: Final = 22
 
 RANDOM_PARTITION: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
+
+SCHEME: Final = "meta://"
+"""How the address of a broker begins."""
+
+PORT_MAX: Final = 65535
+"""Largest TCP port."""
 
 MAX_OFFSET: Final = Offset(2**63 - 1)
 """What a get sends to ask for the end of the log."""
@@ -64,6 +71,36 @@ class TopicPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.broker_id}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class BrokerAddress:
+    """Where clients reach a broker: what `meta://host:port` says."""
+
+    host: str
+    """Name or address; an IPv6 address stands here without brackets."""
+    port: int
+    """TCP port, 1..65535."""
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{SCHEME}{host}:{self.port}"
+
+
+def parse_broker_address(text: str) -> BrokerAddress | None:
+    """Return the address that `meta://host:port` says; None where it says none.
+
+    A `?slaveId=K` behind it is dropped. The port is 1 to 65535, and the host printable.
+    """
+    match = re.fullmatch(
+        r"meta://(?:\[(?P<v6>[^\]/?]+)\]|(?P<host>[^\[\]/?]+)):(?P<port>\d{1,5})/?(?:\?.*)?",
+        text,
+        re.ASCII | re.DOTALL,
+    )
+    if match is None or not 0 < int(match["port"]) <= PORT_MAX:
+        return None
+    host = match["v6"] or match["host"]
+    return BrokerAddress(host, int(match["port"])) if host.isprintable() else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ from metaq.errors import ConfigError, MetaqError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.lifecycle import Service
-from metaq.model import LogId
+from metaq.model import BrokerAddress, LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
@@ -74,7 +74,6 @@ from metaq.txn.java_journal import read_journal
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress
 
 log = logging.getLogger(__name__)
 

@@ -21,6 +21,7 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig
 from metaq.errors import CoordinationError, DataMissingError
 from metaq.lifecycle import Service
+from metaq.model import BrokerAddress
 from metaq.net.own_host import own_host
 from metaq.retry import Backoff, retry
 from metaq.zk.errors import PayloadError
@@ -33,12 +34,7 @@ from metaq.zk.registry import (
     RegistrationStatistics,
 )
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import (
-    BrokerAddress,
-    Node,
-    decode_directories,
-    encode_directories,
-)
+from metaq.zk.znodes import Node, decode_directories, encode_directories
 
 log = logging.getLogger(__name__)
 

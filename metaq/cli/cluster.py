@@ -19,11 +19,10 @@ from metaq.client.names import near_topics
 from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import normalize_root, partition_name
-from metaq.zk.znodes import BrokerAddress
 
 T = TypeVar("T")
 

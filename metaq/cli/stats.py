@@ -9,9 +9,9 @@ from metaq.cli.cluster import Target
 from metaq.client.browse import parse_stats
 from metaq.client.context import ClientContext
 from metaq.client.fan_out import for_each
-from metaq.client.replies import require_ok
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import BrokerId
+from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 
 RAW_ITEMS: Final = {"config"}

@@ -12,20 +12,15 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.dead_letters import Origin, read_origin
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
-    BadReplyError,
     BrokerRegisteredError,
     BufferFullError,
     CannotAnswerError,
-    ConnectionLostError,
     GivenUpError,
     GroupInUseError,
     HandlerFailedError,
     MessageTooLargeError,
-    NoDataError,
     NoProgressError,
-    NoResourcesError,
     NoTopicError,
-    NotSentError,
     NotSettledError,
     OffsetStoreError,
     OutcomeUnknownError,
@@ -34,7 +29,6 @@ from metaq.client.errors import (
     StuckError,
     TopicExistsError,
     TopicRefusedError,
-    UnexpectedReplyError,
 )
 from metaq.client.file_offsets import FileOffsets
 from metaq.client.offset_store import MemoryOffsets, OffsetStore
@@ -53,9 +47,11 @@ from metaq.client.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.topic_admin import TopicDescription, TopicOnBroker
 from metaq.errors import (
+    BadReplyError,
     ClientError,
     ClosedError,
     ConfigError,
+    ConnectionLostError,
     CoordinationError,
     CorruptRecordError,
     ForbiddenError,
@@ -63,14 +59,18 @@ from metaq.errors import (
     LogDirLockedError,
     MetaqError,
     NoBrokerError,
+    NoDataError,
+    NoResourcesError,
     NoRoomError,
     NoSpaceError,
+    NotSentError,
     OwnershipLostError,
     RemoteProtocolError,
     RequestTimeoutError,
     ServerError,
     StorageError,
     UnavailableError,
+    UnexpectedReplyError,
 )
 from metaq.model import Message, MessageId, Offset, TopicPartition
 from metaq.zk.definitions import Effect, TopicDefinition, TopicState

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from metaq.errors import ConfigError
-from metaq.zk.errors import PayloadError
-from metaq.zk.znodes import BrokerAddress, decode_address
+from metaq.model import SCHEME, BrokerAddress, parse_broker_address
 
 
 def parse_address(text: str) -> BrokerAddress:
@@ -13,12 +12,11 @@ def parse_address(text: str) -> BrokerAddress:
     Raises:
         ConfigError: it is neither.
     """
-    bare = text.removeprefix("meta://")
-    try:
-        # Bytes of a command line that are no UTF-8 are refused as such.
-        return decode_address(f"meta://{bare}".encode(errors="surrogatepass"))
-    except PayloadError as error:
-        raise ConfigError(f"broker: expected host:port, got {text!r}") from error
+    # Bytes of a command line that are no UTF-8 do not print, and are refused.
+    address = parse_broker_address(SCHEME + text.removeprefix(SCHEME))
+    if address is None:
+        raise ConfigError(f"broker: expected host:port, got {text!r}")
+    return address
 
 
 def parse_addresses(texts: Sequence[str]) -> list[BrokerAddress]:

@@ -40,7 +40,14 @@ from metaq.errors import (
     NoBrokerError,
     WireError,
 )
-from metaq.model import BrokerId, Millis, Offset, TopicPartition, printable
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    Millis,
+    Offset,
+    TopicPartition,
+    printable,
+)
 from metaq.record.layout import HEADER_BYTES
 from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterSnapshot
@@ -49,7 +56,7 @@ from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
 from metaq.zk.paths import NodeKind, is_legal_step, parse_broker_id
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress, GroupOffset, decode_address
+from metaq.zk.znodes import GroupOffset, decode_address
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 """Where a group is to go on: the log start, the log end, the first message of a time,

@@ -19,20 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.client.errors import (
-    BadReplyError,
-    ConnectionLostError,
-    NotSentError,
-    OutcomeUnknownError,
-)
+from metaq.client.errors import OutcomeUnknownError
 from metaq.errors import (
     OUTCOME_UNKNOWN,
+    BadReplyError,
     ClosedError,
+    ConnectionLostError,
     DiskFailedError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
     NoRoomError,
+    NotSentError,
     RequestTimeoutError,
     UnavailableError,
     UnknownPutError,

@@ -33,7 +33,6 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES
 from metaq.client.handler_threads import Handler, run_threads
-from metaq.client.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.client.numbers import check_timeout, check_whole
 from metaq.client.offset_store import OffsetStore
 from metaq.client.options import (
@@ -54,6 +53,7 @@ from metaq.client.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
+from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
 from metaq.model import Message, Offset, TopicPartition
 
 _open: "dict[Client, None]" = {}

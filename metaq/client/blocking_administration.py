@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from metaq.client.admin import BrokerDescription
 from metaq.client.administration import NO_SETTINGS, AsyncAdmin
-from metaq.client.loop_thread import LoopThread
 from metaq.client.topic_admin import Brokers, TopicDescription
+from metaq.loop_thread import LoopThread
 
 
 class Admin:

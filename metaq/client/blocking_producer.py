@@ -10,7 +10,6 @@ from typing import Self
 
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.errors import BufferFullError
-from metaq.client.loop_thread import LoopThread
 from metaq.client.names import check_topic, require_text
 from metaq.client.oneway import Handover
 from metaq.client.options import ProducerOptions
@@ -20,6 +19,7 @@ from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.client.runs import frozen
 from metaq.clock import Clock
 from metaq.errors import NoBrokerError
+from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from metaq.client.errors import UnexpectedReplyError
 from metaq.config import BrokerConfig, TopicRules, parse_config
-from metaq.errors import ConfigError
+from metaq.errors import ConfigError, UnexpectedReplyError
 from metaq.model import BrokerId
 from metaq.zk.cluster import PARTITIONS_MAX
 

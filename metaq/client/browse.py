@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 from metaq.client.assignments import FixedSource, listed_source, topic_source
 from metaq.client.bounds import within
 from metaq.client.catalog import read_whole
-from metaq.client.connection import BrokerConnection
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.cursor import FETCH_BYTES_MAX, PartitionCursor
@@ -33,22 +32,20 @@ from metaq.client.numbers import WIRE_BYTES_MAX, check_offset, check_whole
 from metaq.client.offset_store import MemoryOffsets
 from metaq.client.options import ConsumerOptions, Start, check_start
 from metaq.client.questions import BACKOFF, ask, log_range
-from metaq.client.replies import (
+from metaq.client.starts import first_offset
+from metaq.errors import ServerError, WireError
+from metaq.model import SCHEME, BrokerAddress, Message, Offset, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.log_reader import BROWSER_GROUP
+from metaq.peer.replies import (
     GetOutcome,
     MovedTo,
     NothingThere,
     parse_get,
     require_ok,
 )
-from metaq.client.starts import first_offset
-from metaq.errors import ServerError, WireError
-from metaq.model import Message, Offset, TopicPartition
 from metaq.protocol.commands import Get, Stats
 from metaq.retry import retry
-from metaq.zk.znodes import SCHEME, BrokerAddress
-
-BROWSER_GROUP: Final = "metaq-browser"
-"""The group named in gets of browsers."""
 
 FOLLOW_COUNT_MAX: Final = 10_000
 """Most messages that a follower hands over at a time."""

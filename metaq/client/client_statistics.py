@@ -11,7 +11,6 @@ from metaq.client.consumer import AsyncConsumer
 from metaq.client.context import ClientContext
 from metaq.client.feed import LaneStatistics
 from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics
-from metaq.client.pool import PoolStatistics
 from metaq.client.producer import AsyncProducer, ProducerStatistics
 from metaq.client.progress import ConsumerStatistics, Health, Lag
 from metaq.client.totals import (
@@ -21,6 +20,7 @@ from metaq.client.totals import (
     total_of_producers,
 )
 from metaq.model import TopicPartition
+from metaq.peer.pool import PoolStatistics
 from metaq.zk.session import SessionStatus
 
 

@@ -7,13 +7,12 @@ from metaq.client.metadata import Metadata
 from metaq.client.numbers import check_timeout
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import Selector
-from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.pool import ConnectionPool
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress
 
 ProducerMaker = Callable[[ProducerOptions, Selector | None], AsyncProducer]
 """Makes a producer of the client; whoever calls it owns and closes the producer."""

@@ -29,8 +29,10 @@ from typing import Final
 
 from metaq.client.decode import decode_messages
 from metaq.client.errors import NoProgressError
-from metaq.client.gap import GapSearch
-from metaq.client.replies import (
+from metaq.errors import CorruptRecordError
+from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
+from metaq.peer.gap import GapSearch
+from metaq.peer.replies import (
     Damaged,
     Fetched,
     GetOutcome,
@@ -38,8 +40,6 @@ from metaq.client.replies import (
     NothingThere,
     damage_error,
 )
-from metaq.errors import CorruptRecordError
-from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import (
     CleanEnd,

@@ -34,8 +34,6 @@ from metaq.client.batches import Batch, Outcome, SendResult
 from metaq.client.lanes import Lane
 from metaq.client.options import ProducerOptions
 from metaq.client.outlets import Connection, Outlet, Part, Pool, PutRun
-from metaq.client.pool import ConnectionWaiters
-from metaq.client.replies import parse_receipt
 from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
@@ -44,13 +42,14 @@ from metaq.errors import (
     NoBrokerError,
     RemoteProtocolError,
 )
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.peer.pool import ConnectionWaiters
+from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
 from metaq.stats import Histogram, HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.znodes import BrokerAddress
 
 TICK_S: Final = 0.05
 """How often deadlines are looked at, and so how exact they are."""

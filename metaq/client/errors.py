@@ -5,14 +5,9 @@ from collections.abc import Sequence
 from metaq.errors import (
     ClientError,
     NoBrokerError,
-    RemoteProtocolError,
     RequestTimeoutError,
 )
 from metaq.model import Message, TopicPartition
-
-
-class ConnectionLostError(RequestTimeoutError):
-    """The connection broke before the answer came; the outcome is unknown."""
 
 
 class GivenUpError(RequestTimeoutError):
@@ -21,32 +16,8 @@ class GivenUpError(RequestTimeoutError):
     retriable = False
 
 
-class UnexpectedReplyError(ClientError):
-    """A broker answered something that no MetaQ broker says."""
-
-
-class BadReplyError(UnexpectedReplyError, RemoteProtocolError):
-    """A reply has a number that cannot be, or that belongs to something else.
-
-    Nothing of it is used, and the connection is closed.
-    """
-
-
 class NoProgressError(ClientError):
     """Reading cannot go on: the broker's answers lead nowhere."""
-
-
-class NoDataError(ClientError):
-    """A broker gives no data at an offset that its log holds, as it says."""
-
-    retriable = True
-
-
-class NotSentError(ClientError):
-    """No byte of the request left, in time or at all: nothing was done."""
-
-    retriable = True
-    refresh_metadata = True
 
 
 class CannotAnswerError(ClientError):
@@ -59,12 +30,6 @@ class StuckError(ClientError):
 
 class OffsetStoreError(ClientError):
     """A store of offsets cannot be read or written; the message names it."""
-
-
-class NoResourcesError(ClientError):
-    """The system gives this process no descriptors, or no thread, for an event loop."""
-
-    retriable = True
 
 
 class HandlerFailedError(ClientError):

@@ -27,12 +27,9 @@ import logging
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from metaq.client.connection import BrokerConnection
 from metaq.client.cursor import PartitionCursor
 from metaq.client.errors import NoProgressError
 from metaq.client.options import ConsumerOptions
-from metaq.client.pool import ConnectionPool
-from metaq.client.replies import GetOutcome, NothingThere, parse_get
 from metaq.clock import Clock
 from metaq.errors import (
     CorruptRecordError,
@@ -41,10 +38,12 @@ from metaq.errors import (
     RemoteProtocolError,
     ServerError,
 )
-from metaq.model import BrokerId, Message, Offset, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import GetOutcome, NothingThere, parse_get
 from metaq.protocol.commands import Get, Reply
 from metaq.protocol.encode import encode
-from metaq.zk.znodes import BrokerAddress
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from metaq.client.bounds import wait_for
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.fetched_batch import Batch
 from metaq.client.handling import Handling
-from metaq.client.loop_thread import LoopThread
 from metaq.client.options import check_callable
 from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ClosedError
+from metaq.loop_thread import LoopThread
 from metaq.model import Message
 
 Handler: TypeAlias = Callable[[Message], object]

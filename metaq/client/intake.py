@@ -15,8 +15,8 @@ from metaq.client.fetched_batch import Batch
 from metaq.client.options import ConsumerOptions
 from metaq.client.starts import NOTHING_HANDLED
 from metaq.errors import MetaqError
-from metaq.model import BrokerId, Message, Offset, TopicPartition
-from metaq.zk.znodes import BrokerAddress, GroupOffset
+from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
 

@@ -25,12 +25,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from metaq.client.connection import BrokerConnection
 from metaq.client.context import ClientContext
 from metaq.client.questions import NO_GROUP, ask, log_range, nearest_offset
-from metaq.client.replies import NothingThere, parse_get
 from metaq.errors import MetaqError
 from metaq.model import MAX_OFFSET, Offset, SizeBytes, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import NothingThere, parse_get
 from metaq.protocol.commands import Get
 from metaq.record.layout import HEADER_BYTES
 

@@ -27,11 +27,8 @@ from typing import Final, Protocol
 
 from metaq.client.away import require_all_there
 from metaq.client.broker_facts import BrokerFacts, parse_facts
-from metaq.client.connection import BrokerConnection
 from metaq.client.names import near_topics
 from metaq.client.options import ClientOptions
-from metaq.client.pool import ConnectionPool
-from metaq.client.replies import require_ok
 from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
@@ -41,13 +38,15 @@ from metaq.errors import (
     WireError,
 )
 from metaq.lifecycle import Service, State
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Cancel, Coordinator
-from metaq.zk.znodes import BrokerAddress
 
 _log = logging.getLogger(__name__)
 

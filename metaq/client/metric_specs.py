@@ -9,7 +9,6 @@ from typing import Final
 
 from metaq import prometheus
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
-from metaq.client.connection import ConnectionStatistics
 from metaq.client.duplicate_filter import DuplicateStatistics
 from metaq.client.feed import LaneStatistics
 from metaq.client.fetcher import FetchStatistics
@@ -18,6 +17,7 @@ from metaq.client.ordered import OrderedStatistics
 from metaq.client.producer import ProducerStatistics
 from metaq.client.progress import ConsumerStatistics, Lag
 from metaq.model import TopicPartition
+from metaq.peer.connection import ConnectionStatistics
 from metaq.prometheus import Sample
 from metaq.zk.paths import partition_name
 

@@ -36,21 +36,27 @@ from typing import Final, Self
 
 from metaq.client.addresses import parse_address
 from metaq.client.batches import encode_records
-from metaq.client.connection import BrokerConnection
-from metaq.client.errors import BadReplyError, GivenUpError, NotSentError
-from metaq.client.loop_thread import LoopThread
+from metaq.client.errors import GivenUpError
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX, MIB, ClientOptions
-from metaq.client.pool import ConnectionPool
-from metaq.client.replies import parse_receipt
 from metaq.clock import Clock, SystemClock
-from metaq.errors import ClosedError, MetaqError, NoBrokerError, SequenceUsedError
-from metaq.model import BrokerId, TopicPartition
+from metaq.errors import (
+    BadReplyError,
+    ClosedError,
+    MetaqError,
+    NoBrokerError,
+    NotSentError,
+    SequenceUsedError,
+)
+from metaq.loop_thread import LoopThread
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Command, Mput, Put, Reply
 from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER_BYTES
-from metaq.zk.znodes import BrokerAddress
 
 BATCH_RECORDS_MAX: Final = 8192
 """Most messages of one batch."""

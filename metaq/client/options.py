@@ -24,6 +24,7 @@ from metaq.client.numbers import (
 )
 from metaq.errors import ConfigError
 from metaq.model import Message, Offset, TopicPartition
+from metaq.peer.options import ConnectionOptions
 from metaq.zk.paths import DEFAULT_ROOT, normalize_root
 
 MIB: Final = 1024 * 1024
@@ -45,7 +46,7 @@ IN_FLIGHT_BATCHES_MAX: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
+class ClientOptions(ConnectionOptions):
     """How a client reaches brokers and ZooKeeper."""
 
     root: str = DEFAULT_ROOT
@@ -53,20 +54,8 @@ class ClientOptions:
     session_timeout_s: float = 30.0
     """ZooKeeper session time-out to ask for, which the server may change: how long a
     member may be silent before its partitions go to others."""
-    connect_timeout_s: float = 10.0
-    """Bound on one attempt to connect to a broker, its `version` reply included."""
     request_timeout_s: float = 10.0
     """Bound on one question to a broker, on top of the wait of a long poll."""
-    heartbeat_s: float = 10.0
-    """A connection without traffic for so long is asked for its version."""
-    heartbeat_timeout_s: float = 5.0
-    """No answer to that for so long: the connection is lost."""
-    reconnect_first_s: float = 0.05
-    """Longest pause before the second attempt to connect; doubles from there."""
-    reconnect_max_s: float = 2.0
-    """Longest pause between attempts to connect; there is no last attempt."""
-    in_flight_bytes_max: int = 16 * MIB
-    """Most bytes sent to one broker and not answered."""
     metadata_s: float = 30.0
     """How often brokers that were named by address are asked what they have."""
     close_timeout_s: float = 10.0

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Self
 from metaq.client.batches import SendResult
 from metaq.client.bounds import require_loop, within
 from metaq.client.context import ClientContext
-from metaq.client.errors import MessageTooLargeError, NotSentError
+from metaq.client.errors import MessageTooLargeError
 from metaq.client.numbers import check_timeout
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.ordered_lane import OrderedLane
@@ -45,6 +45,7 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     NoRoomError,
+    NotSentError,
     UnavailableError,
 )
 from metaq.fs import FileSystem, SystemFileSystem

@@ -12,19 +12,20 @@ from typing import Protocol
 
 from metaq.client.attempts import Span, plan_spans
 from metaq.client.batches import Batch, Outcome, PutResults, SendResult
-from metaq.client.connection import PutListener
-from metaq.client.errors import MessageTooLargeError, NotSentError, OutcomeUnknownError
-from metaq.client.hot_replies import Receipts
+from metaq.client.errors import (
+    MessageTooLargeError,
+    OutcomeUnknownError,
+)
 from metaq.client.lanes import Announcer, Lane
-from metaq.client.replies import parse_receipt
-from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
-from metaq.model import MessageId, Offset, TopicPartition
+from metaq.errors import MetaqError, NoBrokerError, NotSentError, RemoteProtocolError
+from metaq.model import BrokerAddress, MessageId, Offset, TopicPartition
+from metaq.peer.connection import PutListener
+from metaq.peer.replies import ReceiptColumns, parse_receipt
 from metaq.protocol.commands import Mput, Reply
 from metaq.protocol.encode import encode, encode_puts
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum, checksums
 from metaq.zk.cluster import Counts
-from metaq.zk.znodes import BrokerAddress
 
 
 class Connection(Announcer, Protocol):
@@ -169,7 +170,7 @@ class PutRun:
         """Return the bytes of each put's frame."""
         return self._sizes()
 
-    def on_receipts(self, receipts: Receipts) -> None:
+    def on_receipts(self, receipts: ReceiptColumns) -> None:
         """Take note of puts that are stored; `receipts` are in order of opaques."""
         if not receipts.are_of(self._partition.partition):
             for reply in receipts.replies():
@@ -189,9 +190,11 @@ class PutRun:
                 self._on_failed(self, opaques, error)
         else:
             place = [receipt.partition]
-            self.on_receipts(Receipts(opaques, [receipt.id], place, [receipt.offset]))
+            self.on_receipts(
+                ReceiptColumns(opaques, [receipt.id], place, [receipt.offset])
+            )
 
-    def _take(self, receipts: Receipts) -> None:
+    def _take(self, receipts: ReceiptColumns) -> None:
         opaques, ids, _, offsets = receipts
         self.left -= len(opaques)
         first, end = opaques[0] - self._first, opaques[-1] + 1 - self._first

@@ -8,10 +8,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from metaq.client.connection import BrokerConnection
 from metaq.client.context import ClientContext
 from metaq.client.errors import CannotAnswerError
-from metaq.client.replies import (
+from metaq.errors import NoBrokerError, RemoteProtocolError
+from metaq.model import (
+    MAX_OFFSET,
+    MessageId,
+    Millis,
+    Offset,
+    SizeBytes,
+    TopicPartition,
+    id_time,
+)
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import (
     Damaged,
     Fetched,
     damage_error,
@@ -22,16 +32,6 @@ from metaq.client.replies import (
     parse_offset,
     raise_passing,
     require_ok,
-)
-from metaq.errors import NoBrokerError, RemoteProtocolError
-from metaq.model import (
-    MAX_OFFSET,
-    MessageId,
-    Millis,
-    Offset,
-    SizeBytes,
-    TopicPartition,
-    id_time,
 )
 from metaq.protocol.commands import (
     CountQuestion,

@@ -58,12 +58,12 @@ from metaq.client.options import (
 )
 from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
-from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
 from metaq.net.own_host import own_host
+from metaq.peer.pool import ConnectionPool
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk._kazoo_client import check_hosts
 from metaq.zk.paths import NodePaths, normalize_root

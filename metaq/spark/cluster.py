@@ -23,7 +23,6 @@ from metaq.client.context import ClientContext
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.fan_out import all_of
 from metaq.client.log_ends import LogEnds
-from metaq.client.loop_thread import LoopThread
 from metaq.client.presence import (
     describe_absent,
     describe_away,
@@ -48,6 +47,7 @@ from metaq.client.questions import log_range
 from metaq.client.session import AsyncClient
 from metaq.client.shares import name_some
 from metaq.errors import NoBrokerError
+from metaq.loop_thread import LoopThread
 from metaq.model import Offset, TopicPartition
 from metaq.spark.options import Edge, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan

@@ -13,8 +13,8 @@ from typing import Final
 import pyarrow as pa
 
 from metaq.client.addresses import parse_address
-from metaq.client.log_reader import GET_BYTES, LogReader
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
+from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions

@@ -22,7 +22,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
-from metaq.testing.loop_thread import LoopThread
+from metaq.testing.loop_thread import BoundedLoopThread
 from metaq.testing.ports import reserve_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
@@ -95,7 +95,7 @@ class EmbeddedBroker:
         self._settings = dict(settings or {})
         self._clock = SystemClock()
         self._broker: Broker | None = None
-        self._thread: LoopThread | None = None
+        self._thread: BoundedLoopThread | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -130,7 +130,7 @@ class EmbeddedBroker:
             MetaqError: it cannot start; the text is one sentence.
         """
         self.port = self.port or reserve_port(self)
-        thread = LoopThread("embedded-broker")
+        thread = BoundedLoopThread("embedded-broker")
         try:
             broker = thread.run(self._start(), timeout_s=TIMEOUT_S)
         except BaseException:

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import NotFoundError, ServerError
-from metaq.model import BrokerId, LogId, MessageId, Offset
+from metaq.model import BrokerAddress, BrokerId, LogId, MessageId, Offset
 from metaq.protocol import texts
 from metaq.protocol.commands import (
     Get,
@@ -42,12 +42,11 @@ from metaq.testing.fake_faults import Fault, FaultKind, Faults
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
-from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.testing.loop_thread import BoundedLoopThread, stop_listening
 from metaq.testing.ports import reserve_port
 from metaq.zk.paths import BrokerRole
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import BrokerAddress
 
 __all__ = ["FakeBroker", "FakeBrokerStatistics", "FaultKind"]
 
@@ -142,7 +141,7 @@ class FakeBroker:
         self._connection_count = 0
         self._sessions: set[FakeSession] = set()
         self._server: asyncio.Server | None = None
-        self._thread: LoopThread | None = None
+        self._thread: BoundedLoopThread | None = None
 
     # -- life -------------------------------------------------------------------------
 
@@ -160,7 +159,7 @@ class FakeBroker:
 
     def start(self) -> None:
         """Listen, and register if there is a ZooKeeper; returns when it is done."""
-        thread = LoopThread(f"fake-broker-{self.broker_id}")
+        thread = BoundedLoopThread(f"fake-broker-{self.broker_id}")
         try:
             thread.run(self._come_back(self.port))
         except BaseException:
@@ -196,7 +195,7 @@ class FakeBroker:
         self._running.run(self._come_back(self.port if port is None else port))
 
     @property
-    def _running(self) -> LoopThread:
+    def _running(self) -> BoundedLoopThread:
         assert self._thread is not None, "not started"
         return self._thread
 

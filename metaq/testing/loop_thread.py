@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
-from metaq.client.loop_thread import LoopThread as ClientLoopThread
+from metaq.loop_thread import LoopThread
 
 TIMEOUT_S: Final = 20.0
 """How long `run` and `call` wait: no test hangs because of this thread."""
@@ -15,7 +15,7 @@ _ACCEPT_TURNS: Final = 3
 T = TypeVar("T")
 
 
-class LoopThread(ClientLoopThread):
+class BoundedLoopThread(LoopThread):
     """A client's loop thread for `with`, where nothing waits for ever."""
 
     def __enter__(self) -> Self:

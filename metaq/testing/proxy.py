@@ -27,9 +27,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final, Self
 
-from metaq.testing.loop_thread import LoopThread, stop_listening
+from metaq.model import BrokerAddress
+from metaq.testing.loop_thread import BoundedLoopThread, stop_listening
 from metaq.testing.ports import reserve_port
-from metaq.zk.znodes import BrokerAddress
 
 HOST: Final = "127.0.0.1"
 
@@ -195,7 +195,7 @@ class Proxy:
         self._connecting: set[asyncio.Task[None]] = set()
         self._connection_count = self._failed_count = 0
         self._server: asyncio.Server | None = None
-        self._thread: LoopThread | None = None
+        self._thread: BoundedLoopThread | None = None
 
     # -- life -------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Proxy:
 
     def start(self) -> None:
         """Listen."""
-        thread = LoopThread("proxy")
+        thread = BoundedLoopThread("proxy")
         try:
             thread.run(self._listen())
         except BaseException:
@@ -301,7 +301,7 @@ class Proxy:
         )
 
     @property
-    def _running(self) -> LoopThread:
+    def _running(self) -> BoundedLoopThread:
         assert self._thread is not None, "not started"
         return self._thread
 

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.zk.children import READS_AT_ONCE, Settler, ValuesWatch
 from metaq.zk.errors import CoordinationTimeoutError, PayloadError
 from metaq.zk.paths import (
@@ -40,7 +40,6 @@ from metaq.zk.paths import (
 )
 from metaq.zk.session import Cancel, Coordinator
 from metaq.zk.znodes import (
-    BrokerAddress,
     decode_address,
     decode_partition_count,
     decode_registration,

@@ -29,10 +29,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
+from metaq.model import BrokerAddress
 from metaq.zk.errors import BrokerIdTakenError, NodeNameError, PayloadError
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import (
-    BrokerAddress,
     Node,
     TopicRegistration,
     decode_address,

@@ -29,12 +29,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from metaq.model import MessageId, Offset
+from metaq.model import (
+    SCHEME,
+    BrokerAddress,
+    MessageId,
+    Offset,
+    parse_broker_address,
+)
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, parse_role
 
-SCHEME: Final = "meta://"
-PORT_MAX: Final = 65535
 CHECKSUM_MAX: Final = 2**32 - 1
 OFFSET_MAX: Final = 2**63 - 1
 # A Java int; no broker has more partitions of a topic than that.
@@ -79,20 +83,6 @@ def _number(text: str, what: str, maximum: int) -> int:
 # -- where a broker is ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BrokerAddress:
-    """Where clients reach a broker: what `meta://host:port` says."""
-
-    host: str
-    """Name or address; an IPv6 address stands here without brackets."""
-    port: int
-    """TCP port, 1..65535."""
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{SCHEME}{host}:{self.port}"
-
-
 def encode_address(address: BrokerAddress) -> bytes:
     """Return `meta://host:port`, an IPv6 host in brackets."""
     return str(address).encode()
@@ -106,20 +96,12 @@ def decode_address(data: bytes) -> BrokerAddress:
             that can be printed.
     """
     text = _text(data, "broker address")
-    match = re.fullmatch(
-        r"meta://(?:\[(?P<v6>[^\]/?]+)\]|(?P<host>[^\[\]/?]+)):(?P<port>\d{1,5})/?(?:\?.*)?",
-        text,
-        re.ASCII | re.DOTALL,
-    )
-    if (
-        match is None
-        or not 0 < int(match["port"]) <= PORT_MAX
-        or not (host := match["v6"] or match["host"]).isprintable()
-    ):
+    address = parse_broker_address(text)
+    if address is None:
         raise PayloadError(
             f"broker address: expected {SCHEME}host:port, got {text[:80]!r}"
         )
-    return BrokerAddress(host=host, port=int(match["port"]))
+    return address
 
 
 # -- numbers --------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from metaq.errors import (
     MetaqError,
 )
 from metaq.fs import SystemFileSystem
-from metaq.model import Millis
+from metaq.model import BrokerAddress, Millis
 from metaq.net.listener import ListenError
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
@@ -37,7 +37,6 @@ from metaq.testing.broker import CONFIG, Peer, make_config, running_broker
 from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
-from metaq.zk.znodes import BrokerAddress
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 

@@ -6,9 +6,9 @@ from zlib import crc32
 
 import pytest
 
-from metaq.client.replies import PutReceipt, parse_receipt
 from metaq.errors import SequenceUsedError
 from metaq.model import MessageId
+from metaq.peer.replies import PutReceipt, parse_receipt
 from metaq.protocol.commands import NO_CHECKSUM, Mput, Result
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from metaq.client.connect import open_connection
-from metaq.client.connection import BrokerConnection
 from metaq.client.options import ClientOptions
 from metaq.clock import Clock, SystemClock
 from metaq.errors import (
     MetaqError,
 )
+from metaq.peer.connect import open_connection
+from metaq.peer.connection import BrokerConnection
 from metaq.protocol.commands import Command, Reply, Result, Stats, Version
 from metaq.protocol.encode import encode
 from tests.client.scripted import ScriptedBroker, ok

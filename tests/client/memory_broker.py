@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Self
 
-from metaq.model import MessageId
+from metaq.model import BrokerAddress, MessageId
 from metaq.protocol.commands import (
     Mput,
     Put,
@@ -19,7 +19,6 @@ from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
-from metaq.zk.znodes import BrokerAddress
 
 OURS = Capabilities(
     "test",

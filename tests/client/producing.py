@@ -10,28 +10,26 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from metaq.client.connection import PutListener
-from metaq.client.errors import ConnectionLostError
-from metaq.client.hot_replies import Receipts
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import Selector
 from metaq.client.producer import AsyncProducer
-from metaq.client.replies import parse_receipt
 from metaq.errors import (
     ClosedError,
+    ConnectionLostError,
     MetaqError,
     NoBrokerError,
     RemoteProtocolError,
     RequestTimeoutError,
 )
-from metaq.model import BrokerId, Millis, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, Millis, TopicPartition
+from metaq.peer.connection import PutListener
+from metaq.peer.replies import ReceiptColumns, parse_receipt
 from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.connection import Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
-from metaq.zk.znodes import BrokerAddress
 
 JAVA = Capabilities("1.4.6.2")
 OURS = Capabilities("1.0", has_mput=True, dedup=True)
@@ -248,7 +246,7 @@ class StandInConnection:
             listener.on_outcome([opaque], outcome)
         else:
             numbers = [receipt.id], [receipt.partition], [receipt.offset]
-            listener.on_receipts(Receipts([opaque], *numbers))
+            listener.on_receipts(ReceiptColumns([opaque], *numbers))
 
     def cut(self) -> None:
         self.is_open = False

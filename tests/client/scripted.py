@@ -7,9 +7,10 @@ from typing import Self
 
 import pytest
 
-from metaq.client.pool import ConnectionPool
 from metaq.clock import SystemClock
 from metaq.errors import NoBrokerError
+from metaq.model import BrokerAddress
+from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -21,7 +22,6 @@ from metaq.protocol.connection import (
 from metaq.protocol.encode import encode
 from metaq.protocol.version import encode_version_body
 from metaq.testing.ports import reserved_port
-from metaq.zk.znodes import BrokerAddress
 from tests.client.memory_broker import OURS
 
 CLOCK = SystemClock()

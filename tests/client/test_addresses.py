@@ -7,8 +7,7 @@ import pytest
 from metaq.client import AsyncClient, Client
 from metaq.client.addresses import parse_address
 from metaq.errors import ConfigError, NoBrokerError
-from metaq.model import Offset
-from metaq.zk.znodes import BrokerAddress
+from metaq.model import BrokerAddress, Offset
 
 
 @pytest.mark.parametrize(

@@ -15,23 +15,21 @@ from metaq.client.attempts import (
     on_failure,
     plan_spans,
 )
-from metaq.client.errors import (
-    ConnectionLostError,
-    NotSentError,
-    OutcomeUnknownError,
-    UnexpectedReplyError,
-)
-from metaq.client.replies import parse_receipt
+from metaq.client.errors import OutcomeUnknownError
 from metaq.errors import (
     ClosedError,
+    ConnectionLostError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
     NotFoundError,
+    NotSentError,
     RequestTimeoutError,
     ServerError,
     UnavailableError,
+    UnexpectedReplyError,
 )
+from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Result
 from metaq.protocol.version import Capabilities
 from tests.client.producing import at

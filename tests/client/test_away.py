@@ -18,9 +18,8 @@ from metaq.client.errors import BrokerRegisteredError
 from metaq.client.progress import UNKNOWN_LAG
 from metaq.client.session import AsyncClient
 from metaq.errors import ClientError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import METAQ_1_4, PYTHON, AnyBroker, broker_of, until
 
 ONE_BROKER = {

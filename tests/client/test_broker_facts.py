@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.broker_facts import BrokerFacts, parse_facts
-from metaq.client.errors import UnexpectedReplyError
+from metaq.errors import UnexpectedReplyError
 from metaq.zk.cluster import PARTITIONS_MAX
 
 BROKER = "pid 1\r\nbroker_id 7\r\nslave false\r\n"

@@ -10,21 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.connect import open_connection
-from metaq.client.connection import BrokerConnection
-from metaq.client.errors import ConnectionLostError, NotSentError
-from metaq.client.hot_replies import Receipts, take_receipts, take_results
-from metaq.client.replies import parse_receipt
 from metaq.errors import (
     ClosedError,
+    ConnectionLostError,
     MetaqError,
     NoBrokerError,
+    NotSentError,
     RequestTimeoutError,
+)
+from metaq.model import BrokerAddress
+from metaq.peer.connect import open_connection
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import (
+    ReceiptColumns,
+    parse_receipt,
+    take_receipts,
+    take_results,
 )
 from metaq.protocol.commands import Reply, Result, Stats, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.zk.znodes import BrokerAddress
 from tests.client.asking import (
     CLOCK,
     OPTIONS,
@@ -431,7 +436,7 @@ REPLIES = st.lists(
 )
 
 
-def list_receipts(receipts: Receipts | None) -> list[Result]:
+def list_receipts(receipts: ReceiptColumns | None) -> list[Result]:
     """Return what was read column by column as the replies that it was read from."""
     return [] if receipts is None else receipts.replies()
 

@@ -7,10 +7,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from metaq.client.gap import GapSearch
-from metaq.client.replies import Fetched, GetOutcome, MovedTo, NothingThere
 from metaq.errors import CorruptRecordError, ServerError
 from metaq.model import MAX_OFFSET, Offset
+from metaq.peer.gap import GapSearch
+from metaq.peer.replies import (
+    Fetched,
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+)
 from tests.brokers import StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, partition, payloads, take
 

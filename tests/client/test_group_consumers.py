@@ -15,11 +15,10 @@ from metaq.client import AsyncClient, Client
 from metaq.client.consumer import AsyncConsumer
 from metaq.client.progress import ConsumerState
 from metaq.errors import ConfigError, OwnershipLostError
-from metaq.model import BrokerId, Message, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, Message, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths
 from metaq.zk.znodes import (
-    BrokerAddress,
     TopicRegistration,
     encode_address,
     encode_registration,

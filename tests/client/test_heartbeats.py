@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from metaq.client.connect import open_connection
-from metaq.client.connection import BrokerConnection
-from metaq.client.errors import ConnectionLostError
 from metaq.client.options import ClientOptions
 from metaq.errors import (
+    ConnectionLostError,
     RequestTimeoutError,
 )
+from metaq.peer.connect import open_connection
+from metaq.peer.connection import BrokerConnection
 from metaq.protocol.commands import Result, Stats, Value
 from metaq.protocol.encode import encode
 from metaq.testing.clock import ManualClock

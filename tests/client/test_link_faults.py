@@ -9,15 +9,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from metaq.client.connection import BrokerConnection
-from metaq.client.errors import ConnectionLostError, NotSentError
 from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.options import ClientOptions
-from metaq.client.pool import ConnectionPool
-from metaq.client.replies import parse_receipt
 from metaq.clock import SystemClock
-from metaq.errors import MetaqError, RequestTimeoutError
+from metaq.errors import (
+    ConnectionLostError,
+    MetaqError,
+    NotSentError,
+    RequestTimeoutError,
+)
 from metaq.model import BrokerId
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Mput, Put, Reply, Result
 from metaq.protocol.encode import encode
 from metaq.record.checksum import checksum

@@ -1,4 +1,4 @@
-"""`client/log_reader.py` against brokers."""
+"""`peer/log_reader.py` against brokers."""
 
 import signal
 import threading
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from metaq.client.addresses import parse_address
-from metaq.client.log_reader import GET_BYTES, LogReader
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.record.layout import HEADER_BYTES
 from metaq.testing.fake_faults import FaultKind
 from tests.brokers import AnyBroker, Metaq14Broker, StartBroker, until

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client.errors import NoResourcesError
-from metaq.client.loop_thread import LoopThread
-from metaq.errors import ClosedError, RequestTimeoutError
+from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
+from metaq.loop_thread import LoopThread
 
 
 @pytest.fixture

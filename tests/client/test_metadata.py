@@ -16,16 +16,15 @@ from metaq.client.metadata import (
     make_snapshot,
 )
 from metaq.client.options import ClientOptions
-from metaq.client.pool import ConnectionPool
 from metaq.clock import SystemClock
 from metaq.config import TopicRules
 from metaq.errors import ClosedError, NoBrokerError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Stats
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
 from tests.client.scripted import ScriptedBroker, free_address, ok, until
 

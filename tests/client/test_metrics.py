@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import AsyncClient, Client, LruDuplicateIds, metrics
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
-from metaq.client.connection import ConnectionStatistics
 from metaq.client.duplicate_filter import DuplicateStatistics
 from metaq.client.feed import LaneStatistics
 from metaq.client.fetcher import FetchStatistics
@@ -24,14 +23,15 @@ from metaq.client.handling import HandlingStatistics
 from metaq.client.metric_table import METRICS
 from metaq.client.metrics import ClientCollector, serve_metrics
 from metaq.client.ordered import OrderedStatistics
-from metaq.client.pool import PoolStatistics
 from metaq.client.producer import ProducerStatistics
 from metaq.client.progress import ConsumerState, ConsumerStatistics, Health, Lag
 from metaq.errors import ClosedError, ConfigError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
+from metaq.peer.connection import ConnectionStatistics
+from metaq.peer.pool import PoolStatistics
 from metaq.stats import HistogramSnapshot
 from metaq.zk.session import SessionState, SessionStatus
-from metaq.zk.znodes import BrokerAddress, GroupOffset
+from metaq.zk.znodes import GroupOffset
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS, take
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client import Client
-from metaq.client.errors import ConnectionLostError, GivenUpError
+from metaq.client.errors import GivenUpError
 from metaq.client.named_batches import (
     TRIES_MAX,
     NamedSender,
@@ -17,7 +17,12 @@ from metaq.client.named_batches import (
     pieces_of,
 )
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
-from metaq.errors import ForbiddenError, NoBrokerError, RequestTimeoutError
+from metaq.errors import (
+    ConnectionLostError,
+    ForbiddenError,
+    NoBrokerError,
+    RequestTimeoutError,
+)
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Mput, Put, Result, Version
 from metaq.protocol.version import Capabilities

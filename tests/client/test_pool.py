@@ -8,14 +8,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from metaq.client.addresses import parse_address
-from metaq.client.errors import ConnectionLostError
 from metaq.client.options import ClientOptions
-from metaq.client.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.clock import SystemClock
-from metaq.errors import ClosedError, NoBrokerError
+from metaq.errors import ClosedError, ConnectionLostError, NoBrokerError
+from metaq.model import BrokerAddress
+from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.commands import Command, Reply, Result, Stats
 from metaq.protocol.encode import encode
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import StartBroker
 from tests.client.scripted import (
     TIMEOUT_S,

@@ -7,17 +7,14 @@ import pytest
 
 from metaq.client.accumulator import Accumulator
 from metaq.client.batches import Batch, SendFuture, SendResult
-from metaq.client.errors import (
-    BufferFullError,
-    NotSentError,
-    OutcomeUnknownError,
-)
+from metaq.client.errors import BufferFullError, OutcomeUnknownError
 from metaq.client.lanes import Lane
 from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
+    NotSentError,
     RequestTimeoutError,
     ServerError,
 )

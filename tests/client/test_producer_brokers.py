@@ -13,16 +13,16 @@ from metaq.broker.app import Broker
 from metaq.client.batches import SendFuture, SendResult
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.pool import ConnectionPool
 from metaq.client.producer import AsyncProducer
 from metaq.clock import SystemClock
 from metaq.errors import ServerError
+from metaq.model import BrokerAddress
+from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Get, Value
 from metaq.protocol.texts import put_failed
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.testing.broker import make_config
 from metaq.testing.fake_broker import FakeBroker, FaultKind
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.producing import FixedMetadata
 

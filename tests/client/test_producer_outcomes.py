@@ -7,7 +7,6 @@ import pytest
 from metaq.client.batches import SendResult
 from metaq.client.errors import (
     MessageTooLargeError,
-    NotSentError,
     OutcomeUnknownError,
     PartlySentError,
 )
@@ -15,6 +14,7 @@ from metaq.errors import (
     ForbiddenError,
     MetaqError,
     NoBrokerError,
+    NotSentError,
     ServerError,
     UnavailableError,
 )

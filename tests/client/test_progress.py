@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client import progress
-from metaq.client.errors import ConnectionLostError
 from metaq.client.feed import Feed
 from metaq.client.fetched_batch import Batch
 from metaq.client.progress import Sight, Standing, Watchdog, may_be_stuck
 from metaq.errors import (
+    ConnectionLostError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,

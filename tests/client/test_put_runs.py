@@ -2,10 +2,16 @@
 
 import random
 
-from metaq.client.connection import BrokerConnection
-from metaq.client.errors import ConnectionLostError, NotSentError, OutcomeUnknownError
-from metaq.client.hot_replies import Receipts
-from metaq.errors import MetaqError, RequestTimeoutError, ServerError
+from metaq.client.errors import OutcomeUnknownError
+from metaq.errors import (
+    ConnectionLostError,
+    MetaqError,
+    NotSentError,
+    RequestTimeoutError,
+    ServerError,
+)
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import ReceiptColumns
 from metaq.protocol.commands import Put, Reply, Result
 from metaq.protocol.encode import encode
 from tests.client.asking import CLOCK, run, silent
@@ -42,7 +48,7 @@ class Listener:
     def sizes(self) -> list[int]:
         return list(map(len, self.frames))
 
-    def on_receipts(self, receipts: Receipts) -> None:
+    def on_receipts(self, receipts: ReceiptColumns) -> None:
         assert list(receipts.opaques) == sorted(receipts.opaques)
         self.calls.append(len(receipts.opaques))
         for opaque, *numbers in zip(*receipts, strict=True):

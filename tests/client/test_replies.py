@@ -2,8 +2,15 @@
 
 import pytest
 
-from metaq.client.errors import UnexpectedReplyError
-from metaq.client.replies import (
+from metaq.errors import (
+    ForbiddenError,
+    MetaqError,
+    RemoteProtocolError,
+    ServerError,
+    UnexpectedReplyError,
+)
+from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.peer.replies import (
     Damaged,
     Fetched,
     MovedTo,
@@ -17,13 +24,6 @@ from metaq.client.replies import (
     parse_receipt,
     require_ok,
 )
-from metaq.errors import (
-    ForbiddenError,
-    MetaqError,
-    RemoteProtocolError,
-    ServerError,
-)
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.protocol.commands import Reply, Result, Value
 from metaq.protocol.reply_codes import DAMAGED, with_code
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from metaq.client import AsyncClient, Client
 from metaq.model import BrokerId, Message, TopicPartition
-from metaq.testing.loop_thread import LoopThread
+from metaq.testing.loop_thread import BoundedLoopThread
 
 QUICK: dict[str, Any] = {
     "reconnect_first_s": 0.005,
@@ -74,7 +74,7 @@ class AsyncWorld:
         self._make = lambda: AsyncClient(*args, **options)
 
     def __enter__(self) -> Self:
-        self._thread = LoopThread("async-world")
+        self._thread = BoundedLoopThread("async-world")
         self.twin = self._call(self._make)
         self._run(self.twin.start())
         return self

@@ -5,7 +5,10 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [ROOT / "metaq" / "client" / name for name in ("options.py", "redelivery.py")]
+SOURCES = [
+    ROOT / "metaq" / name
+    for name in ("peer/options.py", "client/options.py", "client/redelivery.py")
+]
 PAGE = ROOT / "docs" / "client.md"
 SECTIONS = {
     "ClientOptions": "### `Client`, `AsyncClient`",
@@ -17,10 +20,17 @@ SECTIONS = {
 
 def tables() -> dict[str, str]:
     """Return the rows of each section, by the name of its class."""
+    classes = {
+        node.name: node
+        for path in SOURCES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
     found = {}
-    for node in (n for path in SOURCES for n in ast.parse(path.read_text()).body):
-        if isinstance(node, ast.ClassDef) and node.name in SECTIONS:
-            found[node.name] = "\n".join(_rows(node))
+    for name in SECTIONS:
+        bases = [b.id for b in classes[name].bases if isinstance(b, ast.Name)]
+        rows = [row for one in (name, *bases) for row in _rows(classes[one])]
+        found[name] = "\n".join(rows)
     return found
 
 

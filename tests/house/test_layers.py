@@ -8,9 +8,11 @@
                      │          │
 5        broker      │       client            siblings: never import each other
            │  └──────┴───┬──────┘
+           │            peer                   on net: the way to another broker
+           │             │
 4   storage   txn        net        zk         siblings: never import each other
        │       │          │          │
-3   record ────┴── fs   protocol   assignment    config  lifecycle  retry
+3   record ────┴── fs   protocol   assignment    config  lifecycle  retry  loop_thread
        │            │     │          │             │        │         │
 2      └────────────┴─ errors ──── stats ──────────┴────────┴─────────┘
 1                     model        clock
@@ -37,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "retry": L2,
     "prometheus": L2,
     "lifecycle": L2,
+    "loop_thread": L2,
     "fs": L2 | {"fs"},
     "record": PURE | {"record"},
     "protocol": PURE | {"protocol"},
@@ -45,15 +48,17 @@ ALLOWED: dict[str, set[str]] = {
     "txn": L2 | {"record", "fs", "config", "lifecycle", "retry", "txn"},
     "net": L2 | {"lifecycle", "protocol", "net"},
     "zk": L2 | {"config", "retry", "lifecycle", "fs", "zk"},
+    "peer": L2 | {"retry", "loop_thread", "protocol", "net", "peer"},
     "broker": L2
     | L4
     | {"record", "protocol", "fs", "config", "lifecycle", "retry", "prometheus"}
-    | {"broker"},
+    | {"loop_thread", "peer", "broker"},
     "client": L2
     | {"record", "protocol", "assignment", "fs", "config", "lifecycle", "retry"}
-    | {"net", "zk", "prometheus", "client"},
+    | {"net", "zk", "prometheus", "loop_thread", "peer", "client"},
     # storage and fs: `metaq-segments` is there to read segments without a broker.
-    "spark": PURE | {"client", "config", "record", "storage", "fs", "spark"},
+    "spark": PURE
+    | {"loop_thread", "peer", "client", "config", "record", "storage", "fs", "spark"},
     "cli": {"*"},
     "testing": {"*"},
 }
@@ -65,8 +70,8 @@ PURE_PACKAGES = {"record", "protocol", "assignment"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
-    "broker.replication.progress", "client.cursor", "client.decode", "client.replies",
-    "client.gap",
+    "broker.replication.progress", "client.cursor", "client.decode", "peer.replies",
+    "peer.gap",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {

@@ -14,7 +14,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError
-from metaq.testing.loop_thread import LoopThread
+from metaq.testing.loop_thread import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import (
@@ -69,7 +69,7 @@ class Elsewhere:
     """A coordinator on the loop of another thread, used from here."""
 
     def __init__(self, server: MemoryZooKeeper) -> None:
-        self.thread = LoopThread("client")
+        self.thread = BoundedLoopThread("client")
         self.real = server.coordinator(CLOCK)
 
     @property

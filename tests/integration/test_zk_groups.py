@@ -10,7 +10,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import OwnershipLostError
-from metaq.model import BrokerId, MessageId, Offset, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.cluster import ClusterSnapshot, ClusterWatch
 from metaq.zk.groups import GroupMembership, Members
@@ -19,7 +19,7 @@ from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import BrokerAddress, GroupOffset, decode_group_offset
+from metaq.zk.znodes import GroupOffset, decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]

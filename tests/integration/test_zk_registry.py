@@ -15,14 +15,13 @@ from kazoo.client import KazooClient
 
 import metaq.zk.registry as registry_module
 from metaq.clock import SystemClock
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry, RegistrationState
 from metaq.zk.session import SessionState
-from metaq.zk.znodes import BrokerAddress
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.zk.test_registry import catalog_of
 

@@ -12,7 +12,7 @@ import pytest
 from metaq.client.presence import describe_away, find_away
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
-from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.spark import cluster as clusters
 from metaq.spark.batch import BatchReader
 from metaq.spark.options import SourceOptions
@@ -21,7 +21,6 @@ from metaq.spark.stream import Progress
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
-from metaq.zk.znodes import BrokerAddress
 from tests.spark.brokers import TOPIC, numbered, publish, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerAddress, TopicPartition
 from metaq.spark import cluster as clusters
 from metaq.spark import sink as sinks
 from metaq.spark.errors import RoutesError
@@ -26,7 +26,6 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import BrokerAddress
 from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

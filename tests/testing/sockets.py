@@ -3,10 +3,10 @@
 import socket
 from typing import Self
 
+from metaq.model import BrokerAddress
 from metaq.protocol.commands import Command, Reply, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.zk.znodes import BrokerAddress
 
 PATIENCE_S = 30.0
 

@@ -13,13 +13,12 @@ from metaq.client.admin import know_topics
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, LogDirLockedError
 from metaq.fs import SystemFileSystem
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
 from metaq.protocol.commands import Get, Put, Result, Value, Version
 from metaq.protocol.version import decode_version_body
 from metaq.testing import pytest_plugin
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.testing.zk import MemoryZooKeeper
-from metaq.zk.znodes import BrokerAddress
 from tests.brokers import until
 from tests.testing.sockets import Wire
 

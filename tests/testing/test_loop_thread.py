@@ -6,12 +6,12 @@ import threading
 import pytest
 
 from metaq.errors import RequestTimeoutError
-from metaq.testing.loop_thread import LoopThread
+from metaq.testing.loop_thread import BoundedLoopThread
 
 
 def test_work_runs_elsewhere_and_its_outcome_comes_back() -> None:
     """Results and exceptions of coroutines and functions."""
-    with LoopThread("elsewhere") as thread:
+    with BoundedLoopThread("elsewhere") as thread:
 
         async def who() -> int:
             await asyncio.sleep(0)
@@ -25,7 +25,7 @@ def test_work_runs_elsewhere_and_its_outcome_comes_back() -> None:
 
 def test_work_that_takes_too_long_is_cancelled() -> None:
     """The caller goes on at its deadline, and the work ends."""
-    with LoopThread("elsewhere") as thread:
+    with BoundedLoopThread("elsewhere") as thread:
         cancelled = threading.Event()
 
         async def wait_for_ever() -> None:
@@ -42,7 +42,7 @@ def test_work_that_takes_too_long_is_cancelled() -> None:
 
 def test_close_cancels_what_is_left_and_may_be_repeated() -> None:
     """The thread is gone afterwards, and its loop closed."""
-    thread = LoopThread("elsewhere")
+    thread = BoundedLoopThread("elsewhere")
     cancelled = threading.Event()
     started = threading.Event()
 

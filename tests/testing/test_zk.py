@@ -8,7 +8,7 @@ import pytest
 
 from metaq.clock import SystemClock
 from metaq.errors import SessionLostError, SessionSuspendedError
-from metaq.testing.loop_thread import LoopThread
+from metaq.testing.loop_thread import BoundedLoopThread
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import NodeExistsError
 from metaq.zk.session import SessionState
@@ -31,14 +31,16 @@ async def connected(coordinator: MemoryCoordinator) -> MemoryCoordinator:
 
 
 @pytest.fixture
-def threads() -> Iterator[list[LoopThread]]:
-    made = [LoopThread(f"client-{number}") for number in range(THREADS)]
+def threads() -> Iterator[list[BoundedLoopThread]]:
+    made = [BoundedLoopThread(f"client-{number}") for number in range(THREADS)]
     yield made
     for thread in made:
         thread.close()
 
 
-def test_of_many_threads_one_creates_each_node(threads: list[LoopThread]) -> None:
+def test_of_many_threads_one_creates_each_node(
+    threads: list[BoundedLoopThread],
+) -> None:
     """Claims from different threads at the same time have one winner each."""
     server = MemoryZooKeeper()
     clients = [t.run(connected(server.coordinator(CLOCK))) for t in threads]
@@ -65,7 +67,7 @@ def test_of_many_threads_one_creates_each_node(threads: list[LoopThread]) -> Non
 
 
 def test_callbacks_come_on_the_loop_that_started_the_client(
-    threads: list[LoopThread],
+    threads: list[BoundedLoopThread],
 ) -> None:
     """Statuses and snapshots, whoever causes them."""
     server = MemoryZooKeeper()
@@ -128,7 +130,7 @@ def test_a_stopped_server_serves_nobody() -> None:
 def test_a_client_whose_loop_is_gone_disturbs_nobody() -> None:
     """Changes go on after a thread ended without stopping its client."""
     server = MemoryZooKeeper()
-    thread = LoopThread("gone")
+    thread = BoundedLoopThread("gone")
     thread.run(connected(server.coordinator(CLOCK)))
     thread.close()
     server.put("/a", b"1")

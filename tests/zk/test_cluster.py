@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from metaq.errors import ClosedError
-from metaq.model import BrokerId, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.children import INCOMPLETE_S_MAX
 from metaq.zk.cluster import PARTITIONS_MAX, ClusterSnapshot, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
-from metaq.zk.znodes import BrokerAddress
 from tests.zk.virtual import VirtualClock, run_virtually
 
 CLOCK = VirtualClock()

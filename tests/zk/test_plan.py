@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import (
@@ -24,7 +24,7 @@ from metaq.zk.plan import (
     plan_removal,
     plan_withdrawal,
 )
-from metaq.zk.znodes import BrokerAddress, Node
+from metaq.zk.znodes import Node
 
 GOLDEN = json.loads(
     (Path(__file__).parents[1] / "golden" / "vectors.json").read_text()

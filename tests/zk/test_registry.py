@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from metaq.errors import CoordinationError
-from metaq.model import BrokerId
+from metaq.model import BrokerAddress, BrokerId
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
@@ -22,7 +22,6 @@ from metaq.zk.registry import (
     BrokerRegistry,
     RegistrationState,
 )
-from metaq.zk.znodes import BrokerAddress
 from tests.zk.virtual import VirtualClock, run_virtually
 
 GOLDEN = json.loads(

@@ -20,8 +20,7 @@ import weakref
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
-from metaq.client.errors import NoResourcesError
-from metaq.errors import ClosedError, RequestTimeoutError
+from metaq.errors import ClosedError, NoResourcesError, RequestTimeoutError
 
 log = logging.getLogger(__name__)
 

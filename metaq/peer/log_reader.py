@@ -20,13 +20,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self, TypeVar
 
-from metaq.client.browse import BROWSER_GROUP
-from metaq.client.connect import open_connection
-from metaq.client.connection import BrokerConnection, settling
-from metaq.client.errors import NoDataError
-from metaq.client.loop_thread import LoopThread
-from metaq.client.options import ClientOptions
-from metaq.client.replies import (
+from metaq.clock import Clock, SystemClock
+from metaq.errors import MetaqError, NoDataError, OffsetOutOfRangeError
+from metaq.loop_thread import LoopThread
+from metaq.model import MAX_OFFSET, BrokerAddress, Offset, TopicPartition
+from metaq.peer.connect import open_connection
+from metaq.peer.connection import BrokerConnection, settling
+from metaq.peer.options import ConnectionOptions
+from metaq.peer.replies import (
     Damaged,
     Fetched,
     damage_error,
@@ -34,15 +35,13 @@ from metaq.client.replies import (
     parse_offset,
     require_ok,
 )
-from metaq.clock import Clock, SystemClock
-from metaq.errors import MetaqError, OffsetOutOfRangeError
-from metaq.model import MAX_OFFSET, Offset, TopicPartition
 from metaq.protocol.commands import Get, OffsetQuery, Reply, Result
 from metaq.protocol.encode import encode
 from metaq.protocol.status import Status
 from metaq.retry import Backoff
-from metaq.zk.znodes import BrokerAddress
 
+BROWSER_GROUP: Final = "metaq-browser"
+"""The group named in gets that are for no group."""
 GET_BYTES: Final = 1024 * 1024
 """What one get asks for: the largest slice that brokers give by default."""
 AHEAD_MAX: Final = 2
@@ -183,7 +182,7 @@ class LogReader:
                 self._address,
                 clock=self._clock,
                 deadline_s=self._deadline_s(),
-                options=ClientOptions(),
+                options=ConnectionOptions(),
             )
         return self._connection
 

@@ -15,8 +15,8 @@ search is on, in the order of their offsets; so where data was found the last by
 before it, then the first one, are asked for once more. Source: broker spec 1.5 and 2.4.
 """
 
-from metaq.client.replies import Fetched, GetOutcome, MovedTo
 from metaq.model import MAX_OFFSET, Offset
+from metaq.peer.replies import Fetched, GetOutcome, MovedTo
 
 
 class GapSearch:

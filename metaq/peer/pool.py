@@ -22,13 +22,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from metaq.client.connect import open_connection
-from metaq.client.connection import BrokerConnection, ConnectionStatistics
-from metaq.client.options import ClientOptions
 from metaq.clock import Clock
 from metaq.errors import ClosedError, NoBrokerError
+from metaq.model import BrokerAddress
+from metaq.peer.connect import open_connection
+from metaq.peer.connection import BrokerConnection, ConnectionStatistics
+from metaq.peer.options import ConnectionOptions
 from metaq.retry import Backoff
-from metaq.zk.znodes import BrokerAddress
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class ConnectionPool:
         self,
         *,
         clock: Clock,
-        options: ClientOptions,
+        options: ConnectionOptions,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         """Prepare a pool without connections.

@@ -36,24 +36,28 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final, Protocol, TypeAlias
 
-from metaq.client.errors import ConnectionLostError, NotSentError
-from metaq.client.hot_replies import Receipts, take_receipts, take_results
-from metaq.client.options import ClientOptions
 from metaq.clock import Clock
 from metaq.errors import (
     ClientError,
     ClosedError,
+    ConnectionLostError,
     MetaqError,
+    NotSentError,
     RemoteProtocolError,
     RequestTimeoutError,
 )
+from metaq.model import BrokerAddress
 from metaq.net.channel import Channel
+from metaq.peer.options import ConnectionOptions
+from metaq.peer.replies import (
+    ReceiptColumns,
+    take_receipts,
+    take_results,
+)
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities
-from metaq.zk.session import Cancel
-from metaq.zk.znodes import BrokerAddress
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +86,7 @@ class PutListener(Protocol):
         """Return the bytes of each put's frame; asked when a connection ends."""
         ...
 
-    def on_receipts(self, receipts: Receipts) -> None:
+    def on_receipts(self, receipts: ReceiptColumns) -> None:
         """Take note of puts that are stored; `receipts` are in order of opaques."""
         ...
 
@@ -157,7 +161,7 @@ class BrokerConnection:
         *,
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
-        options: ClientOptions,
+        options: ConnectionOptions,
     ) -> None:
         """Take over a connected channel; see `open_connection`."""
         self.address = address
@@ -350,7 +354,7 @@ class BrokerConnection:
 
     # -- the end ----------------------------------------------------------------------
 
-    def on_closed(self, callback: Callable[[str], None]) -> Cancel:
+    def on_closed(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Have `callback` called with the reason, once, when the connection ends.
 
         At once when it has ended: its peer may have broken the rules in one breath with
@@ -433,7 +437,7 @@ class BrokerConnection:
         except RemoteProtocolError as error:
             self.close_for(error)
 
-    def _on_receipts(self, receipts: Receipts) -> None:
+    def _on_receipts(self, receipts: ReceiptColumns) -> None:
         """Pair receipts with the runs in flight; the hot loop over puts."""
         rows = sorted(zip(*receipts, strict=True))
         opaques, first = [row[0] for row in rows], 0
@@ -597,8 +601,8 @@ class BrokerConnection:
         self._in_flight[self._heartbeat] = (on_reply, deadline_s, start, size_bytes)
 
 
-def _columns(rows: Sequence[tuple[int, ...]]) -> Receipts:
-    return Receipts(*zip(*rows, strict=True))
+def _columns(rows: Sequence[tuple[int, ...]]) -> ReceiptColumns:
+    return ReceiptColumns(*zip(*rows, strict=True))
 
 
 def settling(answer: asyncio.Future[Reply]) -> OnReply:

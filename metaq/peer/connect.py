@@ -2,17 +2,16 @@
 
 import asyncio
 
-from metaq.client.connection import BrokerConnection
-from metaq.client.options import ClientOptions
-from metaq.client.replies import require_ok
 from metaq.clock import Clock
 from metaq.errors import MetaqError, NoBrokerError, RequestTimeoutError
-from metaq.model import printable
+from metaq.model import BrokerAddress, printable
 from metaq.net.channel import Channel
 from metaq.net.dial import dial
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.options import ConnectionOptions
+from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Version
 from metaq.protocol.version import decode_version_body
-from metaq.zk.znodes import BrokerAddress
 
 
 async def open_connection(
@@ -20,7 +19,7 @@ async def open_connection(
     *,
     clock: Clock,
     deadline_s: float,
-    options: ClientOptions,
+    options: ConnectionOptions,
 ) -> BrokerConnection:
     """Return a connection to a broker that has said what it can do.
 

@@ -1,0 +1,24 @@
+"""How a connection to a broker is made and kept."""
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionOptions:
+    """Times and bounds of the connections to one broker."""
+
+    connect_timeout_s: float = 10.0
+    """Bound on one attempt to connect to a broker, its `version` reply included."""
+    heartbeat_s: float = 10.0
+    """A connection without traffic for so long is asked for its version."""
+    heartbeat_timeout_s: float = 5.0
+    """No answer to that for so long: the connection is lost."""
+    reconnect_first_s: float = 0.05
+    """Longest pause before the second attempt to connect; doubles from there."""
+    reconnect_max_s: float = 2.0
+    """Longest pause between attempts to connect; there is no last attempt."""
+    in_flight_bytes_max: int = 16 * MIB
+    """Most bytes sent to one broker and not answered."""
