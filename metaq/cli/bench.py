@@ -15,7 +15,7 @@ from typing import Final
 from metaq.cli import render
 from metaq.cli.cluster import Found, Target, find_topic
 from metaq.client import Client, Consumer, SendFuture
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError, RequestTimeoutError
 from metaq.model import Message

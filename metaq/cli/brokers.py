@@ -4,13 +4,13 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.client.admin import (
+from metaq.client.admin.cluster_admin import (
     BrokerDescription,
     brokers,
     forget_broker,
     plan_forget,
 )
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
 from metaq.model import BrokerId
 
 COLUMNS = (

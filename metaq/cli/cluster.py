@@ -8,13 +8,13 @@ from typing import Any, Final, Literal, TypeVar
 import click
 
 from metaq.client import AsyncClient, Client
-from metaq.client.addresses import parse_address
-from metaq.client.admin import know_topics
-from metaq.client.away import describe_away
-from metaq.client.catalog import read_whole
-from metaq.client.context import ClientContext
+from metaq.client.admin.cluster_admin import know_topics
+from metaq.client.cluster.addresses import parse_address
+from metaq.client.cluster.away_partitions import describe_away
+from metaq.client.cluster.catalog import read_whole
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.errors import PartitionsAwayError
-from metaq.client.metadata import ZooKeeperMetadata
 from metaq.client.names import near_topics
 from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern

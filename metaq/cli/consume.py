@@ -11,9 +11,9 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.metrics import serve_while_running
 from metaq.client import Client, Consumer
-from metaq.client.assignments import Fence
-from metaq.client.consumer_parts import make_store
-from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.group.assignments import Fence
+from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.session import make_store
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
 from metaq.zk.znodes import GroupOffset

@@ -7,13 +7,13 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.client.admin import (
+from metaq.client.admin.cluster_admin import (
     GroupDescription,
     PartitionProgress,
     describe_group,
     require_coordinator,
 )
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
 from metaq.client.fan_out import all_of
 from metaq.errors import ClientError
 from metaq.zk.groups import list_groups

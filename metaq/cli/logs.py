@@ -18,7 +18,7 @@ from metaq.cli.render import SPEAKER, printable_lines
 
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
-RAISED: Final = "metaq.client.consumer"
+RAISED: Final = "metaq.client.consume.consumer"
 """Its errors end the command as well, which prints them as its sentence."""
 CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
 """These tell of every job and every packet at INFO; ours say what matters."""

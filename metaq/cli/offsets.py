@@ -10,7 +10,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
 from metaq.cli.times import parse_time
-from metaq.client.admin import (
+from metaq.client.admin.cluster_admin import (
     Goal,
     OffsetChange,
     know_topics,
@@ -21,10 +21,10 @@ from metaq.client.admin import (
     require_idle,
     write_offsets,
 )
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.errors import GroupInUseError
 from metaq.client.fan_out import for_each
-from metaq.client.questions import log_range
 from metaq.errors import ClientError, MetaqError, NoBrokerError
 from metaq.model import Offset, TopicPartition
 from metaq.zk.paths import partition_name

@@ -6,8 +6,8 @@ import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target
-from metaq.client.browse import parse_stats
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.browse import parse_stats
 from metaq.client.fan_out import for_each
 from metaq.errors import MetaqError, NoBrokerError
 from metaq.model import BrokerId

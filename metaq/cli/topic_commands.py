@@ -10,7 +10,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import F, example, json_option, target_options
-from metaq.client.topic_admin import (
+from metaq.client.admin.topic_admin import (
     Brokers,
     TopicDescription,
     alter_topic,

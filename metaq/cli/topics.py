@@ -4,14 +4,14 @@ import asyncio
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, nobody_serves
-from metaq.client.admin import know_topics
-from metaq.client.away import require_all_there
-from metaq.client.broker_facts import read_closed
-from metaq.client.browse import stats_of_broker
-from metaq.client.context import ClientContext
+from metaq.client.admin.cluster_admin import know_topics
+from metaq.client.cluster.away_partitions import require_all_there
+from metaq.client.cluster.broker_description import read_closed
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.consume.browse import stats_of_broker
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.fan_out import for_each
-from metaq.client.questions import log_range
 from metaq.errors import MetaqError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot

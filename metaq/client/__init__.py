@@ -1,15 +1,22 @@
 """The client library: publish to and consume from MetaQ brokers, sync and async."""
 
-from metaq.client.admin import BrokerDescription
-from metaq.client.administration import AsyncAdmin
-from metaq.client.batches import SendFuture, SendResult
-from metaq.client.blocking import Client, Consumer
-from metaq.client.blocking_administration import Admin
-from metaq.client.blocking_producer import OrderedProducer, Producer
-from metaq.client.browse import GetResult
+from metaq.client.admin.async_admin import AsyncAdmin
+from metaq.client.admin.cluster_admin import BrokerDescription
+from metaq.client.admin.topic_admin import (
+    TopicDescription,
+    TopicOnBroker,
+)
 from metaq.client.client_statistics import ClientStatistics
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.dead_letters import Origin, read_origin
+from metaq.client.consume.browse import GetResult
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.dead_letters import Origin, read_origin
+from metaq.client.consume.progress import (
+    ConsumerState,
+    ConsumerStatistics,
+    Health,
+    Lag,
+)
+from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.duplicate_ids import DuplicateIds, LruDuplicateIds
 from metaq.client.errors import (
     BrokerRegisteredError,
@@ -30,10 +37,9 @@ from metaq.client.errors import (
     TopicExistsError,
     TopicRefusedError,
 )
-from metaq.client.file_offsets import FileOffsets
-from metaq.client.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.offsets.file_offsets import FileOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions, Start
-from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics, Spooled
 from metaq.client.partitioner import (
     KeyHash,
     OutgoingMessage,
@@ -41,11 +47,20 @@ from metaq.client.partitioner import (
     RoundRobin,
     Selector,
 )
-from metaq.client.producer import AsyncProducer, ProducerStatistics
-from metaq.client.progress import ConsumerState, ConsumerStatistics, Health, Lag
-from metaq.client.redelivery import Reject, RetryPolicy
+from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.ordered_producer import (
+    AsyncOrderedProducer,
+    OrderedStatistics,
+    Spooled,
+)
+from metaq.client.produce.producer import (
+    AsyncProducer,
+    ProducerStatistics,
+)
 from metaq.client.session import AsyncClient
-from metaq.client.topic_admin import TopicDescription, TopicOnBroker
+from metaq.client.sync.admin import Admin
+from metaq.client.sync.client import Client, Consumer
+from metaq.client.sync.producers import OrderedProducer, Producer
 from metaq.errors import (
     BadReplyError,
     ClientError,

@@ -7,17 +7,27 @@ no sum falls.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.context import ClientContext
-from metaq.client.feed import LaneStatistics
-from metaq.client.ordered import AsyncOrderedProducer, OrderedStatistics
-from metaq.client.producer import AsyncProducer, ProducerStatistics
-from metaq.client.progress import ConsumerStatistics, Health, Lag
-from metaq.client.totals import (
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.progress import (
+    ConsumerStatistics,
+    Health,
+    Lag,
+)
+from metaq.client.consume.totals import (
     Totals,
     total_of_groups,
     total_of_ordered,
     total_of_producers,
+)
+from metaq.client.produce.ordered_producer import (
+    AsyncOrderedProducer,
+    OrderedStatistics,
+)
+from metaq.client.produce.producer import (
+    AsyncProducer,
+    ProducerStatistics,
 )
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from metaq.client.numbers import check_whole
+from metaq.client.validation import check_whole
 from metaq.model import MessageId
 
 CAPACITY: Final = 4096

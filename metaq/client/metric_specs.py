@@ -9,13 +9,13 @@ from typing import Final
 
 from metaq import prometheus
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
-from metaq.client.duplicate_filter import DuplicateStatistics
-from metaq.client.feed import LaneStatistics
-from metaq.client.fetcher import FetchStatistics
-from metaq.client.handling import HandlingStatistics
-from metaq.client.ordered import OrderedStatistics
-from metaq.client.producer import ProducerStatistics
-from metaq.client.progress import ConsumerStatistics, Lag
+from metaq.client.consume.duplicate_filter import DuplicateStatistics
+from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.fetcher import FetchStatistics
+from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.consume.progress import ConsumerStatistics, Lag
+from metaq.client.produce.ordered_producer import OrderedStatistics
+from metaq.client.produce.producer import ProducerStatistics
 from metaq.model import TopicPartition
 from metaq.peer.connection import ConnectionStatistics
 from metaq.prometheus import Sample

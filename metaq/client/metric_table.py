@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from metaq.client.client_statistics import ClientStatistics
+from metaq.client.consume.progress import ConsumerState
 from metaq.client.metric_specs import (
     BY_GROUP,
     BY_PARTITION,
@@ -24,7 +25,6 @@ from metaq.client.metric_specs import (
     of_ordered,
     of_producer,
 )
-from metaq.client.progress import ConsumerState
 from metaq.prometheus import Sample
 from metaq.zk.paths import partition_name
 from metaq.zk.session import SessionState

@@ -7,13 +7,16 @@ see it. Source: client spec 5.4, 12.3 and 15.3.
 
 import difflib
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError, LocalProtocolError
 from metaq.model import TopicPartition
 from metaq.zk.paths import is_legal_step, parse_partition
+
+NAMES_MAX: Final = 5
+"""Partitions, or members, that a line of text lists by name."""
 
 GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
 """What MetaQ allows in no group name."""
@@ -158,3 +161,14 @@ def broadcast_group(group: str, host: str) -> str:
         host: this machine's address; dots and colons become dashes.
     """
     return f"{group}-{host.replace('.', '-').replace(':', '-')}"
+
+
+def name_some(partitions: Collection[TopicPartition]) -> str:
+    """Return the names of partitions for a line of text: a few, and how many more."""
+    return name_few(list(map(str, sorted(partitions))))
+
+
+def name_few(names: Sequence[str]) -> str:
+    """Return names for a line of text: the first ones, and how many more."""
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

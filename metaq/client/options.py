@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Final, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from metaq.client.duplicate_ids import DuplicateIds
-from metaq.client.numbers import (
+from metaq.client.validation import (
     WIRE_BYTES_MAX,
     check_offset,
     check_seconds,

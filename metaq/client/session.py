@@ -16,10 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Self, Unpack
 
-from metaq.client.addresses import parse_addresses
-from metaq.client.administration import AsyncAdmin
-from metaq.client.bounds import Closable, close_all, require_loop
-from metaq.client.browse import (
+from metaq.assignment import Strategy
+from metaq.client.admin.async_admin import AsyncAdmin
+from metaq.client.client_statistics import ClientStatistics, Made
+from metaq.client.cluster.addresses import parse_addresses
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata import (
+    AddressMetadata,
+    Metadata,
+    ZooKeeperMetadata,
+)
+from metaq.client.consume.browse import (
     GetResult,
     browse_topic,
     get_at,
@@ -27,14 +34,15 @@ from metaq.client.browse import (
     known_topics,
     stats_of,
 )
-from metaq.client.client_statistics import ClientStatistics, Made
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.consumer_parts import make_source, make_store
-from metaq.client.context import ClientContext
-from metaq.client.cursor import FETCH_BYTES
-from metaq.client.intake import Marks
-from metaq.client.layout import parse_layout
-from metaq.client.metadata import AddressMetadata, Metadata, ZooKeeperMetadata
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.cursor import FETCH_BYTES
+from metaq.client.consume.fetch_handler import Marks
+from metaq.client.group.assignments import (
+    PartitionSource,
+    listed_source,
+    topic_source,
+)
+from metaq.client.group.rebalancer import GroupSource
 from metaq.client.names import (
     broadcast_group,
     check_group,
@@ -43,8 +51,9 @@ from metaq.client.names import (
     member_id,
     require_text,
 )
-from metaq.client.numbers import check_timeout
-from metaq.client.offset_store import OffsetStore
+from metaq.client.offsets.file_offsets import FileOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
+from metaq.client.offsets.zk_offsets import ZooKeeperOffsets
 from metaq.client.options import (
     ClientKeywords,
     ClientOptions,
@@ -56,9 +65,11 @@ from metaq.client.options import (
     check_callable,
     takes_options,
 )
-from metaq.client.ordered import AsyncOrderedProducer
 from metaq.client.partitioner import Selector
-from metaq.client.producer import AsyncProducer
+from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_layout
+from metaq.client.produce.producer import AsyncProducer
+from metaq.client.timeouts import Closable, close_all, require_loop
+from metaq.client.validation import check_timeout
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Message, Offset, TopicPartition
@@ -570,3 +581,79 @@ class AsyncClient:
         self._closed.update(one for one in self._children if one.is_closed)
         alive = [one for one in self._children if not one.is_closed]
         self._children = [*alive, child]
+
+
+BROADCAST_FILE: Final = "~/.meta_offsets"
+"""Where MetaQ's broadcast consumers of this user keep their offsets."""
+
+
+def make_source(
+    context: ClientContext,
+    *,
+    group: str,
+    topics: tuple[str, ...],
+    partitions: Collection[str] | None,
+    consumer_id: str,
+    strategy: str,
+) -> PartitionSource:
+    """Return who says which partitions are read.
+
+    Args:
+        context: the client's parts; without a coordinator there are no groups.
+        group: name of the group.
+        topics: what is subscribed to.
+        partitions: names `b-p` to read without a group; None: not fixed.
+        consumer_id: of the new member, should there be a group.
+        strategy: by which a group shares; one of MetaQ's names.
+
+    Raises:
+        ConfigError: a name of a partition or a strategy that is none.
+    """
+    if partitions is not None:
+        fixed = fixed_partitions(topics, partitions)
+        return listed_source(fixed, clock=context.clock)
+    if context.coordinator is None:
+        return topic_source(context.metadata, topics, clock=context.clock)
+    return GroupSource(
+        context.coordinator,
+        context.paths,
+        context.metadata,
+        group=group,
+        consumer_id=consumer_id,
+        topics=topics,
+        strategy=_check_strategy(strategy),
+        clock=context.clock,
+        options=context.options,
+    )
+
+
+def _check_strategy(name: str) -> Strategy:
+    try:
+        return Strategy(name)
+    except ValueError as error:
+        known = " or ".join(strategy.value for strategy in Strategy)
+        raise ConfigError(f"strategy: expected {known}, got {name!r}") from error
+
+
+def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
+    """Return where offsets are committed when nobody says where.
+
+    Raises:
+        ConfigError: in a file below the user's home, and there is none.
+    """
+    if is_broadcast:
+        return FileOffsets(_broadcast_file(), clock=context.clock)
+    if context.coordinator is None:
+        return MemoryOffsets()
+    return ZooKeeperOffsets(context.coordinator, context.paths)
+
+
+def _broadcast_file() -> Path:
+    try:
+        return Path(BROADCAST_FILE).expanduser()
+    except RuntimeError as error:
+        # A container's user without a name, say.
+        raise ConfigError(
+            f"broadcast: offsets are kept in {BROADCAST_FILE}, and this user has no"
+            " home directory; name another place with offsets=FileOffsets(...)"
+        ) from error

@@ -25,10 +25,10 @@ from functools import partial
 from threading import Event
 from typing import Final, TypeVar
 
-from metaq.client.assignments import Fence
 from metaq.client.errors import OffsetStoreError
+from metaq.client.group.assignments import Fence
 from metaq.client.off_loop import OffLoop
-from metaq.client.starts import NO_MESSAGE
+from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ConfigError, MetaqError
 from metaq.model import MAX_OFFSET, MessageId, Offset, TopicPartition

@@ -13,17 +13,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
-from metaq.client.catalog import (
+from metaq.client.cluster.catalog import (
     find_partitions,
     find_topics,
     read_cluster,
     require_partitions,
 )
-from metaq.client.context import ClientContext
-from metaq.client.errors import PartitionsAwayError
-from metaq.client.fan_out import all_of
-from metaq.client.log_ends import LogEnds
-from metaq.client.presence import (
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.log_ends import LogEnds
+from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.cluster.presence import (
     describe_absent,
     describe_away,
     find_away,
@@ -33,7 +32,10 @@ from metaq.client.presence import (
     unknown_pattern,
     unknown_topic,
 )
-from metaq.client.query_progress import (
+from metaq.client.errors import PartitionsAwayError
+from metaq.client.fan_out import all_of
+from metaq.client.names import name_some
+from metaq.client.offsets.query_progress import (
     change_routes,
     commit_progress,
     forget_routes,
@@ -43,9 +45,7 @@ from metaq.client.query_progress import (
     read_progress,
     read_start,
 )
-from metaq.client.questions import log_range
 from metaq.client.session import AsyncClient
-from metaq.client.shares import name_some
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import Offset, TopicPartition

@@ -12,17 +12,17 @@ between segments only, and a start by time cannot be found at all.
 from collections.abc import Sequence
 from typing import Final
 
-from metaq.client.context import ClientContext
-from metaq.client.errors import CannotAnswerError
-from metaq.client.fan_out import all_of
-from metaq.client.options import MIB
-from metaq.client.questions import (
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
     boundaries_between,
     count_between,
     nearest_offset,
     offset_at,
     read_slice,
 )
+from metaq.client.errors import CannotAnswerError
+from metaq.client.fan_out import all_of
+from metaq.client.options import MIB
 from metaq.errors import CorruptRecordError
 from metaq.model import Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER, HEADER_BYTES

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from metaq.client.shares import name_some
+from metaq.client.names import name_some
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.errors import OptionError
 from metaq.spark.offsets import EARLIEST, LATEST

@@ -28,8 +28,11 @@ from typing import Final, Self, TypeAlias
 
 import pyarrow as pa
 
-from metaq.client.named_batches import BATCH_RECORDS_MAX, NamedSender
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
+from metaq.client.produce.named_batches import (
+    BATCH_RECORDS_MAX,
+    NamedSender,
+)
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES

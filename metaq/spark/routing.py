@@ -20,8 +20,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from metaq.client.names import name_some
 from metaq.client.partitioner import parse_partition
-from metaq.client.shares import name_some
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import TopicPartition
 from metaq.spark.errors import RoutesError

@@ -11,7 +11,7 @@ import pytest
 from metaq.broker.health import Alarm, find_problems
 from metaq.client import AsyncClient
 from metaq.client.errors import OutcomeUnknownError
-from metaq.client.ordered import Spooled
+from metaq.client.produce.ordered_producer import Spooled
 from metaq.errors import ServerError
 from metaq.fs import AppendFile, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls

@@ -21,7 +21,10 @@ from metaq.cli.offsets import (
     show_offsets,
 )
 from metaq.client import Client, Lag
-from metaq.client.admin import GroupDescription, PartitionProgress
+from metaq.client.admin.cluster_admin import (
+    GroupDescription,
+    PartitionProgress,
+)
 from metaq.client.errors import GroupInUseError
 from metaq.errors import ClientError, NoBrokerError
 from metaq.model import BrokerId, Offset, TopicPartition

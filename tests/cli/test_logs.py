@@ -46,7 +46,7 @@ def test_who_asks_for_it_is_told_what_went_on_inside() -> None:
     assert lines[-1] == SENTENCE
     told = lines[:-1]
     assert told
-    assert all(" WARNING metaq.client.metadata " in line for line in told)
+    assert all(" WARNING metaq.client.cluster.metadata " in line for line in told)
 
 
 @pytest.mark.slow
@@ -60,7 +60,12 @@ def test_an_error_that_ends_reading_is_said_once(start_metaq_1_4: StartBroker) -
 
 
 def speak() -> None:
-    for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED, "kazoo.x"):
+    for name in (
+        "metaq.cli.follow",
+        "metaq.client.offsets.offset_reset",
+        logs.RAISED,
+        "kazoo.x",
+    ):
         for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             text = f"{logging.getLevelName(level)} {name}"
             logging.getLogger(name).log(level, "said %s", text)
@@ -76,7 +81,7 @@ def test_by_default_errors_are_shown_and_warnings_of_commands(
     assert capsys.readouterr().err.splitlines() == [
         "metaq: said WARNING metaq.cli.follow",
         "metaq: said ERROR metaq.cli.follow",
-        "metaq: said ERROR metaq.client.starts",
+        "metaq: said ERROR metaq.client.offsets.offset_reset",
         "metaq: said ERROR kazoo.x",
     ]
 
@@ -95,6 +100,6 @@ def test_more_is_shown_on_request(
     speak()
     lines = capsys.readouterr().err.splitlines()
     assert all(line.split()[2:4] == line.split()[5:] for line in lines)
-    for name in ("metaq.cli.follow", "metaq.client.starts", logs.RAISED):
+    for name in ("metaq.cli.follow", "metaq.client.offsets.offset_reset", logs.RAISED):
         assert sum(line.endswith(name) for line in lines) == ours
     assert sum(line.endswith("kazoo.x") for line in lines) == theirs

@@ -9,7 +9,7 @@ import pytest
 from metaq.cli.cluster import Target, nobody_serves
 from metaq.cli.stats import stats
 from metaq.cli.topics import topics
-from metaq.client.browse import parse_stats
+from metaq.client.consume.browse import parse_stats
 from metaq.errors import NoBrokerError
 from metaq.testing.fake_broker import FaultKind
 from metaq.testing.zk import MemoryZooKeeper

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
 from metaq.assignment import Strategy, assign
-from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.cluster.metadata import ZooKeeperMetadata
+from metaq.client.group.rebalancer import GroupSource
 from metaq.client.options import ClientOptions
-from metaq.client.rebalancer import GroupSource
 from metaq.model import BrokerId, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name

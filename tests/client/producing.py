@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import Selector
-from metaq.client.producer import AsyncProducer
+from metaq.client.produce.producer import AsyncProducer
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from metaq.client.offset_store import OffsetStore
+from metaq.client.offsets.offset_store import OffsetStore
 from metaq.clock import SystemClock
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.accumulator import RESERVE_COUNT, Accumulator
-from metaq.client.batches import Batch, Outcome, SendResult
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
+from metaq.client.produce.accumulator import RESERVE_COUNT, Accumulator
+from metaq.client.produce.batches import Batch, Outcome, SendResult
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset

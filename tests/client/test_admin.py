@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from metaq.client import AsyncClient, Client, Lag
-from metaq.client.admin import (
+from metaq.client.admin.cluster_admin import (
     GroupDescription,
     OffsetChange,
     describe_group,
@@ -20,9 +20,9 @@ from metaq.client.admin import (
     require_idle,
     write_offsets,
 )
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import CannotAnswerError, GroupInUseError
-from metaq.client.starts import NO_MESSAGE
+from metaq.client.offsets.offset_reset import NO_MESSAGE
 from metaq.errors import ClientError, ConfigError, NoBrokerError
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition
 from metaq.zk.groups import GroupMembership

@@ -5,8 +5,8 @@ from collections.abc import Collection
 
 import pytest
 
-from metaq.client import assignments
-from metaq.client.assignments import listed_source
+from metaq.client.group import assignments
+from metaq.client.group.assignments import listed_source
 from metaq.errors import NoBrokerError, RequestTimeoutError
 from metaq.model import TopicPartition
 from metaq.retry import Backoff

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.attempts import (
+from metaq.client.errors import OutcomeUnknownError
+from metaq.client.produce.attempts import (
     PUTS_BYTES_MAX,
     PUTS_MAX,
     Span,
@@ -15,7 +16,6 @@ from metaq.client.attempts import (
     on_failure,
     plan_spans,
 )
-from metaq.client.errors import OutcomeUnknownError
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,

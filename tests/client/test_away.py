@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, NoBrokerError, PartitionsAwayError
-from metaq.client.admin import (
+from metaq.client.admin.cluster_admin import (
     BrokerDescription,
     brokers,
     describe_group,
     forget_broker,
 )
+from metaq.client.consume.progress import UNKNOWN_LAG
 from metaq.client.errors import BrokerRegisteredError
-from metaq.client.progress import UNKNOWN_LAG
 from metaq.client.session import AsyncClient
 from metaq.errors import ClientError
 from metaq.model import BrokerAddress, BrokerId, TopicPartition

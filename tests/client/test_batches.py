@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.batches import (
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.produce.batches import (
     Batch,
     Home,
     Outcome,
@@ -16,7 +17,6 @@ from metaq.client.batches import (
     SendResults,
     encode_records,
 )
-from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.errors import ClosedError, ForbiddenError, RequestTimeoutError, ServerError
 from metaq.model import MessageId, Offset
 from metaq.record.ids import id_after

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, FileOffsets, blocking
+from metaq.client import Client, FileOffsets
 from metaq.client.errors import OutcomeUnknownError
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets
+from metaq.client.sync import client as blocking
 from metaq.errors import ClosedError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_faults import FaultKind

@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.broker_facts import BrokerFacts, parse_facts
+from metaq.client.cluster.broker_description import (
+    BrokerFacts,
+    parse_facts,
+)
 from metaq.errors import UnexpectedReplyError
 from metaq.zk.cluster import PARTITIONS_MAX
 

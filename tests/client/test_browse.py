@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from metaq.client import Client, browse
-from metaq.client.browse import parse_stats, stats_of
-from metaq.client.metadata import AddressMetadata
+from metaq.client import Client
+from metaq.client.cluster.metadata import AddressMetadata
+from metaq.client.consume import browse
+from metaq.client.consume.browse import parse_stats, stats_of
 from metaq.errors import ConfigError, CorruptRecordError, MetaqError, NoBrokerError
 from metaq.model import Offset
 from metaq.testing.fake_broker import FaultKind

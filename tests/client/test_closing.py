@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client, MemoryOffsets
-from metaq.client.consumer import AsyncConsumer
+from metaq.client.consume.consumer import AsyncConsumer
 from metaq.errors import ClosedError
 from metaq.model import Message
 from metaq.zk.znodes import GroupOffset

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from metaq.client.assignments import Fence
-from metaq.client.committer import Committer
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.group.assignments import Fence
+from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.clock import SystemClock
 from metaq.errors import MetaqError, SessionSuspendedError
 from metaq.model import BrokerId, MessageId, Offset, TopicPartition

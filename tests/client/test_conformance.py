@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, ClientOptions, ConsumerOptions
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.progress import ConsumerState
-from metaq.client.redelivery import RetryPolicy
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.progress import ConsumerState
+from metaq.client.consume.redelivery import RetryPolicy
 from metaq.model import Message
 from metaq.testing.zk import MemoryCoordinator
 from tests.brokers import AnyBroker, StartBroker

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
-from metaq.client.context import ClientContext
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.progress import ConsumerState
 from metaq.client.errors import NoProgressError
-from metaq.client.offset_store import MemoryOffsets
-from metaq.client.progress import ConsumerState
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError, CorruptRecordError, MetaqError
 from metaq.model import Message, Offset
 from metaq.testing.fake_broker import FaultKind

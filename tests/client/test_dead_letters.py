@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.dead_letters import (
+from metaq.client.consume.dead_letters import (
     ERROR_CHARS_MAX,
     TEXT_CHARS_MAX,
     TRACEBACK_CHARS_MAX,

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.decode import RUN_MAX, RUN_MIN, decode_messages
+from metaq.client.consume.decode import (
+    RUN_MAX,
+    RUN_MIN,
+    decode_messages,
+)
 from metaq.errors import CorruptRecordError
 from metaq.model import (
     BrokerId,

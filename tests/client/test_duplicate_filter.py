@@ -14,10 +14,12 @@ from typing import Any, TypeAlias
 import pytest
 
 from metaq.client import AsyncConsumer, LruDuplicateIds, MemoryOffsets, Message
-from metaq.client import duplicate_filter as duplicate_filter_module
-from metaq.client.duplicate_filter import DuplicateFilter
+from metaq.client.consume import (
+    duplicate_filter as duplicate_filter_module,
+)
+from metaq.client.consume.duplicate_filter import DuplicateFilter
+from metaq.client.consume.fetch_buffer import Batch
 from metaq.client.duplicate_ids import key_of
-from metaq.client.fetched_batch import Batch
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryCoordinator

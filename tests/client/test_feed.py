@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.feed import LANE_BATCHES_MAX, Feed
-from metaq.client.fetched_batch import Batch
-from metaq.client.hand import Hand
+from metaq.client.consume.current_batch import Hand
+from metaq.client.consume.fetch_buffer import LANE_BATCHES_MAX, Batch, Feed
 from metaq.errors import ClosedError, OwnershipLostError
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock

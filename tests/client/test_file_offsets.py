@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from metaq.client.errors import OffsetStoreError
-from metaq.client.file_offsets import FileOffsets
-from metaq.client.offset_store import OffsetStore
+from metaq.client.offsets.file_offsets import FileOffsets
+from metaq.client.offsets.offset_store import OffsetStore
 from metaq.errors import (
     DiskError,
     LogDirLockedError,
@@ -134,7 +134,7 @@ def test_a_file_that_grows_too_large_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "offsets"
-    monkeypatch.setattr("metaq.client.file_offsets.FILE_BYTES_MAX", 200)
+    monkeypatch.setattr("metaq.client.offsets.file_offsets.FILE_BYTES_MAX", 200)
     commit(FileOffsets(path), "g", {ZERO: at(1)})
     with pytest.raises(OffsetStoreError, match="at most 200 bytes, got 2"):
         commit(FileOffsets(path), "g", {ONE: at(1)})

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.progress import ConsumerState
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.progress import ConsumerState
 from metaq.errors import ConfigError, OwnershipLostError
 from metaq.model import BrokerAddress, BrokerId, Message, TopicPartition
 from metaq.testing.zk import MemoryCoordinator, MemoryZooKeeper

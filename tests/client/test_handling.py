@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from metaq.client import handling
-from metaq.client.blocking import Client
-from metaq.client.consumer import AsyncConsumer
-from metaq.client.dead_letters import read_origin
+from metaq.client.consume import handling
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.dead_letters import read_origin
+from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.errors import HandlerFailedError, StuckError
-from metaq.client.offset_store import MemoryOffsets
-from metaq.client.redelivery import Reject, RetryPolicy
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.session import AsyncClient
+from metaq.client.sync.client import Client
 from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
@@ -212,7 +212,7 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
         attempts_max=1, then="dead_letter", dead_letter_topic="not.yet"
     )
     monkeypatch.setattr(
-        "metaq.client.handling.GIVING_UP.__class__.delay_s", lambda *_: 0.01
+        "metaq.client.consume.handling.GIVING_UP.__class__.delay_s", lambda *_: 0.01
     )
 
     async def handler(message: Message) -> None:

@@ -10,7 +10,7 @@ PROGRAM = """
 import asyncio, sys, threading
 from pathlib import Path
 from metaq.client import AsyncClient, Client, RequestTimeoutError, ordered, parking
-from metaq.client.file_offsets import FileOffsets
+from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.sql_offsets import SqlOffsets
 from metaq.fs import SystemFileSystem
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client import handler_threads
-from metaq.client.blocking import Client
+from metaq.client.sync import handler_threads
+from metaq.client.sync.client import Client
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import TIMEOUT_S

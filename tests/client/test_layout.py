@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from metaq.client.layout import parse_layout
+from metaq.client.produce.ordered_producer import parse_layout
 from metaq.errors import ConfigError
 
 

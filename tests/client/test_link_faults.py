@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
 from metaq.errors import (

@@ -1,4 +1,4 @@
-"""`client/log_ends.py`: spans of logs, and what it costs to know them."""
+"""`client/cluster/log_ends.py`: spans of logs, and what it costs to know them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from metaq.client import log_ends
-from metaq.client.log_ends import LogEnds
+from metaq.client.cluster import log_ends
+from metaq.client.cluster.log_ends import LogEnds
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client import metadata as metadata_module
-from metaq.client.addresses import parse_address
-from metaq.client.broker_facts import BrokerFacts
-from metaq.client.metadata import (
+from metaq.client.cluster import metadata as metadata_module
+from metaq.client.cluster.addresses import parse_address
+from metaq.client.cluster.broker_description import BrokerFacts
+from metaq.client.cluster.metadata import (
     AddressMetadata,
     Metadata,
     ZooKeeperMetadata,

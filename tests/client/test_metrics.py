@@ -16,15 +16,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from metaq.client import AsyncClient, Client, LruDuplicateIds, metrics
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
-from metaq.client.duplicate_filter import DuplicateStatistics
-from metaq.client.feed import LaneStatistics
-from metaq.client.fetcher import FetchStatistics
-from metaq.client.handling import HandlingStatistics
+from metaq.client.consume.duplicate_filter import DuplicateStatistics
+from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.fetcher import FetchStatistics
+from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.consume.progress import (
+    ConsumerState,
+    ConsumerStatistics,
+    Health,
+    Lag,
+)
 from metaq.client.metric_table import METRICS
 from metaq.client.metrics import ClientCollector, serve_metrics
-from metaq.client.ordered import OrderedStatistics
-from metaq.client.producer import ProducerStatistics
-from metaq.client.progress import ConsumerState, ConsumerStatistics, Health, Lag
+from metaq.client.produce.ordered_producer import OrderedStatistics
+from metaq.client.produce.producer import ProducerStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.peer.connection import ConnectionStatistics

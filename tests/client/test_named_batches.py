@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from metaq.client import Client
 from metaq.client.errors import GivenUpError
-from metaq.client.named_batches import (
+from metaq.client.options import IN_FLIGHT_BATCHES_MAX
+from metaq.client.produce.named_batches import (
     TRIES_MAX,
     NamedSender,
     SentStatistics,
     pieces_of,
 )
-from metaq.client.options import IN_FLIGHT_BATCHES_MAX
 from metaq.errors import (
     ConnectionLostError,
     ForbiddenError,

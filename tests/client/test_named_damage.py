@@ -182,7 +182,7 @@ def test_refusals_without_a_word_of_damage_end_with_the_watchdog(
     scene: Scene, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data, a worker that waits, and the same 500 for ever."""
-    monkeypatch.setattr("metaq.client.fetcher.ERROR_PAUSE_MAX_S", 0.05)
+    monkeypatch.setattr("metaq.client.consume.fetcher.ERROR_PAUSE_MAX_S", 0.05)
     monkeypatch.setattr(
         "metaq.protocol.texts.with_damage", lambda text, *_args, **_named: text
     )

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from metaq.client import LruDuplicateIds
-from metaq.client.numbers import (
+from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
+from metaq.client.validation import (
     SECONDS_MAX,
     WHOLE_MAX,
     check_offset,
@@ -17,8 +19,6 @@ from metaq.client.numbers import (
     check_timeout,
     check_whole,
 )
-from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
-from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ConfigError
 from metaq.model import MAX_OFFSET, Offset
 from tests.brokers import StartBroker

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from metaq.client import oneway
-from metaq.client.oneway import Handover, OnewayMessages
 from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce import oneway
+from metaq.client.produce.oneway import Handover, OnewayMessages
 from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.loop_thread import LoopThread
 from tests.client.producing import run_virtual

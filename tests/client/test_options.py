@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.options import ClientOptions, ConsumerOptions, ProducerOptions
-from metaq.client.redelivery import RetryPolicy
 from metaq.errors import ConfigError
 
 REFUSED: list[tuple[type[Any], str, object]] = [

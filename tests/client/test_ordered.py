@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from metaq.client import ordered
-from metaq.client.batches import SendResult
-from metaq.client.blocking import Client
 from metaq.client.errors import OutcomeUnknownError
-from metaq.client.ordered import AsyncOrderedProducer, Spooled
 from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce import ordered_producer
+from metaq.client.produce.batches import SendResult
+from metaq.client.produce.ordered_producer import (
+    AsyncOrderedProducer,
+    Spooled,
+)
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
+from metaq.client.sync.client import Client
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -252,7 +255,7 @@ def test_a_full_disk_sends_nothing_twice(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is acknowledged and cannot be removed waits for its removal alone."""
-    monkeypatch.setattr(ordered, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
+    monkeypatch.setattr(ordered_producer, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
     fs = FaultyFileSystem()
 
     async def scenario() -> None:

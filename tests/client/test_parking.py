@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.blocking import Client, Consumer
-from metaq.client.feed import Feed
-from metaq.client.handling import Handling
-from metaq.client.parking import Parking
-from metaq.client.redelivery import Reject, RetryPolicy
+from metaq.client.consume.fetch_buffer import Feed
+from metaq.client.consume.handling import Handling
+from metaq.client.consume.local_retry_store import Parking
+from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
+from metaq.client.sync.client import Client, Consumer
 from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
@@ -275,7 +275,7 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
     def run(consumer: Consumer, timeout: float) -> None:
         consumer.run(lambda _: None, retry=policy(tmp_path), timeout=timeout)
 
-    monkeypatch.setattr("metaq.client.parking.CLOSE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("metaq.client.consume.local_retry_store.CLOSE_TIMEOUT_S", 0.05)
     with (
         Client(**broker.client_options) as client,
         client.consumer("g", ["test"]) as consumer,

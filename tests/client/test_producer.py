@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from metaq.client.accumulator import Accumulator
-from metaq.client.batches import Batch, SendFuture, SendResult
 from metaq.client.errors import BufferFullError, OutcomeUnknownError
-from metaq.client.lanes import Lane
 from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
+from metaq.client.produce.accumulator import Accumulator
+from metaq.client.produce.batches import Batch, SendFuture, SendResult
+from metaq.client.produce.partition_queue import Lane
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,

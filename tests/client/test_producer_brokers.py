@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from metaq.broker.app import Broker
-from metaq.client.batches import SendFuture, SendResult
 from metaq.client.options import ClientOptions, ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.producer import AsyncProducer
+from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.producer import AsyncProducer
 from metaq.clock import SystemClock
 from metaq.errors import ServerError
 from metaq.model import BrokerAddress

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from metaq.client.batches import SendResult
 from metaq.client.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
     PartlySentError,
 )
+from metaq.client.produce.batches import SendResult
 from metaq.errors import (
     ForbiddenError,
     MetaqError,

@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client import progress
-from metaq.client.feed import Feed
-from metaq.client.fetched_batch import Batch
-from metaq.client.progress import Sight, Standing, Watchdog, may_be_stuck
+from metaq.client.consume import progress
+from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.progress import (
+    Sight,
+    Standing,
+    Watchdog,
+    may_be_stuck,
+)
 from metaq.errors import (
     ConnectionLostError,
     ForbiddenError,
@@ -344,7 +348,7 @@ def test_a_partition_that_an_operator_closed_does_not_end_the_consumer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is told by `health` and by one line, for as long as it takes."""
-    monkeypatch.setattr("metaq.client.fetcher.ERROR_PAUSE_MAX_S", 0.05)
+    monkeypatch.setattr("metaq.client.consume.fetcher.ERROR_PAUSE_MAX_S", 0.05)
     broker.put(b"m")
     broker.close_partition()
     with client.consumer("g", ["test"], watchdog_s=0.4, **IDLE) as consumer:

@@ -5,9 +5,9 @@ import logging
 
 import pytest
 
-from metaq.client.assignments import Fence
 from metaq.client.errors import NotSettledError
-from metaq.client.node_check import CHECK_S
+from metaq.client.group.assignments import Fence
+from metaq.client.group.node_check import CHECK_S
 from metaq.errors import ClosedError, SessionLostError
 from metaq.zk.session import SessionEvent, SessionState
 from tests.client.group_members import (
@@ -146,7 +146,7 @@ def test_a_handover_is_a_warning_when_it_takes_long(
             await other.leave()
             await until(lambda: one.reading == parts(0, 1))
 
-    caplog.set_level(logging.INFO, "metaq.client.rebalancer")
+    caplog.set_level(logging.INFO, "metaq.client.group.rebalancer")
     run_group(scenario, 2)
     told = [record for record in caplog.records if "are not read" in record.message]
     for name in ("g_c2", "g_c3"):
@@ -216,7 +216,7 @@ def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
         two = await group.join("c2")
         await until(lambda: two.is_settled)
 
-    caplog.set_level(logging.INFO, "metaq.client.rebalancer")
+    caplog.set_level(logging.INFO, "metaq.client.group.rebalancer")
 
     run_group(scenario, 2)
     texts = [record.getMessage() for record in caplog.records]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.redelivery import (
+from metaq.client.consume.redelivery import (
     Reject,
     RetryPolicy,
     dead_letter_topic,

@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client import refused
 from metaq.client.errors import MessageTooLargeError
-from metaq.client.ordered import Spooled
-from metaq.client.refused import RefusedMessages, encode_refused
+from metaq.client.produce import dead_letter_files
+from metaq.client.produce.dead_letter_files import (
+    RefusedMessages,
+    encode_refused,
+)
+from metaq.client.produce.ordered_producer import Spooled
 from metaq.client.session import AsyncClient
 from metaq.errors import NoSpaceError
 from metaq.model import BrokerId, Message, MessageId, Millis, Offset, TopicPartition
@@ -67,7 +70,7 @@ def test_a_file_says_everything(data: bytes, attribute: str | None) -> None:
 def test_files_are_bounded_until_somebody_takes_them_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(refused, "REFUSED_FILES_MAX", 2)
+    monkeypatch.setattr(dead_letter_files, "REFUSED_FILES_MAX", 2)
     fs = FaultyFileSystem()
     fs.make_directory(SPOOL)
     kept = RefusedMessages(fs, SPOOL)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.model import Message
 from tests.brokers import TIMEOUT_S, AnyBroker, StartBroker, until
 from tests.client.worlds import IDLE, QUICK, WORLDS, payloads, take

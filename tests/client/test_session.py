@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import Offset, TopicPartition
 from metaq.testing.fake_broker import FakeBroker

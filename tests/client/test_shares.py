@@ -4,7 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.assignment import Strategy
-from metaq.client.shares import Plan, name_some, plan_rebalance, share_of
+from metaq.client.group.rebalance_plan import (
+    Plan,
+    plan_rebalance,
+    share_of,
+)
+from metaq.client.names import name_some
 from metaq.model import BrokerId, TopicPartition
 
 numbers = st.sets(st.integers(0, 8))

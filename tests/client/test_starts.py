@@ -10,7 +10,7 @@ import pytest
 
 from metaq.client import Client
 from metaq.client.errors import CannotAnswerError
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.options import Start
 from metaq.errors import MetaqError
 from metaq.model import MessageId, Offset

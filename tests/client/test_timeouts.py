@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, FileOffsets, Spooled
-from metaq.client.fetched_batch import Batch
-from metaq.client.offset_store import MemoryOffsets
+from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.spool import Spool
 from metaq.errors import ClosedError, RequestTimeoutError
 from metaq.model import Message, Offset

@@ -13,18 +13,18 @@ from metaq.client import (
     HandlerFailedError,
     LruDuplicateIds,
     RetryPolicy,
-    totals,
 )
-from metaq.client.duplicate_filter import DuplicateStatistics
-from metaq.client.handling import HandlingStatistics
-from metaq.client.ordered import OrderedStatistics
-from metaq.client.totals import (
+from metaq.client.consume import totals
+from metaq.client.consume.duplicate_filter import DuplicateStatistics
+from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.consume.totals import (
     Totals,
     total_of_groups,
     total_of_handling,
     total_of_ordered,
     total_of_producers,
 )
+from metaq.client.produce.ordered_producer import OrderedStatistics
 from metaq.model import BrokerId, TopicPartition
 from metaq.stats import HistogramSnapshot
 from tests.brokers import StartBroker

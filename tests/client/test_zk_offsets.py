@@ -2,10 +2,10 @@
 
 import asyncio
 
-from metaq.client.assignments import Fence
-from metaq.client.committer import Committer
-from metaq.client.starts import NO_MESSAGE
-from metaq.client.zk_offsets import ZooKeeperOffsets
+from metaq.client.group.assignments import Fence
+from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.client.offsets.zk_offsets import ZooKeeperOffsets
 from metaq.errors import OwnershipLostError
 from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryZooKeeper

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from metaq.client import Client
-from metaq.client.batches import SendFuture
+from metaq.client.produce.batches import SendFuture
 from metaq.testing.process import BrokerProcess
 from tests.crash.accounts import read_log, seed_from_environment
 from tests.sampling import IS_WHOLE

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCES = [
     ROOT / "metaq" / name
-    for name in ("peer/options.py", "client/options.py", "client/redelivery.py")
+    for name in ("peer/options.py", "client/options.py", "client/consume/redelivery.py")
 ]
 PAGE = ROOT / "docs" / "client.md"
 SECTIONS = {

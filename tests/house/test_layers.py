@@ -66,12 +66,34 @@ FORBIDDEN_TARGETS = {"testing"}  # nobody inside metaq may import it
 TESTING_MAY_NOT = {"cli", "spark"}
 ROOT_READERS = {"cli.version", "cli.main", "protocol.version"}  # of metaq.__version__
 
+# Inside a package: room -> the other rooms of it that the room may import. Every room
+# may import the modules of SHARED, which import each other alone. The other modules of
+# the package's root are its "top".
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "client": {
+        "cluster": set(),
+        "produce": {"cluster"},
+        "group": {"cluster"},
+        "offsets": {"cluster", "group"},
+        "consume": {"cluster", "group", "offsets", "produce"},
+        "admin": {"cluster", "offsets", "consume"},
+        "top": {"cluster", "group", "offsets", "consume", "produce", "admin"},
+        "sync": {"cluster", "offsets", "consume", "produce", "admin", "top"},
+    },
+}
+SHARED: dict[str, set[str]] = {
+    "client": {
+        "duplicate_ids", "errors", "fan_out", "names", "off_loop", "options",
+        "partitioner", "spool", "timeouts", "validation",
+    },
+}  # fmt: skip
+
 PURE_PACKAGES = {"record", "protocol", "assignment"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
-    "broker.replication.progress", "client.cursor", "client.decode", "peer.replies",
-    "peer.gap",
+    "broker.replication.progress", "client.consume.cursor", "client.consume.decode",
+    "peer.replies", "peer.gap",
 }  # fmt: skip
 NETWORK = {"socket", "ssl", "selectors", "select", "socketserver", "http", "urllib"}
 IMPURE_STDLIB = NETWORK | {
@@ -133,6 +155,32 @@ def may_import(package: str, allowed: set[str], head: str) -> bool:
     if head in FORBIDDEN_TARGETS:
         return False
     return "*" in allowed or head in allowed or head == package
+
+
+def room_faults(tree: Tree) -> list[str]:
+    faults = []
+    for name in tree.modules:
+        package = name.split(".")[0]
+        if package not in ROOMS or name == package:
+            continue  # what a package exports may come from everywhere in it
+        room = room_of(name)
+        for item in tree.imports(name):
+            if item.own is None or item.head != package:
+                continue
+            other = room_of(item.own)
+            allowed = {room, "shared"} if room != "shared" else {"shared"}
+            if other not in allowed | ROOMS[package].get(room, set()):
+                faults.append(f"{name} in room '{room}' may not import {item.own}")
+    return faults
+
+
+def room_of(name: str) -> str:
+    """Return the room of a module; "top" or "shared" of those at a package's root."""
+    package, _, rest = name.partition(".")
+    first = rest.split(".")[0]
+    if first in ROOMS[package]:
+        return first
+    return "shared" if first in SHARED[package] else "top"
 
 
 def foreign_faults(tree: Tree) -> list[str]:
@@ -229,6 +277,11 @@ def cycle_faults(tree: Tree) -> list[str]:
 def test_imports_obey_the_table() -> None:
     """Every import of our own code is an arrow of the table."""
     assert layer_faults(PROJECT) == []
+
+
+def test_rooms_of_a_package_have_a_direction() -> None:
+    """Inside a package imports go from room to room as the table says."""
+    assert room_faults(PROJECT) == []
 
 
 def test_third_party_imports_stay_in_their_room() -> None:

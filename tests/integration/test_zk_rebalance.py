@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from metaq.assignment import Strategy, assign
-from metaq.client.metadata import ZooKeeperMetadata
+from metaq.client.cluster.metadata import ZooKeeperMetadata
+from metaq.client.group.rebalancer import GroupSource
 from metaq.client.options import ClientOptions
-from metaq.client.rebalancer import GroupSource
 from metaq.clock import SystemClock
 from metaq.errors import CoordinationError
 from metaq.model import BrokerId, TopicPartition

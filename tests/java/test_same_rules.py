@@ -9,9 +9,9 @@ from py4j.protocol import Py4JJavaError
 
 from metaq.assignment import Strategy, assign, string_order
 from metaq.client import ClientOptions, ConsumerOptions
-from metaq.client.layout import parse_layout
+from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.names import check_group
-from metaq.client.redelivery import RetryPolicy
+from metaq.client.produce.ordered_producer import parse_layout
 from metaq.errors import ConfigError
 from metaq.model import (
     LocalTransactionId,

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from metaq.client import Client
-from metaq.client.blocking import Consumer
 from metaq.client.errors import PartlySentError
+from metaq.client.sync.client import Consumer
 from metaq.model import TopicPartition
 from metaq.testing.process import BrokerProcess
 from tests.matrix.ledger import Event, Ledger, check, readers

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaq.client.presence import describe_away, find_away
+from metaq.client.cluster.presence import describe_away, find_away
 from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition

@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from metaq.client.context import ClientContext
-from metaq.client.questions import log_range
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters

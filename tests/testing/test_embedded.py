@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from metaq.client import AsyncClient
-from metaq.client.admin import know_topics
+from metaq.client.admin.cluster_admin import know_topics
 from metaq.clock import SystemClock
 from metaq.errors import ConfigError, LogDirLockedError
 from metaq.fs import SystemFileSystem

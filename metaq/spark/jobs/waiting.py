@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
-from metaq.client.bounds import SIGNAL_S
+from metaq.client.timeouts import SIGNAL_S
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def run_apart(
 
 
 def _result(outcome: Future[T]) -> T:
-    # As `metaq.client.bounds.wait_for` does, for the same reason.
+    # As `metaq.client.timeouts.wait_for` does, for the same reason.
     while not outcome.done():
         wait([outcome], SIGNAL_S)
     return outcome.result()

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from metaq.client.named_batches import NamedSender
+from metaq.client.produce.named_batches import NamedSender
 from metaq.spark.batch import BatchReader
 from metaq.spark.cluster import Cluster
 from metaq.spark.jobs.files import ArchiveFiles

@@ -1,0 +1,1 @@
+"""What an operator asks of a cluster, and changes in it."""

@@ -1,0 +1,582 @@
+"""Brokers and consumer groups seen from outside: who is there, who reads what.
+
+For tools. Brokers that are gone for good are taken out of the catalog here. Nothing
+here takes part in a group, and a group of Java consumers is as good as one of ours:
+both keep the same nodes. What is moved is planned first, as values, and written by
+`write_offsets` afterwards, so that a plan can be shown and left at that.
+
+Every function takes the parts of a started client with ZooKeeper, and raises
+CoordinationError when ZooKeeper cannot be asked.
+
+Source: client spec 4, 13 and 14.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, TypeAlias
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
+    count_between,
+    log_range,
+    offset_at,
+)
+from metaq.client.consume.browse import get_at
+from metaq.client.consume.progress import Lag, lag_of
+from metaq.client.errors import (
+    BrokerRegisteredError,
+    CannotAnswerError,
+    GroupInUseError,
+    NoProgressError,
+    PartitionsAwayError,
+)
+from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.names import name_few
+from metaq.client.offsets.offset_reset import NO_MESSAGE
+from metaq.errors import (
+    ClientError,
+    ConfigError,
+    CoordinationError,
+    CorruptRecordError,
+    MetaqError,
+    NoBrokerError,
+    WireError,
+)
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    Millis,
+    Offset,
+    TopicPartition,
+    printable,
+)
+from metaq.record.layout import HEADER_BYTES
+from metaq.zk.children import read_values
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.errors import NodeNotEmptyError
+from metaq.zk.groups import Members, read_members, read_owners
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.paths import NodeKind, is_legal_step, parse_broker_id
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import GroupOffset, decode_address
+
+Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
+"""Where a group is to go on: the log start, the log end, the first message of a time,
+an offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgress:
+    """How far a group is in one partition."""
+
+    partition: TopicPartition
+    """Which one."""
+    owner: str | None
+    """The member that reads it now; None for nobody."""
+    is_wanted: bool
+    """Whether a member subscribes to its topic: then it should have an owner."""
+    committed: Offset | None
+    """The group's next offset; None when nothing was ever committed."""
+    lag: Lag | None
+    """How far that is behind the log end; from the log start where nothing was ever
+    committed, for there a group begins by default; None when it is not known."""
+    problem: str | None
+    """Why something is not known, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group at one moment."""
+
+    group: str
+    """Its name."""
+    members: Members
+    """Member → the topics it subscribes to."""
+    partitions: tuple[PartitionProgress, ...]
+    """Of all topics that it subscribes to, owns or has offsets of; numeric order."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """What is written for one partition, and what that replaces."""
+
+    partition: TopicPartition
+    """Which one."""
+    old: GroupOffset | None
+    """What is committed now; None for nothing."""
+    new: GroupOffset
+    """What will be."""
+
+
+def require_coordinator(context: ClientContext) -> Coordinator:
+    """Return the client's ZooKeeper.
+
+    Raises:
+        ConfigError: it was made for named brokers, and has none.
+    """
+    if context.coordinator is None:
+        raise ConfigError(
+            "groups are kept in ZooKeeper: expected its address, got brokers by name"
+        )
+    return context.coordinator
+
+
+# -- brokers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A broker at one moment, there or recorded."""
+
+    broker_id: BrokerId | None
+    """Its id; None for a named address that has never answered."""
+    address: BrokerAddress | None
+    """Where its leader is, or was when it was there; None where nothing tells."""
+    has_leader: bool
+    """Whether its leader is there, which takes puts."""
+    followers: tuple[int, ...]
+    """Numbers of its followers that are there."""
+    topic_count: int
+    """Topics that it serves, or has recorded."""
+    partition_count: int
+    """Partitions of them."""
+
+    @property
+    def is_present(self) -> bool:
+        """Whether a copy of it is there."""
+        return self.has_leader or bool(self.followers)
+
+
+async def brokers(
+    context: ClientContext, *, deadline_s: float
+) -> tuple[BrokerDescription, ...]:
+    """Return the brokers that are there, and those that have left a record.
+
+    Ids ascending; behind them the named addresses that have never answered. A Java
+    broker records nothing, so one that is away is not among them.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    metadata = context.metadata
+    names = await metadata.topics(deadline_s=deadline_s)
+    snapshot = await know_topics(context, names, deadline_s=deadline_s)
+    addresses = await _recorded_addresses(context, deadline_s=deadline_s)
+    counts: dict[BrokerId, dict[str, int]] = {}
+    for told in (snapshot.recorded, snapshot.puts, snapshot.gets):
+        for topic, by_broker in told.items():
+            for broker_id, count in by_broker.items():
+                known = counts.setdefault(broker_id, {})
+                known[topic] = max(known.get(topic, 0), count)
+    found = []
+    for broker_id in sorted(snapshot.brokers.keys() | addresses.keys() | counts.keys()):
+        copies = snapshot.brokers.get(broker_id)
+        leader = copies.leader if copies else None
+        served = counts.get(broker_id, {})
+        found.append(
+            BrokerDescription(
+                broker_id,
+                leader or addresses.get(broker_id),
+                has_leader=leader is not None,
+                followers=tuple(copies.followers) if copies else (),
+                topic_count=len(served),
+                partition_count=sum(served.values()),
+            )
+        )
+    silent = [
+        BrokerDescription(None, address, False, (), 0, 0)
+        for address in sorted(snapshot.silent)
+    ]
+    return (*found, *silent)
+
+
+async def _recorded_addresses(
+    context: ClientContext, *, deadline_s: float
+) -> dict[BrokerId, BrokerAddress]:
+    if context.coordinator is None:
+        return {}
+    found = await read_values(
+        context.coordinator,
+        context.paths.recorded_brokers(),
+        decode_address,
+        deadline_s=deadline_s,
+    )
+    return {
+        broker_id: address
+        for name, address in found.items()
+        if (broker_id := parse_broker_id(name)) is not None
+    }
+
+
+async def plan_forget(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Return the broker whose record `forget_broker` would remove.
+
+    Raises:
+        BrokerRegisteredError: it is there, and would write its record again.
+        ClientError: there is no record of it.
+        ConfigError, CoordinationError: there is no ZooKeeper, or it cannot be asked.
+    """
+    require_coordinator(context)
+    found = await brokers(context, deadline_s=deadline_s)
+    for broker in found:
+        if broker.broker_id == broker_id and broker.is_present:
+            raise BrokerRegisteredError(
+                f"broker {broker_id} is registered at {broker.address}: stop it before"
+                " it is forgotten"
+            )
+        if broker.broker_id == broker_id:
+            return broker
+    known = ", ".join(str(broker.broker_id) for broker in found) or "none"
+    raise ClientError(f"there is no record of broker {broker_id}; brokers are: {known}")
+
+
+async def forget_broker(
+    context: ClientContext, broker_id: BrokerId, *, deadline_s: float
+) -> BrokerDescription:
+    """Take a broker that is gone for good out of the catalog; return what it had.
+
+    From then on nothing says that its partitions are away, no deletion of a topic waits
+    for it, and nothing says what its data directories held. What it stored is not
+    touched: if it comes back it registers, and is recorded, again.
+
+    Durability: on return ZooKeeper has it on a majority of its disks. After an error
+    some of it is removed; the same call may be made again.
+
+    Raises: as `plan_forget`.
+    """
+    broker = await plan_forget(context, broker_id, deadline_s=deadline_s)
+    coordinator, paths = require_coordinator(context), context.paths
+    recorded = await coordinator.children(
+        paths.recorded_topics(), deadline_s=deadline_s
+    )
+    told = await coordinator.children(paths.topics_with_status(), deadline_s=deadline_s)
+    nodes = [
+        *(paths.recorded_partitions(topic, broker_id) for topic in recorded or ()),
+        *(paths.topic_status(topic, broker_id) for topic in told or ()),
+    ]
+
+    async def forget(path: str) -> None:
+        if not await coordinator.exists(path, deadline_s=deadline_s):
+            return
+        await coordinator.delete(path, deadline_s=deadline_s)
+        with contextlib.suppress(NodeNotEmptyError):
+            await coordinator.delete(path.rpartition("/")[0], deadline_s=deadline_s)
+
+    raise_first(await for_each(forget, nodes))
+    await coordinator.delete(
+        paths.recorded_directories(broker_id), deadline_s=deadline_s
+    )
+    # Last, so that what failed half-way can be done again.
+    path = paths.recorded_broker(broker_id)
+    await coordinator.delete(path, deadline_s=deadline_s)
+    return broker
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+async def describe_group(
+    context: ClientContext, group: str, *, deadline_s: float
+) -> GroupDescription:
+    """Return a group's members, owners, offsets and lag.
+
+    A broker that cannot be asked costs the lag of its partitions and nothing else. What
+    is away is known from the catalog, and from what the group has committed.
+
+    Args:
+        context: the client's parts.
+        group: name of the group; one that never was is empty.
+        deadline_s: when to give up.
+    """
+    coordinator, paths = require_coordinator(context), context.paths
+    members = await read_members(coordinator, paths, group, deadline_s=deadline_s)
+    offsets = GroupOffsets(coordinator, paths, group=group)
+    owned_topics = await coordinator.children(
+        paths.group_topics(NodeKind.OWNER, group), deadline_s=deadline_s
+    )
+    # A member may write anything; of a topic that cannot be there is nothing to tell.
+    named = {topic for topics in members.values() for topic in topics}
+    wanted = set(filter(is_legal_step, named))
+    stored = await offsets.topics(deadline_s=deadline_s)
+    topics = sorted(wanted.union(stored, owned_topics or ()))
+    snapshot = await know_topics(context, topics, deadline_s=deadline_s)
+    owners: dict[TopicPartition, str] = {}
+    partitions: set[TopicPartition] = set()
+    for topic in topics:
+        owners |= await read_owners(
+            coordinator, paths, group, topic, deadline_s=deadline_s
+        )
+        partitions.update(snapshot.get_partitions(topic), snapshot.away(topic))
+        partitions.update(await offsets.partitions(topic, deadline_s=deadline_s))
+    committed: dict[TopicPartition, Offset] = {}
+
+    async def look(partition: TopicPartition) -> Lag:
+        stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+        offset = Offset(0)
+        if stored is not None:
+            offset = committed[partition] = stored.offset
+        _require_broker(context, partition)
+        if not snapshot.is_served(partition):
+            raise PartitionsAwayError(
+                f"{partition}: broker {partition.broker_id} does not serve it any more,"
+                " how far its log goes is not known",
+                partitions=[partition],
+            )
+        return await lag_of(context, partition, offset, deadline_s=deadline_s)
+
+    lags = await for_each(look, sorted(partitions | owners.keys()))
+    return GroupDescription(
+        group,
+        members,
+        tuple(
+            PartitionProgress(
+                partition,
+                owner=owners.get(partition),
+                is_wanted=partition.topic in wanted,
+                committed=committed.get(partition),
+                lag=None if isinstance(lag, MetaqError) else lag,
+                problem=str(lag) if isinstance(lag, MetaqError) else None,
+            )
+            for partition, lag in lags.items()
+        ),
+    )
+
+
+async def know_topics(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return the first snapshot of the cluster that speaks of these topics.
+
+    Raises:
+        NoBrokerError: there was none before the deadline.
+    """
+    metadata, wanted = context.metadata, frozenset(topics)
+    for topic in wanted:
+        metadata.watch_topic(topic)
+    snapshot = metadata.snapshot
+    while snapshot.epoch == 0 or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    return snapshot
+
+
+def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
+    """Fail at once, where a question would be repeated until its deadline."""
+    if context.address_of(partition.broker_id) is None:
+        raise NoBrokerError(
+            f"{partition}: broker {partition.broker_id} is not registered"
+        )
+
+
+async def read_offsets(
+    context: ClientContext, group: str, topic: str | None, *, deadline_s: float
+) -> dict[TopicPartition, GroupOffset]:
+    """Return what a group has committed, in numeric order.
+
+    Args:
+        context: the client's parts.
+        group: name of the group.
+        topic: only of this topic; None: of all.
+        deadline_s: when to give up.
+
+    Raises:
+        PayloadError: a node holds no offset.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+    topics = await offsets.topics(deadline_s=deadline_s) if topic is None else (topic,)
+    found: dict[TopicPartition, GroupOffset] = {}
+    for name in topics:
+        for partition in await offsets.partitions(name, deadline_s=deadline_s):
+            stored = await offsets.read_offset(partition, deadline_s=deadline_s)
+            if stored is not None:
+                found[partition] = stored
+    return dict(sorted(found.items()))
+
+
+# -- planning -------------------------------------------------------------------------
+
+
+async def plan_reset(
+    context: ClientContext,
+    group: str,
+    partitions: Collection[TopicPartition],
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> tuple[OffsetChange, ...]:
+    """Return what has to be written to have a group go on elsewhere.
+
+    Args:
+        context: the client's parts.
+        group: name of the group.
+        partitions: what is moved.
+        goal: where to.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: an offset outside the log, or within a message.
+        CannotAnswerError: a time, of a broker that knows none.
+        NoBrokerError: the broker of a partition is not there.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+
+    async def plan(partition: TopicPartition) -> OffsetChange:
+        _require_broker(context, partition)
+        old = await offsets.read_offset(partition, deadline_s=deadline_s)
+        new = await find_goal(context, partition, goal, deadline_s=deadline_s)
+        return OffsetChange(partition, old, GroupOffset(new, NO_MESSAGE))
+
+    return _all_or_first_error(await for_each(plan, sorted(partitions)))
+
+
+async def find_goal(
+    context: ClientContext,
+    partition: TopicPartition,
+    goal: Goal,
+    *,
+    deadline_s: float,
+) -> Offset:
+    """Return the offset of a goal in one partition; raises as `plan_reset`."""
+    ends = await log_range(context, partition, deadline_s=deadline_s)
+    log_start, log_end = ends or (Offset(0), Offset(0))
+    if goal == "earliest" or (ends is None and isinstance(goal, str | datetime)):
+        return log_start
+    if goal == "latest":
+        return log_end
+    if isinstance(goal, datetime):
+        moment = Millis(int(goal.timestamp() * 1000))
+        found = await offset_at(context, partition, moment, deadline_s=deadline_s)
+        return log_end if found is None else max(found, log_start)
+    if not log_start <= goal <= log_end:
+        raise ClientError(
+            f"{partition}: expected an offset from {log_start} to {log_end}, got {goal}"
+        )
+    try:
+        await count_between(context, partition, log_start, goal, deadline_s=deadline_s)
+    except CannotAnswerError:
+        # A MetaQ 1.4 broker does not know where its records begin; checksums tell.
+        if goal < log_end:
+            await _read_one(context, partition, goal, deadline_s)
+    except WireError as error:
+        raise _no_message_at(partition, goal, error) from error
+    return goal
+
+
+async def _read_one(
+    context: ClientContext, partition: TopicPartition, offset: Offset, deadline_s: float
+) -> None:
+    try:
+        found = await get_at(
+            context, partition, offset, HEADER_BYTES, deadline_s=deadline_s
+        )
+    except (CorruptRecordError, NoProgressError) as error:
+        raise _no_message_at(partition, offset, error) from error
+    if not found.messages:
+        raise _no_message_at(partition, offset, "the log ends within it")
+
+
+def _no_message_at(
+    partition: TopicPartition, offset: Offset, cause: object
+) -> ClientError:
+    return ClientError(f"{partition}: no message begins at offset {offset}: {cause}")
+
+
+async def plan_copy(
+    context: ClientContext,
+    source: str,
+    target: str,
+    topic: str | None,
+    *,
+    deadline_s: float,
+) -> tuple[OffsetChange, ...]:
+    """Return what has to be written to have one group go on where another is.
+
+    Args:
+        context: the client's parts.
+        source: the group whose offsets are read.
+        target: the group that gets them; offsets it has beyond those stay.
+        topic: only of this topic; None: of all.
+        deadline_s: when to give up.
+
+    Raises:
+        ClientError: there is nothing to copy.
+        PayloadError: a node holds no offset.
+    """
+    found = await read_offsets(context, source, topic, deadline_s=deadline_s)
+    if not found:
+        of = "" if topic is None else f" of topic {topic}"
+        raise ClientError(f"group {source} has no offsets{of}: nothing to copy")
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=target)
+
+    async def plan(partition: TopicPartition) -> OffsetChange:
+        old = await offsets.read_offset(partition, deadline_s=deadline_s)
+        return OffsetChange(partition, old, found[partition])
+
+    return _all_or_first_error(await for_each(plan, found))
+
+
+def _all_or_first_error(
+    results: Mapping[TopicPartition, OffsetChange | MetaqError],
+) -> tuple[OffsetChange, ...]:
+    changes = []
+    for result in results.values():
+        if isinstance(result, MetaqError):
+            raise result
+        changes.append(result)
+    return tuple(changes)
+
+
+# -- writing --------------------------------------------------------------------------
+
+
+async def require_idle(
+    context: ClientContext, group: str, topics: Collection[str], *, deadline_s: float
+) -> None:
+    """Refuse to move a group that reads: it goes on from where it is, and overwrites.
+
+    Raises:
+        GroupInUseError: a member subscribes to one of the topics.
+    """
+    members = await read_members(
+        require_coordinator(context), context.paths, group, deadline_s=deadline_s
+    )
+    live = [name for name, read in members.items() if not set(read).isdisjoint(topics)]
+    if live:
+        raise GroupInUseError(
+            f"group {group}: expected no live member, got {len(live)}"
+            f" ({printable(name_few(live))}); a member goes on from where it is, and"
+            " its next commit overwrites what is written here"
+        )
+
+
+async def write_offsets(
+    context: ClientContext,
+    group: str,
+    changes: Sequence[OffsetChange],
+    *,
+    deadline_s: float,
+) -> None:
+    """Carry out a plan; each partition by itself.
+
+    Durability: on return ZooKeeper has all of it on a majority of its disks. After an
+    error some of it is written; the same plan may be carried out again.
+
+    Raises:
+        CoordinationError: some could not be written; the text counts them.
+    """
+    offsets = GroupOffsets(require_coordinator(context), context.paths, group=group)
+    wanted = {change.partition: change.new for change in changes}
+
+    async def write(partition: TopicPartition) -> None:
+        await offsets.set_offset(partition, wanted[partition], deadline_s=deadline_s)
+
+    failed = failures(await for_each(write, wanted))
+    for partition, error in failed.items():
+        raise CoordinationError(
+            f"{len(failed)} of {len(changes)} offsets are not written, the first of"
+            f" {partition}: {error}"
+        ) from error

@@ -1,0 +1,635 @@
+"""Topics made, altered, deleted and described: through ZooKeeper, by brokers of ours.
+
+Theory of operation. A command writes the definition of a topic (`metaq.zk.definitions`)
+and waits until each broker that has to do with it has said what it made of it. Brokers
+take definitions up at once, and a command that ends early takes nothing back: what it
+wrote stays, and brokers that come later do their part.
+
+    create   written only where nothing is known of the name
+    alter    written over the version that was read
+    delete   marked; the brokers remove data, records and at last the definition
+
+Brokers of MetaQ 1.4 know nothing of all this, and are told apart by the record that
+brokers of ours keep (`/catalog/brokers`).
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Literal
+
+from metaq.client.admin.cluster_admin import know_topics, require_idle
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
+from metaq.client.names import near_topics, require_text
+from metaq.client.validation import check_whole
+from metaq.config import SystemConfig, define_topic
+from metaq.config.keys import PARTITION_COUNT_MAX
+from metaq.errors import (
+    ClientError,
+    ConfigError,
+    CoordinationError,
+    NoBrokerError,
+    RequestTimeoutError,
+)
+from metaq.model import BrokerId
+from metaq.zk.children import read_values
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.definitions import (
+    NO_GETS,
+    NO_PUTS,
+    Effect,
+    TopicDefinition,
+    TopicState,
+    TopicStatus,
+    decode_definition,
+    decode_status,
+    encode_definition,
+)
+from metaq.zk.deletion import brokers_with
+from metaq.zk.errors import NodeChangedError, PayloadError
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import Node
+
+POLL_S: Final = 0.05
+"""How often it is looked whether brokers have done their part."""
+
+Brokers = Collection[int] | Literal["all"]
+"""Which brokers serve a topic: those of these ids, or all that there ever are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicOnBroker:
+    """A topic on one broker."""
+
+    broker_id: BrokerId
+    """Which one."""
+    is_there: bool
+    """Whether its leader is registered."""
+    partitions: int | None
+    """Partitions that it serves now, or has recorded when it is away; None: none."""
+    effect: Effect | None
+    """What it made of the present definition; None: it has not said so yet, or there is
+    none."""
+    text: str = ""
+    """The file that wins, or why the definition is refused, or not yet deleted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDescription:
+    """A topic at one moment."""
+
+    topic: str
+    """Its name."""
+    definition: TopicDefinition | None
+    """What it is to be; None: it was not made by command, or see `problem`."""
+    brokers: tuple[TopicOnBroker, ...]
+    """Those that have to do with it, ids ascending."""
+    problem: str = ""
+    """Why the definition cannot be read."""
+
+
+# -- looking --------------------------------------------------------------------------
+
+
+async def describe_topic(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> TopicDescription:
+    """Return what is known of a topic.
+
+    Raises:
+        NoTopicError: nothing is; the text names near topics.
+        ConfigError: the client has no ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    found = await _describe(context, topic, deadline_s=deadline_s)
+    if found.definition is None and not found.brokers and not found.problem:
+        known = await _topic_names(context, deadline_s=deadline_s)
+        raise NoTopicError(f"there is no topic '{topic}'; {near_topics(topic, known)}")
+    return found
+
+
+async def describe_topics(
+    context: ClientContext, *, deadline_s: float
+) -> tuple[TopicDescription, ...]:
+    """Return what is known of all topics, names ascending; raises as above."""
+    names = sorted(await _topic_names(context, deadline_s=deadline_s))
+    await know_topics(context, names, deadline_s=deadline_s)
+    found = [await _describe(context, name, deadline_s=deadline_s) for name in names]
+    return tuple(each for each in found if each.definition or each.brokers)
+
+
+async def _topic_names(context: ClientContext, *, deadline_s: float) -> frozenset[str]:
+    coordinator, paths = _coordinator(context), context.paths
+    names = set(await context.metadata.topics(deadline_s=deadline_s))
+    for parent in (paths.topic_definitions(), paths.recorded_topics()):
+        names.update(await coordinator.children(parent, deadline_s=deadline_s) or ())
+    return frozenset(names)
+
+
+async def _describe(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> TopicDescription:
+    coordinator, paths = _coordinator(context), context.paths
+    definition, problem = None, ""
+    node = await coordinator.get(paths.topic_definition(topic), deadline_s=deadline_s)
+    try:
+        definition = None if node is None else decode_definition(node.data)
+    except PayloadError as error:
+        problem = str(error)
+    snapshot = await know_topics(context, {topic}, deadline_s=deadline_s)
+    statuses = await _read_statuses(context, topic, deadline_s=deadline_s)
+    ids = {*statuses, *_counts(snapshot, topic), *snapshot.recorded.get(topic, {})}
+    if definition is not None and definition.brokers is not None:
+        ids |= set(definition.brokers)
+    return TopicDescription(
+        topic=topic,
+        definition=definition,
+        brokers=tuple(
+            _on_broker(broker_id, topic, definition, snapshot, statuses.get(broker_id))
+            for broker_id in sorted(ids)
+        ),
+        problem=problem,
+    )
+
+
+def _on_broker(
+    broker_id: BrokerId,
+    topic: str,
+    definition: TopicDefinition | None,
+    snapshot: ClusterSnapshot,
+    status: TopicStatus | None,
+) -> TopicOnBroker:
+    checksum = 0 if definition is None else definition.checksum
+    is_current = status is not None and status.definition == checksum
+    # A section of server.ini wins over every definition.
+    is_told = status is not None and (
+        is_current or status.effect in {Effect.OVERRIDDEN, Effect.DELETING}
+    )
+    effect = status.effect if status is not None and is_told else None
+    text = status.text if status is not None and is_told else ""
+    partitions = _counts(snapshot, topic).get(broker_id)
+    if effect is Effect.IN_EFFECT and _has_leader(snapshot, broker_id):
+        # Puts and gets are registered one after the other.
+        puts, gets = snapshot.puts.get(topic, {}), snapshot.gets.get(topic, {})
+        told = [] if NO_PUTS in text else [puts.get(broker_id)]
+        told += [] if NO_GETS in text else [gets.get(broker_id)]
+        partitions = told[0] if told and len(set(told)) == 1 else None
+    return TopicOnBroker(
+        broker_id=broker_id,
+        is_there=_has_leader(snapshot, broker_id),
+        partitions=partitions,
+        effect=effect,
+        text=text,
+    )
+
+
+def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
+    """Return broker → partitions: what it serves, else what it has recorded."""
+    recorded = snapshot.recorded.get(topic, {})
+    counts = {i: n for i, n in recorded.items() if not _has_leader(snapshot, i)}
+    for told in (snapshot.gets, snapshot.puts):
+        counts |= told.get(topic, {})
+    return counts
+
+
+def _has_leader(snapshot: ClusterSnapshot, broker_id: BrokerId) -> bool:
+    copies = snapshot.brokers.get(broker_id)
+    return copies is not None and copies.leader is not None
+
+
+async def _read_statuses(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> dict[BrokerId, TopicStatus]:
+    path = context.paths.topic_statuses(topic)
+    found = await read_values(
+        _coordinator(context), path, decode_status, deadline_s=deadline_s
+    )
+    return {
+        BrokerId(int(name)): status
+        for name, status in found.items()
+        if name.isdecimal()
+    }
+
+
+def _coordinator(context: ClientContext) -> Coordinator:
+    if context.coordinator is None:
+        raise ConfigError(
+            "topics are made and described through ZooKeeper: expected its address,"
+            " got brokers by name"
+        )
+    return context.coordinator
+
+
+# -- making ---------------------------------------------------------------------------
+
+
+async def create_topic(
+    context: ClientContext,
+    topic: str,
+    *,
+    partitions: int,
+    brokers: Brokers = "all",
+    settings: Mapping[str, str] = MappingProxyType({}),
+    deadline_s: float,
+) -> TopicDescription:
+    """Make a topic, and wait until its brokers serve it.
+
+    Args:
+        context: the client's parts.
+        topic: its name.
+        partitions: on each of its brokers, 1 or more.
+        brokers: who serves it.
+        settings: keys of a topic section of `server.ini`, and the text of their values.
+        deadline_s: when to give up waiting.
+
+    Raises:
+        ConfigError: name, number or settings cannot be; the client has no ZooKeeper.
+        TopicExistsError: there is one of that name.
+        NoBrokerError: no broker that can is there, or not all that are named.
+        TopicRefusedError: a broker cannot serve it like that; it is made, and may be
+            altered or deleted.
+        RequestTimeoutError: not all have it in time; it is made, and they will.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    definition = _checked(
+        topic,
+        TopicDefinition(
+            partitions=partitions,
+            brokers=_broker_ids(brokers),
+            settings=_settled({}, settings),
+        ),
+    )
+    coordinator, paths = _coordinator(context), context.paths
+    able = await _able_brokers(context, definition, deadline_s=deadline_s)
+    exists = f"topic '{topic}' exists"
+    before = await _describe(context, topic, deadline_s=deadline_s)
+    if before.definition is not None and before.definition.state is TopicState.DELETING:
+        raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
+    # What the client knows by watching may be a topic that has just gone.
+    holders = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
+    if before.definition or before.problem or holders:
+        raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
+    try:
+        await coordinator.replace(
+            paths.topic_definition(topic),
+            encode_definition(definition),
+            version=None,
+            deadline_s=deadline_s,
+        )
+    except NodeChangedError as error:
+        raise TopicExistsError(f"{exists}: somebody else has just made it") from error
+    return await _wait_taken_up(context, topic, definition, able, deadline_s=deadline_s)
+
+
+async def alter_topic(
+    context: ClientContext,
+    topic: str,
+    *,
+    partitions: int | None = None,
+    brokers: Brokers | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    deadline_s: float,
+) -> TopicDescription:
+    """Change a topic, and wait until its brokers serve it like that.
+
+    A topic that is served without a definition gets one; a section of `server.ini`
+    goes on winning.
+
+    Args:
+        context: the client's parts.
+        topic: its name.
+        partitions: on each of its brokers, not fewer than now; None: as now.
+        brokers: who serves it; None: as now. What others have stays readable there.
+        settings: what to set besides; a blank text goes back to the broker's default.
+        deadline_s: when to give up waiting.
+
+    Raises:
+        NoTopicError: nothing is known of it.
+        As `create_topic`, but for TopicExistsError. TopicRefusedError also where a
+            section of `server.ini` wins.
+    """
+    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+    before = await describe_topic(context, topic, deadline_s=deadline_s)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    old = before.definition
+    if before.problem:
+        raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
+    if old is not None and old.state is TopicState.DELETING:
+        raise ClientError(f"topic '{topic}' is being deleted, {_left(before)}")
+    if old is None:
+        counts = [each.partitions or 1 for each in before.brokers]
+        ids = tuple(each.broker_id for each in before.brokers)
+        old = TopicDefinition(partitions=max(counts), brokers=ids)
+    if partitions is not None and partitions < old.partitions:
+        raise ConfigError(
+            f"topic '{topic}': partitions never become fewer, expected at least"
+            f" {old.partitions}, got {partitions}"
+        )
+    definition = _checked(
+        topic,
+        replace(
+            old,
+            partitions=old.partitions if partitions is None else partitions,
+            brokers=old.brokers if brokers is None else _broker_ids(brokers),
+            settings=_settled(old.settings, settings),
+        ),
+    )
+    able = await _able_brokers(context, definition, deadline_s=deadline_s)
+    await _replace(context, topic, definition, node, deadline_s=deadline_s)
+    return await _wait_taken_up(context, topic, definition, able, deadline_s=deadline_s)
+
+
+def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
+    if isinstance(brokers, str):
+        if brokers != "all":
+            raise ConfigError(f"brokers: expected ids or 'all', got {brokers!r}")
+        return None
+    if not brokers:
+        raise ConfigError("brokers: expected at least one id, or 'all', got none")
+    return tuple(sorted({BrokerId(each) for each in brokers}))
+
+
+def _settled(
+    before: Mapping[str, str], settings: Mapping[str, str]
+) -> Mapping[str, str]:
+    merged = {**before, **{key: text.strip() for key, text in settings.items()}}
+    return MappingProxyType({key: text for key, text in merged.items() if text})
+
+
+def _checked(topic: str, definition: TopicDefinition) -> TopicDefinition:
+    """Return a definition that every broker would accept, as far as that is known here.
+
+    Raises:
+        ConfigError: it would not; the brokers' own check knows schedules, too.
+    """
+    require_text("topic", topic)
+    check_whole("partitions", definition.partitions, 1, PARTITION_COUNT_MAX)
+    define_topic(
+        topic, definition.partitions, definition.settings, system=SystemConfig()
+    )
+    return definition
+
+
+async def _able_brokers(
+    context: ClientContext, definition: TopicDefinition, *, deadline_s: float
+) -> tuple[BrokerId, ...]:
+    """Return the brokers that are there and are to serve a topic.
+
+    A broker with a record in the catalog that is needed and away is waited for: one
+    that restarts has no nodes for a moment.
+
+    Raises:
+        NoBrokerError: one that is named is not there, or cannot; or there is none.
+    """
+    coordinator, paths = _coordinator(context), context.paths
+    while True:
+        snapshot = await know_topics(context, (), deadline_s=deadline_s)
+        recorded = await coordinator.children(
+            paths.recorded_brokers(), deadline_s=deadline_s
+        )
+        ours = {BrokerId(int(each)) for each in recorded or () if each.isdecimal()}
+        there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
+        able = tuple(each for each in there if each in ours)
+        missing = [i for i in definition.brokers or () if i not in able]
+        if able and not missing:
+            return definition.brokers or able
+        awaited = ours.difference(able).intersection(missing or ours)
+        if not awaited or context.clock.monotonic_s() + POLL_S >= deadline_s:
+            raise _unable(missing, able, [i for i in there if i not in ours])
+        await asyncio.sleep(POLL_S)
+
+
+def _unable(
+    missing: Sequence[BrokerId],
+    able: Collection[BrokerId],
+    java: Collection[BrokerId],
+) -> NoBrokerError:
+    if missing:
+        why = "is of MetaQ 1.4" if missing[0] in java else "is not there"
+        return NoBrokerError(
+            f"broker {missing[0]} cannot be given a topic, it {why}; brokers that"
+            f" can: {_listed(able)}"
+        )
+    return NoBrokerError(
+        "no broker that can be given a topic is there; brokers of MetaQ 1.4, which"
+        f" take topics from their server.ini alone: {_listed(java)}"
+    )
+
+
+async def _replace(
+    context: ClientContext,
+    topic: str,
+    definition: TopicDefinition,
+    old: Node | None,
+    *,
+    deadline_s: float,
+) -> None:
+    """Write a definition in the place of the one that was read, or of none."""
+    try:
+        await _coordinator(context).replace(
+            context.paths.topic_definition(topic),
+            encode_definition(definition),
+            version=None if old is None else old.version,
+            deadline_s=deadline_s,
+        )
+    except NodeChangedError as error:
+        raise ClientError(
+            f"topic '{topic}' was altered by another client meanwhile: look at it, and"
+            " try again"
+        ) from error
+
+
+async def _wait_taken_up(
+    context: ClientContext,
+    topic: str,
+    definition: TopicDefinition,
+    wanted: Collection[BrokerId],
+    *,
+    deadline_s: float,
+) -> TopicDescription:
+    since_s = context.clock.monotonic_s()
+    while True:
+        found = await _describe_late(context, topic, deadline_s)
+        told = {each.broker_id: each for each in found.brokers} if found else {}
+        for each in told.values():
+            _require_obeyed(topic, each)
+        left = [i for i in wanted if not _has_taken_up(told.get(i), definition)]
+        if found is not None and not left:
+            return found
+        if context.clock.monotonic_s() + POLL_S >= deadline_s:
+            waited_s = context.clock.monotonic_s() - since_s
+            missing = ", ".join(
+                f"{i} (not there)" if i in told and not told[i].is_there else str(i)
+                for i in left
+            )
+            raise RequestTimeoutError(
+                f"topic '{topic}' is not served yet as defined by brokers {missing}"
+                f" (waited {waited_s:.3g} s); the definition stays, and they take it"
+                " up when they can"
+            )
+        await asyncio.sleep(POLL_S)
+
+
+def _require_obeyed(topic: str, found: TopicOnBroker) -> None:
+    """Raise where a broker has said that it goes another way.
+
+    Raises:
+        TopicRefusedError: it has.
+    """
+    if found.effect is Effect.OVERRIDDEN:
+        raise TopicRefusedError(
+            f"topic '{topic}': server.ini of broker {found.broker_id} wins, which has a"
+            f" section of that name: {found.text}"
+        )
+    if found.effect is Effect.REFUSED:
+        raise TopicRefusedError(
+            f"broker {found.broker_id} cannot serve the topic like that: {found.text};"
+            f" 'metaq topics alter {topic}' or 'metaq topics delete {topic}'"
+        )
+
+
+def _has_taken_up(found: TopicOnBroker | None, definition: TopicDefinition) -> bool:
+    return (
+        found is not None
+        and found.effect is Effect.IN_EFFECT
+        and (found.partitions == definition.partitions or _is_hidden(found))
+    )
+
+
+def _is_hidden(found: TopicOnBroker) -> bool:
+    """Tell whether a topic is registered nowhere, because nobody may use it."""
+    return NO_PUTS in found.text and NO_GETS in found.text
+
+
+async def _describe_late(
+    context: ClientContext, topic: str, deadline_s: float
+) -> TopicDescription | None:
+    """Look again while brokers work; None when ZooKeeper does not answer right now."""
+    try:
+        return await _describe(context, topic, deadline_s=deadline_s)
+    except (CoordinationError, NoBrokerError):
+        return None
+
+
+# -- deleting -------------------------------------------------------------------------
+
+
+async def delete_topic(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> None:
+    """Delete a topic with its data and its groups' offsets, and wait until it is gone.
+
+    Brokers that are away do their part when they come back; until then the name cannot
+    be given to a new topic.
+
+    Args:
+        context: the client's parts.
+        topic: its name.
+        deadline_s: when to give up waiting; the deletion goes on.
+
+    Raises:
+        NoTopicError: nothing is known of it.
+        TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
+            1.4 serves it; nothing is done.
+        GroupInUseError: a member reads it, and would commit offsets of a topic that is
+            gone; nothing is done.
+        RequestTimeoutError: some brokers have not done their part in time.
+        ConfigError: the client has no ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+    before = await describe_topic(context, topic, deadline_s=deadline_s)
+    node = await coordinator.get(path, deadline_s=deadline_s)
+    old = before.definition
+    if old is None or old.state is TopicState.ACTIVE:
+        await _require_deletable(context, before, deadline_s=deadline_s)
+        counts = [each.partitions or 1 for each in before.brokers]
+        old = old or TopicDefinition(partitions=max(counts, default=1))
+        definition = replace(old, state=TopicState.DELETING)
+        await _replace(context, topic, definition, node, deadline_s=deadline_s)
+    await _wait_gone(context, topic, deadline_s=deadline_s)
+
+
+async def _require_deletable(
+    context: ClientContext, found: TopicDescription, *, deadline_s: float
+) -> None:
+    topic = found.topic
+    for each in found.brokers:
+        if each.effect is Effect.OVERRIDDEN:
+            raise TopicRefusedError(
+                f"topic '{topic}' is not deleted: server.ini of broker"
+                f" {each.broker_id} defines it ({each.text}); take the section"
+                f" [topic={topic}] out, and restart the broker"
+            )
+    recorded = await _coordinator(context).children(
+        context.paths.recorded_brokers(), deadline_s=deadline_s
+    )
+    for each in found.brokers:
+        if each.is_there and str(each.broker_id) not in (recorded or ()):
+            raise TopicRefusedError(
+                f"topic '{topic}' is not deleted: broker {each.broker_id} is of MetaQ"
+                " 1.4, which deletes no topic"
+            )
+    coordinator, paths = _coordinator(context), context.paths
+    groups = await coordinator.children(paths.groups(), deadline_s=deadline_s) or ()
+    for group in groups:
+        await require_idle(context, group, {topic}, deadline_s=deadline_s)
+
+
+async def _wait_gone(context: ClientContext, topic: str, *, deadline_s: float) -> None:
+    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+    since_s = context.clock.monotonic_s()
+    left, is_gone = "", False
+    while True:
+        try:
+            is_gone = not await coordinator.exists(path, deadline_s=deadline_s)
+            found = await _describe(context, topic, deadline_s=deadline_s)
+            # This client is to know of it, too.
+            if is_gone and not found.brokers:
+                return
+            left = _left(found)
+        except (CoordinationError, NoBrokerError) as error:
+            left = left or str(error)
+        if is_gone and context.clock.monotonic_s() + POLL_S >= deadline_s:
+            return
+        if context.clock.monotonic_s() + POLL_S >= deadline_s:
+            waited_s = context.clock.monotonic_s() - since_s
+            raise RequestTimeoutError(
+                f"topic '{topic}' is marked, and not deleted yet: {left} (waited"
+                f" {waited_s:.3g} s); the brokers go on by themselves"
+            )
+        await asyncio.sleep(POLL_S)
+
+
+# -- words ----------------------------------------------------------------------------
+
+
+def _left(found: TopicDescription) -> str:
+    """Return who has not done its part of a deletion."""
+    if not found.brokers:
+        return "no broker has it any more"
+    each_told = (
+        str(each.broker_id)
+        + ("" if each.is_there else " (not there)")
+        + (f" ({each.text})" if each.effect is Effect.DELETING else "")
+        for each in found.brokers
+    )
+    return f"brokers that have it still: {', '.join(each_told)}"
+
+
+def _whereabouts(found: TopicDescription) -> str:
+    """Return in words where a topic comes from."""
+    for each in found.brokers:
+        if each.effect is Effect.OVERRIDDEN:
+            return f"server.ini of broker {each.broker_id} defines it ({each.text})"
+    if found.problem:
+        return found.problem
+    if found.definition is not None:
+        return f"it is defined with {found.definition.partitions} partitions"
+    return f"brokers that have it: {_listed([b.broker_id for b in found.brokers])}"
+
+
+def _listed(brokers: Collection[BrokerId]) -> str:
+    return ", ".join(map(str, brokers)) or "none"

@@ -1,0 +1,142 @@
+"""Which partitions there are of topics that are named, or that match a pattern."""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from metaq.client.cluster.away_partitions import require_all_there
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata import ZooKeeperMetadata
+from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.errors import PartitionsAwayError
+from metaq.client.names import name_some
+from metaq.errors import NoBrokerError
+from metaq.model import TopicPartition
+from metaq.retry import retry
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.paths import partition_name
+
+NAMES_SHOWN_MAX: Final = 10
+"""An error names so many partitions that are there."""
+
+
+async def find_topics(
+    context: ClientContext, pattern: str, *, deadline_s: float
+) -> tuple[str, ...]:
+    """Return the topics whose whole name matches a pattern of `re`, ascending.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    metadata = context.metadata
+    if isinstance(metadata, ZooKeeperMetadata):
+        watch = metadata.watch
+        names = await retry(
+            lambda: watch.topics(deadline_s=deadline_s),
+            backoff=BACKOFF,
+            deadline_s=deadline_s,
+            clock=context.clock,
+        )
+    else:
+        snapshot = await read_cluster(context, (), deadline_s=deadline_s)
+        names = frozenset(snapshot.gets)
+    matches = re.compile(pattern).fullmatch
+    return tuple(sorted(name for name in names if matches(name)))
+
+
+async def read_cluster(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return a snapshot that speaks of some topics, also where nobody serves them.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster, or of a topic.
+        NodeNameError: no topic can have this name.
+    """
+    metadata, wanted = context.metadata, frozenset(topics)
+    for name in sorted(wanted):
+        metadata.watch_topic(name)
+    snapshot = metadata.snapshot
+    while not snapshot.epoch or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    return snapshot
+
+
+async def read_whole(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Return a snapshot in which nothing of some topics is away; waits for it.
+
+    Raises:
+        PartitionsAwayError: a broker was still away at the deadline.
+        NoBrokerError, NodeNameError: as `read_cluster`.
+    """
+    names = frozenset(topics)
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    while True:
+        try:
+            require_all_there(snapshot, names)
+        except PartitionsAwayError as away:
+            try:
+                snapshot = await context.metadata.wait_newer(
+                    snapshot.epoch, deadline_s=deadline_s
+                )
+            except NoBrokerError:
+                raise away from None
+        else:
+            return snapshot
+
+
+async def find_partitions(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions of topics that can be read, in order; raises as above.
+
+    Those of a broker that is away are among them as long as they are known.
+    """
+    names = sorted(set(topics))
+    snapshot = await read_cluster(context, names, deadline_s=deadline_s)
+    return tuple(sorted(p for name in names for p in snapshot.get_partitions(name)))
+
+
+async def require_partitions(
+    context: ClientContext,
+    partitions: Iterable[TopicPartition],
+    *,
+    deadline_s: float,
+) -> None:
+    """Return when brokers have told of all of some partitions.
+
+    One that a broker lacks that is there is refused at once; a broker that is away is
+    waited for.
+
+    Raises:
+        NoBrokerError: nobody has one of them, or nothing is known of the cluster.
+        NodeNameError: no topic can have this name.
+    """
+    wanted = sorted(set(partitions))
+    topics = {partition.topic for partition in wanted}
+    snapshot = await read_cluster(context, topics, deadline_s=deadline_s)
+    while lacking := [p for p in wanted if p not in snapshot.get_partitions(p.topic)]:
+        refusal = _refusal(snapshot, lacking)
+        # A broker tells of all its partitions of a topic at once.
+        if any(p.broker_id in snapshot.gets.get(p.topic, {}) for p in lacking):
+            raise refusal
+        try:
+            snapshot = await context.metadata.wait_newer(
+                snapshot.epoch, deadline_s=deadline_s
+            )
+        except NoBrokerError as error:
+            raise refusal from error
+
+
+def _refusal(
+    snapshot: ClusterSnapshot, lacking: Sequence[TopicPartition]
+) -> NoBrokerError:
+    topic = lacking[0].topic
+    there = sorted(snapshot.get_partitions(topic))[:NAMES_SHOWN_MAX]
+    known = ", ".join(map(partition_name, there)) or "none"
+    return NoBrokerError(
+        f"no broker has {name_some(lacking)}; of topic '{topic}' there are: {known}"
+    )

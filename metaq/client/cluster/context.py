@@ -1,0 +1,93 @@
+"""What all parts of one client share."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from metaq.client.cluster.metadata import Metadata
+from metaq.client.options import ClientOptions, ProducerOptions
+from metaq.client.partitioner import Selector
+from metaq.client.validation import check_timeout
+from metaq.clock import Clock
+from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.pool import ConnectionPool
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import Coordinator
+
+
+class MessageSender(Protocol):
+    """A producer, as parts of a client use it that send dead letters."""
+
+    async def send(
+        self,
+        topic: str,
+        data: bytes,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+    ) -> object:
+        """Send one message and wait until it is on the broker's disk."""
+        ...
+
+    async def close(self) -> None:
+        """Wait for what was sent, then refuse more."""
+        ...
+
+
+ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
+"""Makes a producer of the client; whoever calls it owns and closes the producer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """The parts of one client; owned by its session, used on its loop."""
+
+    clock: Clock
+    """For every deadline."""
+    options: ClientOptions
+    """What the user chose."""
+    pool: ConnectionPool
+    """Connections to brokers."""
+    metadata: Metadata
+    """What is known of the cluster."""
+    paths: NodePaths
+    """Paths below the client's root."""
+    make_producer: ProducerMaker
+    """For parts that send."""
+    coordinator: Coordinator | None = None
+    """ZooKeeper; None for a client of named brokers."""
+    place: str = "brokers"
+    """Where the cluster is found, for people."""
+
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`.
+
+        Raises:
+            ConfigError: `timeout` is no time.
+        """
+        check_timeout(timeout)
+        return self.options.request_timeout_s if timeout is None else timeout
+
+    def deadline_s(self, timeout: float | None = None) -> float:
+        """Return the monotonic time `timeout` from now; None: `request_timeout_s`."""
+        return self.clock.monotonic_s() + self.limit_s(timeout)
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's logs are read: its leader, else a follower."""
+        copies = self.metadata.snapshot.brokers.get(broker_id)
+        if copies is None:
+            return None
+        return copies.leader or next(iter(copies.followers.values()), None)
+
+    async def disconnect(self, deadline_s: float | None) -> None:
+        """Close connections and session, when all that was made over them is closed.
+
+        Args:
+            deadline_s: absolute; None: `close_timeout_s` from when news has ended.
+        """
+        await self.metadata.stop()
+        if deadline_s is None:
+            deadline_s = self.clock.monotonic_s() + self.options.close_timeout_s
+        await self.pool.close(deadline_s=deadline_s)
+        if self.coordinator is not None:
+            await self.coordinator.stop(deadline_s=deadline_s)

@@ -1,0 +1,233 @@
+"""Where many logs start and end, asked again and again at little cost.
+
+Theory of operation: whoever watches a log that stands still would ask for its end many
+times a second. Where brokers offer to wait, a get with a wait stands at the end of each
+log that is watched, also of one that nobody has put to yet: as long as it is not
+answered the end is known, and asking costs nothing. A log that grows is asked for its
+span the next time somebody wants to know, and not before, so a busy log costs three
+requests for each look at it.
+
+A log that cannot be asked for a while keeps the span it had: a broker that restarts
+does not hold up whoever reads the others.
+
+The logs of brokers that do not wait are asked for their ends every POLL_S, or less
+often when there are several: all of them together cost one request in that time, as
+long as POLL_MAX_S allows it. The start of such a log is asked for when its end has
+moved.
+
+Source: client spec 2.4.
+"""
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
+    NO_GROUP,
+    ask,
+    log_range,
+    nearest_offset,
+)
+from metaq.errors import MetaqError
+from metaq.model import MAX_OFFSET, Offset, SizeBytes, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import NothingThere, parse_get
+from metaq.protocol.commands import Get
+from metaq.record.layout import HEADER_BYTES
+
+WAIT_MS: Final = 30_000
+"""How long a broker is asked to hold a get at the end of a log."""
+POLL_S: Final = 0.75
+"""Seconds between two questions to brokers that do not wait, all logs together."""
+ASK_S: Final = 2.0
+"""How long a log is asked for its span when there is one from before."""
+POLL_MAX_S: Final = 10.0
+"""The same for one log, however many there are."""
+EARLY_PART: Final = 0.9
+"""A get that ends without data before so much of its wait was refused to wait."""
+
+Span: TypeAlias = tuple[Offset, Offset]
+"""Log start and log end."""
+
+
+@dataclass(slots=True, eq=False)
+class _Tail:
+    """What is known of one log."""
+
+    span: Span | None = None
+    poll: "asyncio.Task[None] | None" = None
+    is_known: bool = False
+    due_s: float = 0.0
+    failing_since_s: float | None = None
+
+
+class LogEnds:
+    """The spans of the logs that somebody watches. Used on the client's loop.
+
+    Lifecycle: made, used, `close` once.
+    """
+
+    def __init__(self, context: ClientContext, *, patience_s: float) -> None:
+        """Watch nothing yet.
+
+        Args:
+            context: the client's parts.
+            patience_s: how long a log that was known may not be asked before that is
+                an error.
+        """
+        self._context = context
+        self._patience_s = patience_s
+        self._tails: dict[TopicPartition, _Tail] = {}
+        self._news = asyncio.Event()
+
+    async def read(
+        self, partitions: Collection[TopicPartition], *, deadline_s: float
+    ) -> Mapping[TopicPartition, Span | None]:
+        """Return the spans of some logs; the others are watched no more.
+
+        Args:
+            partitions: the logs.
+            deadline_s: absolute; for those that have to be asked.
+
+        Returns:
+            (log start, log end) for each; None where the broker has no log of it. The
+            log start may be older than the log end.
+
+        Raises:
+            NoBrokerError, RequestTimeoutError, WireError: a log cannot be asked.
+        """
+        for partition in self._tails.keys() - set(partitions):
+            self._drop(self._tails.pop(partition))
+        tails = {p: self._tails.setdefault(p, _Tail()) for p in partitions}
+        self._news.clear()
+        now_s = self._context.clock.monotonic_s()
+        pause_s = min(POLL_S * max(1, len(tails)), POLL_MAX_S)
+        outcomes = await asyncio.gather(
+            *(
+                self._refresh(partition, tail, pause_s, deadline_s)
+                for partition, tail in tails.items()
+                if tail.poll is None and tail.due_s <= now_s
+            ),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+        return MappingProxyType({p: tail.span for p, tail in tails.items()})
+
+    async def wait(self, *, wait_s: float) -> None:
+        """Return when a log that was read has grown, or after so many seconds."""
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        for tail in self._tails.values():
+            self._drop(tail)
+        self._tails.clear()
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _drop(self, tail: _Tail) -> None:
+        if tail.poll is not None:
+            tail.poll.cancel()
+
+    async def _refresh(
+        self,
+        partition: TopicPartition,
+        tail: _Tail,
+        pause_s: float,
+        deadline_s: float,
+    ) -> None:
+        if not tail.is_known:
+            await self._ask(partition, tail, deadline_s)
+        address = self._context.address_of(partition.broker_id)
+        connection = address and self._context.pool.ready(address)
+        wait_ms = 0
+        if connection:
+            wait_ms = min(WAIT_MS, connection.capabilities.wait_ms_max)
+        if not tail.is_known or not wait_ms:
+            tail.is_known = False
+            tail.due_s = self._context.clock.monotonic_s() + pause_s
+            return
+        tail.poll = asyncio.create_task(
+            self._stand(partition, tail, _end_of(tail), wait_ms, pause_s)
+        )
+
+    async def _ask(
+        self, partition: TopicPartition, tail: _Tail, deadline_s: float
+    ) -> None:
+        """Ask for a span; a failure leaves the one that is known, for a while."""
+        now_s = self._context.clock.monotonic_s()
+        if tail.span is not None:
+            deadline_s = min(deadline_s, now_s + ASK_S)
+        try:
+            tail.span = await self._span(partition, tail, deadline_s)
+        except MetaqError as error:
+            since_s = tail.failing_since_s or now_s
+            is_patient = error.retriable and now_s - since_s < self._patience_s
+            if tail.span is None or not is_patient:
+                raise
+            tail.failing_since_s = since_s
+        else:
+            tail.is_known, tail.failing_since_s = True, None
+
+    async def _span(
+        self, partition: TopicPartition, tail: _Tail, deadline_s: float
+    ) -> Span | None:
+        """Return the span of now; the known one where the end is the same."""
+        if tail.span is not None:
+            end = await nearest_offset(
+                self._context, partition, MAX_OFFSET, deadline_s=deadline_s
+            )
+            if end == tail.span[1]:
+                return tail.span
+        return await log_range(self._context, partition, deadline_s=deadline_s)
+
+    async def _stand(
+        self,
+        partition: TopicPartition,
+        tail: _Tail,
+        end: Offset,
+        wait_ms: int,
+        pause_s: float,
+    ) -> None:
+        """Stand at the end of a log until it grows, or the broker lets go."""
+
+        def make(_connection: BrokerConnection, opaque: int) -> Get:
+            topic, number = partition.topic, partition.partition
+            size = SizeBytes(HEADER_BYTES)
+            return Get(topic, NO_GROUP, number, end, size, opaque, wait_ms)
+
+        context = self._context
+        since_s = context.clock.monotonic_s()
+        deadline_s = since_s + wait_ms / 1000 + context.options.request_timeout_s
+        is_same, is_early = False, True
+        try:
+            parse = partial(parse_get, asked=end)
+            outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
+            is_same = isinstance(outcome, NothingThere)
+            waited_s = context.clock.monotonic_s() - since_s
+            is_early = is_same and waited_s < EARLY_PART * wait_ms / 1000
+        except MetaqError:
+            # Whoever asks next hears of it, if it lasts.
+            pass
+        finally:
+            tail.poll = None
+        tail.is_known = is_same and not is_early
+        if is_early:
+            tail.due_s = context.clock.monotonic_s() + pause_s
+        if not is_same:
+            self._news.set()
+
+
+def _end_of(tail: _Tail) -> Offset:
+    """Return where the next message will lie; 0 in a log that is not there yet."""
+    return Offset(0) if tail.span is None else tail.span[1]

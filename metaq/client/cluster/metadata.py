@@ -1,0 +1,546 @@
+"""What the client knows of the cluster, whoever it has it from.
+
+Producers and consumers read one immutable `ClusterSnapshot` and hear of the next one.
+It comes from ZooKeeper (`ZooKeeperMetadata`), which tells of each change by itself, or
+from brokers that were named by address (`AddressMetadata`) and are asked every
+`metadata_s`, and when a request went wrong.
+
+Theory of operation of the latter. Each address has a task of its own, so a broker that
+does not answer delays nobody else. The first snapshot waits until every broker has
+answered or failed, at most SETTLE_S: a reader of a whole topic should not take the
+first broker's partitions for all there are. Later on every answer that changes
+something gives the next snapshot. A broker that cannot be reached is missing from
+`brokers`; what it serves stays known, and is its record, so its partitions do not seem
+to vanish. One that has never answered is `silent`: it may have a part of every topic.
+
+    Invariant: the epoch grows with every snapshot; 0 says that nothing is known yet.
+
+Source: client spec 4 and 7.6.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from metaq.client.cluster.away_partitions import require_all_there
+from metaq.client.cluster.broker_description import (
+    BrokerFacts,
+    parse_facts,
+)
+from metaq.client.names import near_topics
+from metaq.client.options import ClientOptions
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    CoordinationError,
+    MetaqError,
+    NoBrokerError,
+    WireError,
+)
+from metaq.lifecycle import Service, State
+from metaq.model import BrokerAddress, BrokerId
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import require_ok
+from metaq.protocol.commands import Stats
+from metaq.zk.cluster import BrokerCopies, ClusterSnapshot, ClusterWatch
+from metaq.zk.errors import CoordinationTimeoutError
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import Cancel, Coordinator
+
+_log = logging.getLogger(__name__)
+
+SETTLE_S: Final = 1.0
+"""Longest the first snapshot waits for brokers that neither answer nor fail."""
+
+ASK_PAUSE_S: Final = 1.0
+"""Least time between two questions to one broker, however often somebody wants news;
+less when `metadata_s` is."""
+
+UNREACHABLE_S: Final = 2.0
+"""A broker that cannot be connected to for so long counts as not there."""
+
+OnSnapshot = Callable[[ClusterSnapshot], None]
+
+
+class Metadata(Protocol):
+    """Whoever knows the cluster. Used on the client's loop.
+
+    Lifecycle: `start` once, use, `stop` once.
+    """
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """Return what is known now; epoch 0 while nothing is."""
+        ...
+
+    async def start(self) -> None:
+        """Begin to learn; does not wait for anything to be known."""
+        ...
+
+    async def stop(self) -> None:
+        """Learn no more; whoever waits hears a ClosedError. Bounded, idempotent."""
+        ...
+
+    def watch_topic(self, name: str) -> None:
+        """Let snapshots speak of this topic from now on; it need not exist.
+
+        Raises:
+            ClosedError: stopped.
+            NodeNameError: no topic can have this name (ZooKeeper only).
+        """
+        ...
+
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
+        """Watch a topic; return the first snapshot in which it has partitions.
+
+        Args:
+            name: the topic.
+            deadline_s: absolute.
+            takes_puts: partitions that producers may put to; those of followers, which
+                are only read, are none.
+
+        Raises:
+            NoBrokerError: nobody served it before the deadline; the text names topics
+                with a similar name.
+            ClosedError, NodeNameError: as `watch_topic`.
+        """
+        ...
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names of all topics, also of those that are away.
+
+        Raises:
+            NoBrokerError: no broker has told any before the deadline.
+            CoordinationError: ZooKeeper cannot be asked.
+            ClosedError: stopped.
+        """
+        ...
+
+    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its epoch is above `epoch`.
+
+        Raises:
+            NoBrokerError: there was no news before the deadline.
+            ClosedError: stopped.
+        """
+        ...
+
+    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
+        """Call `on_snapshot` on the loop with each new snapshot, in order."""
+        ...
+
+    def request_refresh(self) -> None:
+        """Ask for news soon: a request failed with `refresh_metadata`. Never waits."""
+        ...
+
+
+async def _wait_served(
+    metadata: Metadata, name: str, *, deadline_s: float, takes_puts: bool, clock: Clock
+) -> ClusterSnapshot:
+    """Wait for a snapshot in which a watched topic has partitions."""
+    since_s = clock.monotonic_s()
+    snapshot, known = metadata.snapshot, None
+    while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
+        if snapshot.epoch and known is None:
+            # Asked now: at the deadline there is no time left for it.
+            known = await _known_topics(metadata, deadline_s)
+        try:
+            snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+        except NoBrokerError as error:
+            if not snapshot.epoch:
+                # Whether somebody serves it is what nobody has told.
+                raise NoBrokerError(f"topic '{name}': {error}") from error
+            require_all_there(snapshot, [name])
+            waited_s = clock.monotonic_s() - since_s
+            is_read = name in snapshot.gets
+            text = "takes puts to" if is_read else "serves"
+            there = ", ".join(map(str, snapshot.brokers)) or "none"
+            hint = "" if is_read else f"; {near_topics(name, known or ())}"
+            raise NoBrokerError(
+                f"no broker {text} topic '{name}' (waited {waited_s:.3g} s); ids of"
+                f" the brokers that are there: {there}{hint}"
+            ) from error
+    return snapshot
+
+
+async def _known_topics(metadata: Metadata, deadline_s: float) -> frozenset[str]:
+    try:
+        return await metadata.topics(deadline_s=deadline_s)
+    except (CoordinationError, NoBrokerError):
+        return frozenset()
+
+
+# -- from ZooKeeper -------------------------------------------------------------------
+
+
+class ZooKeeperMetadata:
+    """The cluster below one root in ZooKeeper; `Metadata`."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        paths: NodePaths,
+        *,
+        clock: Clock,
+        name: str = "ZooKeeper",
+    ) -> None:
+        """Prepare to watch.
+
+        Args:
+            coordinator: belongs to the caller; may connect before or after `start`.
+            paths: the root.
+            clock: gives meaning to deadlines.
+            name: of ZooKeeper in errors, with its address.
+        """
+        self._clock = clock
+        self._name = name
+        self._watch = ClusterWatch(coordinator, paths, clock=clock)
+
+    @property
+    def watch(self) -> ClusterWatch:
+        """Return the watch behind it, which also knows all names of topics."""
+        return self._watch
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """Return what is known now; it holds while ZooKeeper is out of reach."""
+        return self._watch.snapshot
+
+    async def start(self) -> None:
+        """Begin to watch."""
+        self._watch.start()
+
+    async def stop(self) -> None:
+        """End all watches; whoever waits hears a ClosedError."""
+        self._watch.close()
+
+    def watch_topic(self, name: str) -> None:
+        """Let snapshots speak of this topic from now on."""
+        self._watch.watch_topic(name)
+
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
+        """Watch a topic; return the first snapshot in which it has partitions."""
+        self._watch.watch_topic(name)
+        return await _wait_served(
+            self,
+            name,
+            deadline_s=deadline_s,
+            takes_puts=takes_puts,
+            clock=self._clock,
+        )
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names of all topics there are, served or recorded, asked now."""
+        return await self._watch.topics(deadline_s=deadline_s)
+
+    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its epoch is above `epoch`."""
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        try:
+            return await self._watch.wait_newer(epoch, deadline_s=deadline_s)
+        except CoordinationTimeoutError as error:
+            raise NoBrokerError(
+                f"no news from {self._name} within {left_s:.3g} s"
+            ) from error
+
+    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
+        """Call `on_snapshot` on the loop with each new snapshot, in order."""
+        return self._watch.add_listener(on_snapshot)
+
+    def request_refresh(self) -> None:
+        """Do nothing: ZooKeeper tells of every change by itself."""
+
+
+# -- from the brokers themselves ------------------------------------------------------
+
+
+class _Place:
+    """One address, and what is known of the broker there."""
+
+    __slots__ = ("address", "facts", "is_there", "wanted", "was_tried")
+
+    def __init__(self, address: BrokerAddress) -> None:
+        self.address = address
+        self.facts: BrokerFacts | None = None  # what it said last
+        self.is_there = False
+        self.was_tried = False
+        self.wanted = asyncio.Event()
+
+
+class AddressMetadata(Service):
+    """The cluster that a list of brokers tells of; `Metadata`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[BrokerAddress],
+        *,
+        pool: ConnectionPool,
+        clock: Clock,
+        options: ClientOptions,
+    ) -> None:
+        """Prepare to ask.
+
+        Args:
+            addresses: at least one; where two are one broker, the first counts.
+            pool: whose connections carry the questions; belongs to the caller.
+            clock: gives meaning to deadlines.
+            options: `metadata_s` and time-outs.
+        """
+        super().__init__("metadata", stop_timeout_s=options.close_timeout_s)
+        self._pool = pool
+        self._clock = clock
+        self._metadata_s = options.metadata_s
+        self._timeout_s = options.request_timeout_s
+        self._pause_s = min(ASK_PAUSE_S, options.metadata_s)
+        self._places = [_Place(address) for address in dict.fromkeys(addresses)]
+        self._watched: set[str] = set()
+        self._is_settled = False
+        self._snapshot = ClusterSnapshot()
+        self._changed = asyncio.Event()
+        self._listeners: dict[object, OnSnapshot] = {}
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """Return what is known now."""
+        return self._snapshot
+
+    async def on_start(self) -> None:
+        """Begin to ask each broker."""
+        self.on_way_down("waiters", self._wake_waiters)
+        for place in self._places:
+            self.spawn(self._run_place(place), name=f"ask {place.address}")
+        self.spawn(self._run_settling(), name="settle")
+
+    async def _wake_waiters(self) -> None:
+        self._listeners.clear()
+        self._changed.set()
+
+    def watch_topic(self, name: str) -> None:
+        """Let snapshots speak of this topic from now on."""
+        self._require_open()
+        if name in self._watched:
+            return
+        self._watched.add(name)
+        self._publish()
+        if name not in self._snapshot.puts:
+            self.request_refresh()
+
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
+        """Watch a topic; return the first snapshot in which it has partitions."""
+        self.watch_topic(name)
+        return await _wait_served(
+            self,
+            name,
+            deadline_s=deadline_s,
+            takes_puts=takes_puts,
+            clock=self._clock,
+        )
+
+    async def topics(self, *, deadline_s: float) -> frozenset[str]:
+        """Return the names that the brokers told last; waits for the first time."""
+        snapshot = self._snapshot
+        if not snapshot.epoch:
+            snapshot = await self.wait_newer(0, deadline_s=deadline_s)
+        return frozenset(snapshot.puts.keys() | snapshot.gets.keys())
+
+    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its epoch is above `epoch`."""
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        try:
+            async with asyncio.timeout(left_s):
+                while self._snapshot.epoch <= epoch:
+                    self._require_open()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            raise NoBrokerError(
+                f"no news from {', '.join(str(p.address) for p in self._places)}"
+                f" within {left_s:.3g} s"
+            ) from error
+        return self._snapshot
+
+    def add_listener(self, on_snapshot: OnSnapshot) -> Cancel:
+        """Call `on_snapshot` on the loop with each new snapshot, in order."""
+        key = object()
+        self._listeners[key] = on_snapshot
+
+        def cancel() -> None:
+            self._listeners.pop(key, None)
+
+        return cancel
+
+    def request_refresh(self) -> None:
+        """Ask every broker as soon as ASK_PAUSE_S since its last answer are over."""
+        for place in self._places:
+            place.wanted.set()
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _require_open(self) -> None:
+        if self.state not in (State.NEW, State.STARTING, State.RUNNING):
+            raise ClosedError("the client's metadata is closed")
+
+    async def _run_settling(self) -> None:
+        await asyncio.sleep(SETTLE_S)
+        self._is_settled = True
+        self._publish()
+
+    async def _run_place(self, place: _Place) -> None:
+        """Ask one broker again and again."""
+        while True:
+            place.wanted.clear()
+            was_there = place.is_there
+            try:
+                place.facts = await self._ask(place.address)
+                place.is_there = True
+            except MetaqError as error:
+                place.is_there = False
+                if was_there or not place.was_tried:  # once per absence
+                    _log.warning(
+                        "broker gives no metadata: broker=%s error=%s",
+                        place.address,
+                        error,
+                    )
+            place.was_tried = True
+            self._publish()
+            await asyncio.sleep(self._pause_s)
+            if not place.is_there:
+                continue
+            try:
+                async with asyncio.timeout(self._metadata_s - self._pause_s):
+                    await place.wanted.wait()
+            except TimeoutError:
+                continue
+
+    async def _ask(self, address: BrokerAddress) -> BrokerFacts:
+        now_s = self._clock.monotonic_s()
+        connection = await self._pool.get(address, deadline_s=now_s + UNREACHABLE_S)
+        broker, topics, offsets, config = await asyncio.gather(
+            self._stats(connection, ""),
+            self._stats(connection, "topics"),
+            self._stats(connection, "offsets"),
+            self._stats_config(connection),
+        )
+        return parse_facts(
+            broker=broker,
+            topics=topics,
+            offsets=offsets,
+            config=config,
+            source=str(address),
+        )
+
+    async def _stats(self, connection: BrokerConnection, item: str) -> str:
+        reply = await connection.call(
+            Stats(item, connection.next_opaque()),
+            deadline_s=self._clock.monotonic_s() + self._timeout_s,
+        )
+        return require_ok(reply).text
+
+    async def _stats_config(self, connection: BrokerConnection) -> str | None:
+        try:
+            return await self._stats(connection, "config")
+        except WireError:
+            return None
+
+    def _publish(self) -> None:
+        """Make the next snapshot, if anything is different from the present one."""
+        known = [place for place in self._places if place.facts is not None]
+        silent = frozenset(p.address for p in self._places if p.facts is None)
+        settled = self._is_settled or all(place.was_tried for place in self._places)
+        if not known or not settled:
+            return
+        old = self._snapshot
+        new = replace(
+            make_snapshot(
+                [(p.address, p.facts, p.is_there) for p in known if p.facts],
+                self._watched,
+            ),
+            silent=silent,
+            epoch=old.epoch,
+        )
+        if new == old and old.epoch:
+            return
+        self._snapshot = replace(new, epoch=old.epoch + 1)
+        _log.info(
+            "cluster changed: epoch=%d brokers=%d topics=%d",
+            self._snapshot.epoch,
+            len(new.brokers),
+            len(new.puts.keys() | new.gets.keys()),
+        )
+        self._changed.set()
+        self._changed = asyncio.Event()
+        for listener in tuple(self._listeners.values()):
+            # One listener's failure is the loop's to report and nobody else's.
+            asyncio.get_running_loop().call_soon(listener, self._snapshot)
+
+
+def make_snapshot(
+    told: Iterable[tuple[BrokerAddress, BrokerFacts, bool]], watched: Iterable[str]
+) -> ClusterSnapshot:
+    """Return what brokers told, as one snapshot of epoch 0. Pure.
+
+    Args:
+        told: where a broker is, what it said last, and whether it is there now. Of
+            two leaders with one id, the first counts.
+        watched: topics that are looked for also where only a pattern takes them.
+    """
+    topics = frozenset(watched)
+    leaders: dict[BrokerId, BrokerAddress] = {}
+    followers: dict[BrokerId, list[BrokerAddress]] = {}
+    puts: dict[str, dict[BrokerId, int]] = {}
+    gets: dict[str, dict[BrokerId, int]] = {}
+    recorded: dict[str, dict[BrokerId, int]] = {}
+    for address, facts, is_there in told:
+        if is_there and facts.is_follower:
+            followers.setdefault(facts.broker_id, []).append(address)
+        elif is_there:
+            leaders.setdefault(facts.broker_id, address)
+        for topic in topics | facts.counts.keys():
+            count = facts.partition_count(topic)
+            if count and facts.takes_puts(topic):
+                _raise_count(puts, topic, facts.broker_id, count)
+            if count and facts.takes_gets(topic):
+                _raise_count(gets, topic, facts.broker_id, count)
+            if count and (facts.takes_puts(topic) or facts.takes_gets(topic)):
+                _raise_count(recorded, topic, facts.broker_id, count)
+    brokers = {
+        broker_id: BrokerCopies(
+            leader=leaders.get(broker_id),
+            followers=MappingProxyType(dict(enumerate(followers.get(broker_id, [])))),
+        )
+        for broker_id in sorted(leaders.keys() | followers.keys())
+    }
+    return ClusterSnapshot(
+        brokers=MappingProxyType(brokers),
+        puts=_frozen(puts),
+        gets=_frozen(gets),
+        recorded=_frozen(recorded),
+        topics=topics,
+    )
+
+
+def _raise_count(
+    counts: dict[str, dict[BrokerId, int]], topic: str, broker_id: BrokerId, count: int
+) -> None:
+    by_broker = counts.setdefault(topic, {})
+    by_broker[broker_id] = max(by_broker.get(broker_id, 0), count)
+
+
+def _frozen(
+    counts: dict[str, dict[BrokerId, int]],
+) -> Mapping[str, Mapping[BrokerId, int]]:
+    return MappingProxyType(
+        {
+            topic: MappingProxyType(dict(sorted(by_broker.items())))
+            for topic, by_broker in sorted(counts.items())
+        }
+    )

@@ -1,0 +1,304 @@
+"""Questions to brokers about one partition: where its log ends, and what is when.
+
+Each finds the broker by itself (its leader, or a follower when the leader is gone) and
+asks again after errors that may pass, until the deadline. Source: client spec 2.4.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import CannotAnswerError
+from metaq.errors import NoBrokerError, RemoteProtocolError
+from metaq.model import (
+    MAX_OFFSET,
+    MessageId,
+    Millis,
+    Offset,
+    SizeBytes,
+    TopicPartition,
+    id_time,
+)
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.replies import (
+    Damaged,
+    Fetched,
+    damage_error,
+    damage_in,
+    parse_boundaries,
+    parse_count,
+    parse_get,
+    parse_offset,
+    raise_passing,
+    require_ok,
+)
+from metaq.protocol.commands import (
+    CountQuestion,
+    Get,
+    OffsetQuery,
+    Question,
+    Reply,
+    Result,
+    SplitQuestion,
+    TimeQuestion,
+)
+from metaq.protocol.status import Status
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.retry import Backoff, retry
+
+BACKOFF: Final = Backoff(first_s=0.05, max_s=1.0)
+NO_GROUP: Final = "metaq-client"
+"""The group named in questions that belong to no group."""
+
+T = TypeVar("T")
+
+
+async def ask(
+    context: ClientContext,
+    partition: TopicPartition,
+    make: Callable[[BrokerConnection, int], OffsetQuery | Get],
+    parse: Callable[[Reply], T],
+    *,
+    deadline_s: float,
+) -> T:
+    """Send one command to the partition's broker; again after passing errors.
+
+    Args:
+        context: the client's parts.
+        partition: whose broker is asked.
+        make: makes the command from the connection and its next opaque.
+        parse: says what the reply means.
+        deadline_s: when to give up.
+
+    Raises:
+        NoBrokerError: the broker is not there.
+        RequestTimeoutError: it does not answer.
+        RemoteProtocolError: its answer cannot be; the connection is closed.
+        CorruptRecordError: the answer to a question lies in damaged bytes.
+        WireError: it goes on refusing with a status that passes (503, 504); and what
+            `parse` raises.
+    """
+    if not context.metadata.snapshot.epoch:
+        # Whose address is wrong, or who is away, is told by name.
+        await context.metadata.wait_newer(0, deadline_s=deadline_s)
+
+    async def attempt() -> T:
+        address = context.address_of(partition.broker_id)
+        if address is None:
+            context.metadata.request_refresh()
+            raise NoBrokerError(
+                f"{partition}: broker {partition.broker_id} is not registered"
+            )
+        connection = await context.pool.get(address, deadline_s=deadline_s)
+        command = make(connection, connection.next_opaque())
+        reply = await connection.call(command, deadline_s=deadline_s)
+        raise_passing(reply)
+        try:
+            damaged = damage_in(reply)
+            if damaged is not None and isinstance(command, OffsetQuery):
+                raise damage_error(partition, damaged.start, damaged)
+            return parse(reply)
+        except RemoteProtocolError as error:
+            connection.close_for(error)
+            raise
+
+    return await retry(
+        attempt, backoff=BACKOFF, deadline_s=deadline_s, clock=context.clock
+    )
+
+
+async def log_range(
+    context: ClientContext, partition: TopicPartition, *, deadline_s: float
+) -> tuple[Offset, Offset] | None:
+    """Return (log start, log end); None when the broker has no log of it yet."""
+    start = await nearest_offset(context, partition, Offset(0), deadline_s=deadline_s)
+    if start is None:
+        return None
+    end = await nearest_offset(context, partition, MAX_OFFSET, deadline_s=deadline_s)
+    return None if end is None else (start, end)
+
+
+async def nearest_offset(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    *,
+    deadline_s: float,
+) -> Offset | None:
+    """Return where reading can start near `offset`; None without a log.
+
+    Raises:
+        WireError: the broker refused.
+    """
+
+    def make(_connection: BrokerConnection, opaque: int) -> OffsetQuery:
+        return OffsetQuery(
+            partition.topic, NO_GROUP, partition.partition, offset, opaque
+        )
+
+    return await ask(context, partition, make, _offset_in, deadline_s=deadline_s)
+
+
+async def offset_at(
+    context: ClientContext,
+    partition: TopicPartition,
+    moment: Millis,
+    *,
+    deadline_s: float,
+) -> Offset | None:
+    """Return where to begin to see all that was put at `moment` or later.
+
+    Args:
+        context: the client's parts.
+        partition: what is searched.
+        moment: wall clock, milliseconds since 1970.
+        deadline_s: when to give up.
+
+    Returns:
+        The offset of the first message of that time or later, or of one shortly
+        before; the log end when there is none; None without a log.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, whose log tells no time.
+    """
+    question = TimeQuestion(max(0, moment))
+    return await _ask_spans(
+        context, partition, Offset(0), question, _offset_in, deadline_s
+    )
+
+
+async def count_between(
+    context: ClientContext,
+    partition: TopicPartition,
+    start: Offset,
+    end: Offset,
+    *,
+    deadline_s: float,
+) -> int:
+    """Return the number of messages in start..end, both record boundaries.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, which does not count.
+        CorruptRecordError: the range is damaged.
+        WireError: an offset is no boundary.
+    """
+    question = CountQuestion(end)
+    return await _ask_spans(
+        context, partition, start, question, parse_count, deadline_s
+    )
+
+
+async def boundaries_between(
+    context: ClientContext,
+    partition: TopicPartition,
+    start: Offset,
+    end: Offset,
+    count: int,
+    *,
+    deadline_s: float,
+) -> tuple[Offset, ...]:
+    """Return record boundaries that divide start..end into parts of about equal size.
+
+    Args:
+        context: the client's parts.
+        partition: what is divided.
+        start: a record boundary.
+        end: a record boundary, at or behind `start`.
+        count: offsets that are wanted, 1 or more; the broker may give fewer.
+        deadline_s: when to give up.
+
+    Returns:
+        Offsets strictly between `start` and `end`, ascending.
+
+    Raises:
+        CannotAnswerError: a MetaQ 1.4 broker, which knows no boundaries.
+        CorruptRecordError: the range is damaged.
+        WireError: an offset is no boundary.
+    """
+    question = SplitQuestion(end, count + 2)
+    found = await _ask_spans(
+        context, partition, start, question, parse_boundaries, deadline_s
+    )
+    return tuple(at for at in found if start < at < end)
+
+
+async def read_slice(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    size_bytes: SizeBytes,
+    *,
+    deadline_s: float,
+) -> bytes:
+    """Return bytes of the log from `offset` on, as they are.
+
+    Args:
+        context: the client's parts.
+        partition: whose log.
+        offset: the first of them.
+        size_bytes: how many at most, 1 or more; the broker may give fewer.
+        deadline_s: when to give up.
+
+    Returns:
+        Empty where there are none at that offset now.
+
+    Raises:
+        CorruptRecordError: the broker says that they are damaged.
+        WireError: the broker refused.
+    """
+
+    def make(_connection: BrokerConnection, opaque: int) -> Get:
+        topic, number = partition.topic, partition.partition
+        return Get(topic, NO_GROUP, number, offset, size_bytes, opaque)
+
+    parse = partial(parse_get, asked=offset)
+    outcome = await ask(context, partition, make, parse, deadline_s=deadline_s)
+    if isinstance(outcome, Damaged):
+        raise damage_error(partition, offset, outcome)
+    return outcome.data if isinstance(outcome, Fetched) else b""
+
+
+async def time_of(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    *,
+    deadline_s: float,
+) -> Millis | None:
+    """Return when the message at `offset` was stamped; None if nobody can say."""
+    size_bytes = SizeBytes(HEADER_BYTES)
+    data = await read_slice(
+        context, partition, offset, size_bytes, deadline_s=deadline_s
+    )
+    if len(data) < HEADER_BYTES:
+        return None
+    _length, _checksum, message_id, _flag = HEADER.unpack_from(data)
+    return id_time(MessageId(message_id))
+
+
+async def _ask_spans(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    question: Question,
+    parse: Callable[[Reply], T],
+    deadline_s: float,
+) -> T:
+    def make(connection: BrokerConnection, opaque: int) -> OffsetQuery:
+        if not connection.capabilities.spans:
+            raise CannotAnswerError(
+                f"{partition}: broker {connection.address}"
+                f" ({connection.capabilities.version}) keeps no counts and no times"
+            )
+        topic, number = partition.topic, partition.partition
+        return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
+
+    return await ask(context, partition, make, parse, deadline_s=deadline_s)
+
+
+def _offset_in(reply: Reply) -> Offset | None:
+    """Return the offset that a question was answered with; None without a log."""
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        return None
+    return parse_offset(require_ok(reply))

@@ -1,0 +1,1 @@
+"""From a get to a handled message: fetchers, fetch buffer and handlers."""

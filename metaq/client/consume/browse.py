@@ -1,0 +1,360 @@
+"""Look at topics, partitions and messages without a group: nothing is committed.
+
+    which_partitions --> for each: [begin, log end as it is now) --> gets --> messages
+
+Reading up to the end goes partition by partition, in the order of their numbers, and
+ends where each log ended when reading began. Following goes on for ever; it is a
+consumer whose offsets live in memory. Both follow the log when its start moves on.
+
+Source: client spec 6.1, 15.1 and 15.2; 21, row 13.
+"""
+
+import contextlib
+import re
+from collections.abc import (
+    AsyncGenerator,
+    Collection,
+    Mapping,
+)
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple
+
+from metaq.client.cluster.catalog import read_whole
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
+    BACKOFF,
+    ask,
+    log_range,
+)
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.cursor import FETCH_BYTES_MAX, PartitionCursor
+from metaq.client.fan_out import all_of
+from metaq.client.group.assignments import (
+    FixedSource,
+    listed_source,
+    topic_source,
+)
+from metaq.client.names import fixed_partitions, require_text
+from metaq.client.offsets.offset_reset import first_offset
+from metaq.client.offsets.offset_store import MemoryOffsets
+from metaq.client.options import ConsumerOptions, Start, check_start
+from metaq.client.timeouts import within
+from metaq.client.validation import (
+    WIRE_BYTES_MAX,
+    check_offset,
+    check_whole,
+)
+from metaq.errors import ServerError, WireError
+from metaq.model import SCHEME, BrokerAddress, Message, Offset, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.log_reader import BROWSER_GROUP
+from metaq.peer.replies import (
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+    parse_get,
+    require_ok,
+)
+from metaq.protocol.commands import Get, Stats
+from metaq.retry import retry
+
+FOLLOW_COUNT_MAX: Final = 10_000
+"""Most messages that a follower hands over at a time."""
+STATS_FRAME: Final = frozenset({"STATS", "END"})
+"""Lines around the lines of a `stats` reply."""
+_ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
+
+
+@dataclass(frozen=True, slots=True)
+class GetResult:
+    """What one `get` brought."""
+
+    messages: list[Message]
+    """Whole messages in order; none at the end of the log, or when the offset moved."""
+    next_offset: Offset
+    """Where to go on."""
+    is_moved: bool
+    """The offset lay outside the log, and `next_offset` is its start or its end."""
+
+
+async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[str, ...]:
+    """Return the names of all topics, sorted; waits for ZooKeeper to be connected.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        MetaqError: ZooKeeper cannot be asked.
+    """
+    if not context.metadata.snapshot.epoch:
+        await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    names = await retry(
+        lambda: context.metadata.topics(deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )
+    return tuple(sorted(names))
+
+
+async def known_partitions(
+    context: ClientContext, topic: str, *, deadline_s: float
+) -> tuple[TopicPartition, ...]:
+    """Return a topic's partitions in numeric order, also those that are away.
+
+    () when no broker serves or has recorded it.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        NodeNameError: no topic can have this name.
+        TypeError: the topic is no text.
+    """
+    require_text("topic", topic)
+    metadata = context.metadata
+    metadata.watch_topic(topic)
+    snapshot = metadata.snapshot
+    while not snapshot.epoch or topic not in snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    readable = snapshot.get_partitions(topic)
+    taking = snapshot.put_partitions(topic)
+    return tuple(sorted({*readable, *taking, *snapshot.away(topic)}))
+
+
+async def get_at(
+    context: ClientContext,
+    partition: TopicPartition,
+    offset: Offset,
+    max_bytes: int,
+    *,
+    deadline_s: float,
+) -> GetResult:
+    """Return the messages at an offset; more gets than one only for a large message.
+
+    Args:
+        context: the client's parts.
+        partition: what is read.
+        offset: a record boundary, or any offset outside the log.
+        max_bytes: how much is asked for, at least; 1 or more.
+        deadline_s: when to give up.
+
+    Raises:
+        CorruptRecordError: the record at `offset` is damaged.
+        MetaqError: the broker cannot be asked, or refuses.
+    """
+    check_whole("max_bytes", max_bytes, 1, WIRE_BYTES_MAX)
+    check_offset("offset", offset)
+    cursor = PartitionCursor(
+        partition,
+        offset,
+        fetch_bytes=max_bytes,
+        fetch_bytes_max=max(max_bytes, FETCH_BYTES_MAX),
+    )
+    is_doubted = False
+    while True:
+        is_amid = cursor.is_amid
+        step = await _step(context, cursor, deadline_s)
+        is_end = isinstance(step.outcome, NothingThere) and not is_amid
+        if is_end and not step.names_damage and not is_doubted:
+            # It may be a gap: MetaQ 1.4 answers there as it does at the end.
+            is_doubted = True
+            cursor.search_gap()
+            continue
+        is_moved = isinstance(step.outcome, MovedTo) and not is_amid
+        if step.messages or is_end or is_moved:
+            return GetResult(step.messages, cursor.offset, is_moved)
+
+
+class _Step(NamedTuple):
+    """One get of a browser, and what became of it."""
+
+    outcome: GetOutcome
+    messages: list[Message]
+    names_damage: bool
+    """Whether the broker says so when it cannot read its log."""
+
+
+async def _step(
+    context: ClientContext, cursor: PartitionCursor, deadline_s: float
+) -> _Step:
+    """Get once; after a refusal that may hide damage, until that is known.
+
+    Raises:
+        CorruptRecordError, NoProgressError: as the cursor says.
+        MetaqError: the broker cannot be asked, or refuses.
+    """
+    refusal: ServerError | None = None
+    names_damage = False
+
+    def make(connection: BrokerConnection, opaque: int) -> Get:
+        nonlocal names_damage
+        names_damage = connection.capabilities.codes
+        topic, number = cursor.partition.topic, cursor.partition.partition
+        at, size_bytes = cursor.fetch_offset, cursor.size_bytes
+        return Get(topic, BROWSER_GROUP, number, at, size_bytes, opaque)
+
+    while True:
+        parse = partial(parse_get, asked=cursor.fetch_offset)
+        outcome: GetOutcome = NothingThere()
+        try:
+            outcome = await ask(
+                context, cursor.partition, make, parse, deadline_s=deadline_s
+            )
+        except ServerError as error:
+            if not cursor.is_searching:
+                if names_damage:
+                    raise
+                refusal = error
+                cursor.search_gap()
+                continue
+        messages = cursor.on_reply(outcome)
+        if refusal is None or messages:
+            return _Step(outcome, messages, names_damage)
+        if not cursor.is_searching:
+            raise refusal
+
+
+async def stats_of(
+    context: ClientContext, item: str, *, deadline_s: float
+) -> Mapping[str, Mapping[str, str]]:
+    """Return `host:port` → name → value, of every broker that answers with 200.
+
+    Raises:
+        NoBrokerError: nothing is known of the cluster before the deadline.
+        MetaqError: a broker that is registered cannot be asked.
+    """
+    require_text("item", item)
+    snapshot = context.metadata.snapshot
+    if not snapshot.epoch:
+        snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
+    addresses = [
+        address
+        for copies in snapshot.brokers.values()
+        for address in (copies.leader, *copies.followers.values())
+        if address is not None
+    ]
+
+    found = await all_of(
+        stats_of_broker(context, address, item, deadline_s=deadline_s)
+        for address in addresses
+    )
+    return {
+        str(address).removeprefix(SCHEME): told
+        for address, told in zip(addresses, found, strict=True)
+        if told is not None
+    }
+
+
+async def stats_of_broker(
+    context: ClientContext, address: BrokerAddress, item: str, *, deadline_s: float
+) -> dict[str, str] | None:
+    """Return name → value of one broker; None when it refuses the question.
+
+    Raises:
+        MetaqError: it cannot be asked.
+    """
+    connection = await context.pool.get(address, deadline_s=deadline_s)
+    question = Stats(item, connection.next_opaque())
+    reply = await connection.call(question, deadline_s=deadline_s)
+    try:
+        return parse_stats(require_ok(reply).text)
+    except WireError:
+        return None
+
+
+def parse_stats(text: str) -> dict[str, str]:
+    """Return the lines of a `stats` reply as name → value; "" where there is none.
+
+    A name ends at the first space, but for lines of which there are several: it is
+    `TOPIC part NUMBER` in those of `offsets`, and `set KEY` in what was set over the
+    file.
+    """
+    found = {}
+    for line in text.splitlines():
+        if line not in STATS_FRAME:
+            several = _ONE_OF_SEVERAL.match(line)
+            name = several[0] if several else line.partition(" ")[0]
+            found[name] = line[len(name) + 1 :]
+    return found
+
+
+async def browse_topic(
+    context: ClientContext,
+    topic: str,
+    *,
+    partitions: Collection[str] | None,
+    start: Start,
+    stop_at_end: bool,
+    partial: bool,
+    timeout: float | None,
+) -> AsyncGenerator[list[Message], None]:
+    """Yield the messages of a topic, many at a time, each time of one partition.
+
+    Arguments and errors are those of `AsyncClient.browse`.
+    """
+    check_start(start)
+    require_text("topic", topic)
+    deadline_s = context.deadline_s(timeout)
+    if partitions is None:
+        snapshot = await context.metadata.topic(topic, deadline_s=deadline_s)
+        if not partial:
+            snapshot = await read_whole(context, [topic], deadline_s=deadline_s)
+        chosen = tuple(sorted(snapshot.get_partitions(topic)))
+    else:
+        chosen = fixed_partitions([topic], partitions)
+    if stop_at_end:
+        batches = _read_all(context, chosen, start, timeout)
+    elif partitions is None:
+        every = topic_source(context.metadata, [topic], clock=context.clock)
+        batches = _follow(context, every, start)
+    else:
+        listed = listed_source(chosen, clock=context.clock)
+        batches = _follow(context, listed, start)
+    left_s = timeout
+    if timeout is not None:
+        # The first messages have what finding the topic has left of their time.
+        left_s = max(0.0, deadline_s - context.clock.monotonic_s())
+    async with contextlib.aclosing(batches):
+        what = f"browsing topic {topic}"
+        while batch := await within(left_s, anext(batches, None), what):
+            yield batch
+            left_s = timeout
+
+
+async def _read_all(
+    context: ClientContext,
+    partitions: Collection[TopicPartition],
+    start: Start,
+    timeout: float | None,
+) -> AsyncGenerator[list[Message], None]:
+    deadline_s = context.deadline_s(timeout)
+    # All ends first: what is put from now on is not waited for in any partition.
+    ranges = await all_of(
+        log_range(context, one, deadline_s=deadline_s) for one in partitions
+    )
+    for partition, ends in zip(partitions, ranges, strict=True):
+        if ends is None:
+            continue
+        begin, _ = await first_offset(
+            context, partition, None, start, deadline_s=context.deadline_s(timeout)
+        )
+        cursor = PartitionCursor(partition, begin.offset, end=ends[1])
+        while not cursor.is_done:
+            step = await _step(context, cursor, context.deadline_s(timeout))
+            if step.messages:
+                yield step.messages
+
+
+async def _follow(
+    context: ClientContext, source: FixedSource, start: Start
+) -> AsyncGenerator[list[Message], None]:
+    consumer = AsyncConsumer(
+        context,
+        group=BROWSER_GROUP,
+        topics=(),
+        source=source,
+        store=MemoryOffsets(),
+        options=ConsumerOptions(start=start, commit_interval_s=None),
+        marks={},
+    )
+    async with consumer:
+        while True:
+            yield await consumer.receive_many(FOLLOW_COUNT_MAX)

@@ -1,0 +1,553 @@
+"""A consumer: partitions that are ours → fetched, handed out, committed.
+
+The async world's consumer, and the core of the sync one. It owns no decision about
+which partitions it reads (`assignments.py`), no partition (`reading.py`), no byte of
+the wire (`fetcher.py`) and no message (`feed.py`); it is where these meet. Source:
+client spec 10 to 13.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Mapping
+from typing import Self
+
+from metaq.client.cluster.away_partitions import find_away
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.current_batch import Hand, current_task
+from metaq.client.consume.fetch_handler import Marks
+from metaq.client.consume.handling import (
+    CONCURRENCY_MAX,
+    AsyncHandler,
+    Handling,
+)
+from metaq.client.consume.progress import (
+    UNKNOWN_LAG,
+    ConsumerState,
+    ConsumerStatistics,
+    Health,
+    Lag,
+    Unserved,
+    Watchdog,
+    judge,
+    lags_of,
+)
+from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.consume.subscription_state import Reading
+from metaq.client.consume.totals import Totals, total_of_handling
+from metaq.client.group.assignments import PartitionSource
+from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
+from metaq.client.timeouts import require_loop, wait_set, within
+from metaq.client.validation import (
+    check_offset,
+    check_timeout,
+    check_whole,
+)
+from metaq.errors import ClientError, ClosedError, MetaqError
+from metaq.model import Message, Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
+
+log = logging.getLogger(__name__)
+
+
+class AsyncConsumer:
+    """A member of a group, or a reader of fixed partitions.
+
+    Made by `AsyncClient.consumer`; used as `async with`. Reading begins when the block
+    is entered. Everything is called on the client's event loop; what waits raises
+    `ClosedError` on another one.
+
+    Delivery: at least once. A message counts as handled when the next one is asked
+    for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
+    partitions are given up, and on `close`. After a crash, what was handled since the
+    last commit is delivered again.
+
+    Cancellation: cancelling any `await` loses no message.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        *,
+        group: str,
+        topics: Collection[str],
+        source: PartitionSource,
+        store: OffsetStore,
+        options: ConsumerOptions,
+        marks: Marks,
+    ) -> None:
+        """Prepare; `AsyncClient.consumer` is the way in.
+
+        Args:
+            context: the client's parts.
+            group: consumer group; names commits and gets.
+            topics: what it reads.
+            source: says which partitions are ours; owned from now on.
+            store: where offsets are committed; owned from now on.
+            options: what the user chose.
+            marks: shared by the consumers of one client.
+        """
+        self.group = group
+        """Name of the consumer group."""
+        self.topics = topics
+        """Names of the topics that it reads."""
+        self.options = options
+        """What the user chose."""
+        self._context = context
+        self._source = source
+        self._loop = asyncio.get_running_loop()
+        self._reading = Reading(
+            context,
+            store,
+            fence=lambda: source.fence,
+            group=group,
+            options=options,
+            marks=marks,
+            on_fatal=self._fail,
+        )
+        self.feed = self._reading.feed
+        """Fetched messages; for the sync world and for handlers."""
+        self.hand = Hand(self.feed)
+        """What the iterator holds."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._unserved = Unserved(topics, reads_all=source.fence is not None)
+        self._unlisten = context.metadata.add_listener(self._on_news)
+        self._state = ConsumerState.NEW
+        self._ended = asyncio.Event()
+        self._handling: Handling | None = None
+        self._runs = Totals(Handling.statistics, total_of_handling)
+        self.last_lags: Mapping[TopicPartition, Lag] = {}
+        """What `lag` said last."""
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self, timeout: float | None = None) -> None:
+        """Join the group and begin to fetch; `async with` calls it.
+
+        Args:
+            timeout: seconds that all of it may take; None leaves each question its
+                `request_timeout_s`, and a name that a dead process left behind
+                `session_timeout_s`.
+
+        Raises:
+            ClosedError: it was started before, or closed meanwhile.
+            RequestTimeoutError: the time is over; it is closed then, and its group
+                left as soon as ZooKeeper answers.
+            MetaqError: it could not join, or not read its offsets; it is closed then.
+
+        Cancellation: it is closed.
+        """
+        self._require_loop()
+        if self._state is not ConsumerState.NEW:
+            raise ClosedError("a consumer is started once; make another one")
+        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
+        self._state = ConsumerState.JOINING
+        try:
+            await within(timeout, self._start_source(), f"{self}: start")
+        except BaseException:
+            self._unlisten()
+            self._state = ConsumerState.CLOSED
+            self._reading.fence(self.assignment())
+            await self._end(deadline_s)
+            raise
+        self._state = ConsumerState.RUNNING
+        if self.options.commit_interval_s is not None:
+            committing = self._reading.run_commits(self.options.commit_interval_s)
+            self._spawn(committing, "commit")
+        if self.options.watchdog_s is not None:
+            watchdog = Watchdog(
+                self._context,
+                self.feed,
+                group=self.group,
+                bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
+                standing_of=self._reading.standing_of,
+                on_stuck=self._fail,
+            )
+            self._spawn(watchdog.run(), "watchdog")
+
+    async def _start_source(self) -> None:
+        await self._source.start(self._reading)
+        # A topic that somebody else watches already brings no news.
+        self._unserved.update(self._context.metadata.snapshot, self.group)
+        if self.is_closed:
+            await self._source.stop()
+            raise ClosedError(f"{self} is closed")
+
+    def _on_news(self, snapshot: ClusterSnapshot) -> None:
+        self._unserved.update(snapshot, self.group)
+        self._reading.on_cluster()
+
+    def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
+        task = self._loop.create_task(work, name=f"{name} of {self.group}")
+        task.add_done_callback(self._on_task_done)
+        self._tasks.append(task)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            log.error("%s failed", task.get_name(), exc_info=error)
+            self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
+
+    def _fail(self, error: MetaqError) -> None:
+        """Fetch no more; whoever takes hears the error behind what was fetched."""
+        log.error("consumer of group %s stops: %s", self.group, error)
+        self._reading.stop_fetching()
+        self.feed.fail(error)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or could not be started."""
+        return self._state is ConsumerState.CLOSED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed and counts nothing any more."""
+        return self._ended.is_set()
+
+    def require_started(self) -> None:
+        """Raise ClosedError when nothing can ever be received."""
+        if self._state is ConsumerState.NEW:
+            raise ClosedError("the consumer is not started: use it as 'with'")
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Give the partitions up, commit what is handled, and leave the group.
+
+        The message in hand counts as handled only if `commit` was called or the next
+        one asked for. A loop in another task or thread is given `revoke_timeout_s` to
+        do that. A second call waits for the first.
+
+        Args:
+            timeout: seconds that all of it may take, half of which at most for the
+                message in hand. At the end nothing more is waited for: what could not
+                be committed is delivered again, and the group left as soon as
+                ZooKeeper answers, with the session at the latest. None leaves the last
+                commit and the leaving `request_timeout_s` each, and the store
+                `close_timeout_s`.
+
+        Raises:
+            ClosedError: it is of another event loop; it is not closed.
+
+        Cancellation: the partitions are given up at once, and the group is left; what
+        was not committed is delivered again.
+        """
+        self._require_loop()
+        deadline_s = None if timeout is None else self._context.deadline_s(timeout)
+        if self._state is ConsumerState.CLOSED:
+            await wait_set(self._ended, timeout)
+            return
+        if deadline_s is not None:
+            self._reading.end_by(deadline_s)
+        is_new = self._state is ConsumerState.NEW
+        self._state = ConsumerState.CLOSED
+        self._unlisten()
+        if self.hand.is_free_for(current_task()):
+            self.hand.drop()
+        for task in self._tasks:
+            task.cancel()
+        try:
+            if not is_new:
+                await self._source.stop(deadline_s=deadline_s)
+        finally:
+            await self._end(deadline_s)
+
+    async def _end(self, deadline_s: float | None) -> None:
+        """Let go of whoever waits for messages, and of the store."""
+        self.feed.fail(ClosedError(f"{self} is closed"))
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._reading.close(deadline_s)
+        finally:
+            self._ended.set()
+
+    def limit_s(self, timeout: float | None) -> float:
+        """Return the seconds that a call may take; None: `request_timeout_s`."""
+        return self._context.limit_s(timeout)
+
+    def _require_loop(self) -> None:
+        require_loop(self._loop, self)
+
+    def __str__(self) -> str:
+        return f"consumer of group '{self.group}'"
+
+    def __repr__(self) -> str:
+        health = self.health()
+        return (
+            f"<{type(self).__name__} of group '{self.group}', topics"
+            f" {', '.join(self.topics)}, {self._context.place}: {health.state.value},"
+            f" {health.partition_count} partitions>"
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, *_error: object
+    ) -> None:
+        if kind is None and self.hand.is_free_for(current_task()):
+            self.hand.count()
+        await self.close()
+
+    # -- messages ---------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncIterator[Message]:
+        self._require_loop()
+        self.require_started()
+        with self.hand.loop_of(current_task()):
+            while True:
+                for message in self.hand.messages():
+                    yield message
+                try:
+                    batch = await self.feed.take_async()
+                except ClosedError:
+                    return
+                self.hand.hold(batch)
+                # Fetching shares this loop, and a full buffer never waits.
+                await asyncio.sleep(0)
+
+    async def receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; None when none came in time.
+
+        Args:
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            MetaqError: the consumer has failed; `ClosedError` after `close`.
+        """
+        many = await self.receive_many(1, timeout)
+        return many[0] if many else None
+
+    async def receive_many(
+        self, count_max: int, timeout: float | None = None
+    ) -> list[Message]:
+        """Return messages of one partition, in order, as many as are there.
+
+        Args:
+            count_max: most messages, 1 or more.
+            timeout: seconds to wait for the first one; None waits for ever.
+
+        Returns:
+            1 to `count_max` messages; none when the time is over. All of them count
+            as handled when more are asked for, or by `commit`.
+
+        Raises:
+            ConfigError: `count_max` is below 1.
+            MetaqError: the consumer has failed; `ClosedError` after `close`.
+        """
+        self.require_started()
+        check_whole("count_max", count_max, 1)
+        check_timeout(timeout)
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    many = self.hand.some(count_max)
+                    if many:
+                        return many
+                    self._require_loop()
+                    self.hand.hold(await self.feed.take_async())
+        except TimeoutError:
+            return []
+
+    async def run(
+        self,
+        handler: AsyncHandler,
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy = DEFAULT_POLICY,
+        timeout: float | None = None,
+    ) -> None:
+        """Have every message handled, until the consumer is closed or the time over.
+
+        A message counts as handled when its handler has returned. Messages of one
+        partition are handled one after the other, in order; a message that fails is
+        handled again as `retry` says, and its partition waits for it meanwhile.
+
+        Args:
+            handler: takes one message; what it raises is a failure.
+            concurrency: how many messages are handled at once, 1 or more; no more
+                than there are partitions.
+            retry: what happens after failures.
+            timeout: seconds until it returns, handlers that are at work then given
+                `revoke_timeout_s` to end; the consumer goes on, and may be run again.
+                None: until another task or thread calls `close`.
+
+        Raises:
+            HandlerFailedError: a message was given up, and `retry` says to stop.
+            RequestTimeoutError: the disk did not open what is parked in this time.
+            MetaqError: the consumer has failed, is run already, or is not started.
+
+        Cancellation: the handlers are cancelled, and what they had in hand is
+        delivered again.
+        """
+        self._require_loop()
+        check_callable("handler", handler)
+        handling = self.begin_handling(concurrency, retry)
+        await handling.run(
+            handler,
+            concurrency,
+            timeout_s=timeout,
+            grace_s=self.options.revoke_timeout_s,
+        )
+
+    def begin_handling(self, concurrency: int, retry: RetryPolicy) -> Handling:
+        """Prepare the common part of the workers of a `run`, for both worlds.
+
+        Raises:
+            ConfigError: there would be no worker.
+            ClientError: it is not started, or another `run` is under way.
+        """
+        check_whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        if self._state is ConsumerState.NEW:
+            raise ClientError(f"{self} is not started")
+        if self._handling is not None and not self._handling.is_closed:
+            raise ClientError(f"{self} is run already")
+        self._handling = Handling(
+            self.feed,
+            group=self.group,
+            topics=self.topics,
+            policy=retry,
+            clock=self._context.clock,
+            make_producer=lambda: self._context.make_producer(ProducerOptions(), None),
+        )
+        self._runs.add(self._handling)
+        return self._handling
+
+    # -- offsets ----------------------------------------------------------------------
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Commit everything handed out, the message in hand included; durable then.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            OwnershipLostError: the partition of the message in hand belongs to
+                another member now; the others are committed.
+            RequestTimeoutError: the time is over; as for the next line.
+            MetaqError: the store could not write; what is handled stays handled, and
+                the next commit tries again.
+        """
+        self._require_loop()
+        lost: MetaqError | None = None
+        try:
+            self.hand.confirm()
+        except MetaqError as error:
+            lost = error
+        failed = await self._reading.commit(self._context.deadline_s(timeout))
+        for failure in failed.values():
+            raise failure
+        if lost is not None:
+            raise lost
+
+    async def seek(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        timeout: float | None = None,
+    ) -> None:
+        """Go on at another offset; what was fetched of the partition is dropped.
+
+        Args:
+            partition: one that is assigned.
+            offset: a record boundary.
+            timeout: seconds; None takes the client's `request_timeout_s`. Nobody is
+                asked: only a thread of the sync world waits, for the client's loop.
+
+        Raises:
+            ClosedError: the partition is not ours.
+            RequestTimeoutError: the loop did not come to it, and does not any more.
+        """
+        self._require_loop()
+        check_timeout(timeout)
+        # Whoever gave up before the loop came to it has cancelled it by now.
+        await asyncio.sleep(0)
+        self._move(partition, offset)
+
+    def _move(self, partition: TopicPartition, offset: Offset) -> None:
+        check_offset("offset", offset)
+        self._reading.require_assigned(partition)
+        if self.hand.batch is not None and self.hand.batch.partition == partition:
+            self.hand.drop()
+        self._reading.move(partition, offset)
+
+    async def rollback(self, timeout: float | None = None) -> None:
+        """Have everything since the last commit delivered again.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Raises:
+            RequestTimeoutError: the time is over; nothing is rolled back.
+            MetaqError: the store cannot say what was committed; nothing is rolled
+                back.
+        """
+        self._require_loop()
+        limit_s = self._context.limit_s(timeout)
+        asking = self._reading.last_commits(self._context.deadline_s(limit_s))
+        offsets = await within(limit_s, asking, f"{self}: rollback")
+        # No await between: what is assigned now may go, and half would be moved.
+        for partition, offset in offsets.items():
+            self._move(partition, offset)
+        self._reading.take_back()
+
+    # -- how it is doing --------------------------------------------------------------
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now."""
+        return self._reading.partitions
+
+    async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
+        """Return how far handling is behind the end of each partition's log.
+
+        Args:
+            timeout: seconds; None takes the client's `request_timeout_s`.
+
+        Returns:
+            Of each partition that is read; and of each one that is away, with nothing
+            known of it: those that brokers have recorded, and those of which the group
+            has committed an offset.
+
+        Raises:
+            MetaqError: a broker, or ZooKeeper, cannot be asked.
+        """
+        self._require_loop()
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        away: set[TopicPartition] = set()
+        if self._source.fence is not None and context.coordinator is not None:
+            away = await find_away(
+                context.coordinator,
+                context.paths,
+                context.metadata.snapshot,
+                group=self.group,
+                topics=self.topics,
+                deadline_s=deadline_s,
+            )
+        handled = {p: o for p, o in self.feed.handled().items() if p not in away}
+        lags = await lags_of(context, handled, deadline_s=deadline_s)
+        lags |= dict.fromkeys(sorted(away), UNKNOWN_LAG)
+        self.last_lags = lags
+        return lags
+
+    def health(self) -> Health:
+        """Return the consumer's condition; asks nobody, costs little."""
+        problems = self._reading.problems() + self._unserved.problems()
+        if self._source.last_error is not None:
+            problems.append(f"assignment: {self._source.last_error}")
+        problems += self._source.problems()
+        if self._handling is not None:
+            problems += self._handling.problems()
+        return judge(
+            self._state,
+            self.feed,
+            is_settled=self._source.unsettled_since_s is None,
+            uncommitted_count=self._reading.uncommitted_count,
+            problems=problems,
+            now_s=self._context.clock.monotonic_s(),
+        )
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot of the counters."""
+        return self._reading.statistics(handling=self._runs.total())

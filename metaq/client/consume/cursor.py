@@ -1,0 +1,393 @@
+"""Where a reader of one partition stands, and what an answer means for it. Pure.
+
+    need(offset, size) --get--> broker --reply--> on_reply --> messages, next need
+
+A broker sends at most its `maxTransferSize` at once, and takes records that are larger.
+Such a record is put together from several answers: a get may begin inside a record.
+What was collected is dropped when the offset moves or the rest does not come.
+
+Three answers lead nowhere if they are repeated for ever, so each is bounded: a record
+that stays incomplete although more was asked for, an offset that the broker keeps
+moving, and a damaged record. They end in an error that names partition and offset;
+nothing is ever skipped.
+
+A length that rotted upward looks like a record that is larger than what is fetched, or
+whose rest does not come. Brokers show whole records alone, so a rest that is not there
+never comes, and a real record ends where another one, a segment or the log does: that
+is looked up before a record counts as too large. Behind damage the next good record is
+looked for in more and more bytes: one that is cut by the end of an answer is not left
+out for the damage of another one.
+
+A broker that knows of damage names it, and where its log can be read on: that counts
+as what the cursor finds itself. Of one that cannot say, and gives nothing where its log
+has data, the end of the gap is searched (`gap.py`).
+
+Source: client spec 2.4, 3.3 and 3.4; broker spec 1.5, row 5.
+"""
+
+from typing import Final
+
+from metaq.client.consume.decode import decode_messages
+from metaq.client.errors import NoProgressError
+from metaq.errors import CorruptRecordError
+from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
+from metaq.peer.gap import GapSearch
+from metaq.peer.replies import (
+    Damaged,
+    Fetched,
+    GetOutcome,
+    MovedTo,
+    NothingThere,
+    damage_error,
+)
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.scan import (
+    CleanEnd,
+    Corrupt,
+    Incomplete,
+    find_next_record,
+    is_blank_to_end,
+    scan_records,
+)
+
+FETCH_BYTES: Final = SizeBytes(1024 * 1024)
+"""What a get asks for: MetaQ's default bound on a reply."""
+FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
+"""A record larger than this is not read."""
+FRUITLESS_MAX: Final = 3
+"""Answers in a row that bring no message although they should."""
+GAP_DOUBT: Final = 2
+"""Answers in a row without data where there should be some, before a gap is
+searched; that search counts as one more."""
+
+
+class PartitionCursor:
+    """The next offset of one partition. Owner: whoever reads it."""
+
+    def __init__(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        *,
+        end: Offset | None = None,
+        fetch_bytes: int = FETCH_BYTES,
+        fetch_bytes_max: int = FETCH_BYTES_MAX,
+    ) -> None:
+        """Start at `offset`.
+
+        Args:
+            partition: what is read.
+            offset: a record boundary, or any offset outside the log.
+            end: stop here; None goes on for ever.
+            fetch_bytes: what a get asks for when nothing else is known.
+            fetch_bytes_max: a record larger than this is not read.
+        """
+        self._fetch_bytes = SizeBytes(fetch_bytes)
+        self._fetch_bytes_max = SizeBytes(fetch_bytes_max)
+        self.partition = partition
+        self.offset = offset
+        """The record that is read next."""
+        self.size_bytes = self._fetch_bytes
+        """How much to ask for next."""
+        self.behind_damage = offset
+        """After CorruptRecordError: where to go on for who leaves the record out. No
+        whole record that was received lies in between."""
+        self._end = end
+        self._fruitless = 0
+        self._part = bytearray()
+        """The beginning of a record that comes in several answers; mostly empty."""
+        self._part_needed = SizeBytes(0)
+        self._is_doubting = False
+        """`_part` begins a record that says that it is larger than what is fetched."""
+        self._flaw = ""
+        """What is wrong with the record at `offset`, while `_part` grows to where a
+        good one is found."""
+        self._gap: GapSearch | None = None
+        """Looks for the end of a gap at `offset`."""
+        self._origin: Offset | None = None
+        """Where `_part` begins, when that is behind a gap."""
+
+    @property
+    def fetch_offset(self) -> Offset:
+        """What to ask for next: behind what is there of the record at `offset`.
+
+        Or, of a record that is too large, its last byte and what follows; or where a
+        gap may end.
+        """
+        if self._gap is not None:
+            return self._gap.fetch_offset
+        if self._is_doubting:
+            return Offset(self.offset + self._part_needed - 1)
+        return Offset(self._begin + len(self._part))
+
+    @property
+    def _begin(self) -> Offset:
+        """Where `_part` begins."""
+        return self.offset if self._origin is None else self._origin
+
+    @property
+    def reached(self) -> Offset:
+        """The byte behind what has been read; while it stands still, reading does."""
+        return Offset(self.offset + len(self._part))
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether a record is asked for that has begun: waiting brings nothing."""
+        return bool(self._part) or self.is_searching
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether the end of a gap is looked for: a refusal is an answer, too."""
+        return self._gap is not None or self._origin is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything up to the end has been read."""
+        return self._end is not None and self.offset >= self._end
+
+    def set_fetch_bytes(self, size_bytes: int) -> None:
+        """Change what a get asks for when nothing else is known."""
+        if self.size_bytes == self._fetch_bytes:
+            self.size_bytes = SizeBytes(size_bytes)
+        self._fetch_bytes = SizeBytes(size_bytes)
+
+    def seek(self, offset: Offset) -> None:
+        """Go on at another offset, a record boundary or behind damage."""
+        self._start_over()
+        self._fruitless = 0
+        self.offset = offset
+
+    def search_gap(self) -> None:
+        """Doubt that there is nothing at `reached`: the next answers tell.
+
+        Either `on_reply` raises CorruptRecordError, or `is_searching` ends without.
+        """
+        at = self.reached
+        self._start_over()
+        self._gap = GapSearch(at)
+        self.size_bytes = SizeBytes(HEADER_BYTES)
+
+    def on_reply(self, outcome: GetOutcome) -> list[Message]:
+        """Take in the answer to a get at `fetch_offset`.
+
+        Returns:
+            The whole records of the answer, in order; none when there is no data, the
+            offset moved, or a record needs a larger get. The cursor has advanced.
+
+        Raises:
+            CorruptRecordError: the record at `offset` is damaged, or the broker says
+                so, and the next good one is found, or is not in `fetch_bytes_max`.
+                Records before it were handed out by the call before; the cursor stays
+                where it is.
+            NoProgressError: the broker's answers lead nowhere.
+        """
+        if self._gap is not None:
+            return self._search_on(self._gap, outcome)
+        if self._is_doubting:
+            return self._judge(outcome)
+        match outcome:
+            case NothingThere():
+                if self._part or self._origin is not None:
+                    self._end_part()
+                elif self._end is not None:
+                    self._miss()
+                return []
+            case Damaged():
+                self._on_damaged(outcome)
+                return []
+            case MovedTo(offset=offset):
+                self._start_over()
+                self._count_fruitless(f"the broker sends us to offset {offset}")
+                self.offset = offset
+                return []
+            case Fetched(data=data) if self._part or self._origin is not None:
+                return self._collect(data)
+            case Fetched(data=data):
+                return self._read(data)
+
+    def _start_over(self) -> None:
+        self._is_doubting, self._flaw = False, ""
+        self._gap = self._origin = None
+        self._part.clear()
+        self.size_bytes = self._fetch_bytes
+
+    def _collect(self, data: bytes) -> list[Message]:
+        """Take more of a record that comes in pieces; read it when it is whole."""
+        if not data:
+            self._count_fruitless("the broker sends nothing")
+        self._part += data
+        missing = self._part_needed - len(self._part)
+        if missing > 0:
+            self.size_bytes = SizeBytes(missing)
+            return []
+        whole, flaw, origin = bytes(self._part), self._flaw, self._origin
+        self._start_over()
+        self._origin = origin
+        return self._search(whole, flaw) if flaw else self._read(whole)
+
+    def _read(self, data: bytes) -> list[Message]:
+        messages, ending = decode_messages(data, self.partition, self.offset)
+        if messages:
+            self.offset = messages[-1].next_offset
+            self._fruitless = 0
+            self.size_bytes = self._fetch_bytes
+            if self._end is None or self.offset <= self._end:
+                return messages
+            return [m for m in messages if m.offset < self._end]
+        if isinstance(ending, CorruptRecordError):
+            length, *_rest = HEADER.unpack_from(data)
+            follower = Offset(self.offset + HEADER_BYTES + length)
+            self.behind_damage = follower
+            raise CorruptRecordError(
+                f"{self.partition}: record at offset {self.offset}: {ending};"
+                f" the next record is at {follower}",
+                partition=self.partition,
+                offset=self.offset,
+                next_good_offset=follower,
+                detail=str(ending),
+            ) from ending
+        if isinstance(ending, Corrupt):
+            return self._search(data, ending.detail)
+        assert isinstance(ending, Incomplete)
+        self._ask_for(ending.needed_bytes, data)
+        return []
+
+    def _ask_for(self, needed: SizeBytes, data: bytes) -> None:
+        """Ask for more of a record that is cut short, at once or in pieces."""
+        if not data:
+            self._count_fruitless("the broker sends nothing")
+        elif needed > self._fetch_bytes_max:
+            self._part += data
+            self._part_needed = needed
+            self._is_doubting = True
+            self.size_bytes = self._fetch_bytes
+            return
+        elif len(data) < self.size_bytes:
+            self._part += data
+            self._part_needed = needed
+            self.size_bytes = SizeBytes(max(needed - len(data), 1))
+            return
+        size_bytes = min(max(needed, self._fetch_bytes), self._fetch_bytes_max)
+        self.size_bytes = SizeBytes(size_bytes)
+
+    def _judge(self, outcome: GetOutcome) -> list[Message]:
+        """Tell a record that is too large from a damaged length, by what follows."""
+        needed, begun = self._part_needed, bytes(self._part)
+        self._start_over()
+        what = f"record of {needed} bytes (at most {self._fetch_bytes_max} are fetched)"
+        if isinstance(outcome, Fetched) and self._may_follow(outcome.data[1:]):
+            raise NoProgressError(
+                f"{self.partition}: no progress at offset {self.offset}: {what}"
+            )
+        return self._search(begun, f"{what}, which does not end where it says")
+
+    def _may_follow(self, data: bytes) -> bool:
+        """Tell whether bytes may lie behind a record; none do where a segment ends."""
+        ending = scan_records(data)
+        if isinstance(ending, Incomplete) and not ending.position:
+            return ending.needed_bytes <= self._fetch_bytes_max
+        return isinstance(ending, CleanEnd) or bool(ending.position)
+
+    def _end_part(self) -> None:
+        """Take note that there is no more of what was collected."""
+        part, flaw, origin = bytes(self._part), self._flaw, self._origin
+        lacking = f"the rest of its {self._part_needed} bytes does not come"
+        self._fruitless += 1
+        if not flaw and self._fruitless == GAP_DOUBT:
+            self.search_gap()
+            return
+        self._start_over()
+        if flaw or self._fruitless > FRUITLESS_MAX:
+            self._origin = origin
+            raise self._damage(part, flaw or lacking, self._next_good(part))
+
+    def _miss(self) -> None:
+        """Take note that there is nothing at `offset`, although the log goes on.
+
+        The end was there when reading began: retention took the rest, or there is a
+        gap.
+        """
+        self._count_fruitless("no data before the end of the log")
+        if self._fruitless == GAP_DOUBT:
+            self.search_gap()
+
+    def _on_damaged(self, damaged: Damaged) -> None:
+        """Raise for what the broker names; a good record before that comes first."""
+        part, flaw = bytes(self._part), self._flaw
+        found = self._next_good(part) if flaw else None
+        if found is not None:
+            raise self._damage(part, flaw, found)
+        self._start_over()
+        self.behind_damage = self.offset if damaged.end is None else damaged.end
+        raise damage_error(self.partition, self.offset, damaged)
+
+    def _search_on(self, gap: GapSearch, outcome: GetOutcome) -> list[Message]:
+        """Go on with the search for the end of a gap; then look for a record there."""
+        gap.on_reply(outcome)
+        if gap.is_over:
+            self._start_over()
+            if gap.found is None:
+                self._fruitless += self._fruitless == GAP_DOUBT
+            else:
+                self._origin = gap.found
+                self._flaw = f"the broker gives no data before offset {gap.found}"
+                self._part_needed = SizeBytes(1)
+        return []
+
+    def _next_good(self, data: bytes) -> Position | None:
+        """Return where a good record begins in what was collected behind a flaw."""
+        # Bytes behind a gap may begin with one; the record at `offset` is not good.
+        first = Position(1) if self._origin is None else Position(0)
+        return find_next_record(data, first)
+
+    def _search(self, data: bytes, flaw: str) -> list[Message]:
+        """Raise when the next good record is there; else ask for more, to the bound."""
+        found = self._next_good(data)
+        is_sure = found is not None and not is_blank_to_end(data, found)
+        if is_sure or len(data) >= self._fetch_bytes_max:
+            raise self._damage(data, flaw, found)
+        self._part += data
+        self._flaw = flaw
+        needed = max(2 * len(data), len(data) + self._fetch_bytes)
+        self._part_needed = SizeBytes(min(needed, self._fetch_bytes_max))
+        self.size_bytes = SizeBytes(self._part_needed - len(data))
+        return []
+
+    def _damage(
+        self, data: bytes, detail: str, found: Position | None
+    ) -> CorruptRecordError:
+        begin = self._begin
+        self._start_over()
+        follower = None if found is None else Offset(begin + found)
+        self.behind_damage = follower or Offset(begin + _size_of_damage(data))
+        where = (
+            f"no good record in the {len(data)} bytes from there on"
+            if follower is None
+            else f"the next good record is at offset {follower}"
+        )
+        return CorruptRecordError(
+            f"{self.partition}: damaged record at offset {self.offset}:"
+            f" {detail}; {where}",
+            partition=self.partition,
+            offset=self.offset,
+            next_good_offset=follower,
+            detail=detail,
+        )
+
+    def _count_fruitless(self, what: str) -> None:
+        self._fruitless += 1
+        if self._fruitless > FRUITLESS_MAX:
+            raise NoProgressError(
+                f"{self.partition}: no progress at offset {self.offset}: {what},"
+                f" {self._fruitless} times in a row"
+            )
+
+
+def _size_of_damage(data: bytes) -> int:
+    """Return how much to leave out of an answer that has no whole good record."""
+    if len(data) < HEADER_BYTES:
+        return len(data)
+    length, *_rest = HEADER.unpack_from(data)
+    size = HEADER_BYTES + length
+    # A payload that rotted leaves the length true, and what follows may begin a record.
+    return size if HEADER_BYTES <= size <= len(data) else len(data)

@@ -1,0 +1,531 @@
+"""Fetched batches on their way to whoever handles them, and how far handling has come.
+
+    fetcher --put--> [lane of a partition] --take--> worker --done--> handled offset
+
+Theory of operation. One lane per assigned partition. A lane is with one worker at a
+time, so a partition is handled in order whatever the number of workers; lanes with
+batches wait in line and take turns. What crosses is a batch, never a message: the
+lock is taken once per batch, and a worker counts messages in the batch it holds.
+
+A message counts as *handled* when the worker asks for the next one (`hand.py`), or says
+so (`Batch.confirm`). `handled` tells the offset behind the last handled message
+of each partition: what a commit may store.
+
+A lane goes in one of two ways. `revoke` stops the batch in hand, waits until its
+worker gives it back (bounded), and returns what was handled. `fence` does not wait.
+Either way the lane is gone: what its worker reports later changes nothing, and a
+commit of it is refused (`is_current`). A lane may be given back *paused*: its worker
+is free for others, and nothing of it is handed out before `resume`.
+
+    Invariant: a batch in hand belongs to exactly one worker.
+    Invariant: handled offsets of a lane never go back.
+    Invariant: buffered bytes are those of batches that were put and not taken.
+    Invariant: a lane in line has a batch and nobody's hand on it.
+
+Concurrency: everything may be called from any thread unless it says otherwise.
+"""
+
+import asyncio
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from metaq.client.timeouts import wait_for
+from metaq.clock import Clock
+from metaq.errors import MetaqError
+from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+LANE_BATCHES_MAX: Final = 2
+"""Batches fetched ahead per partition: one to take while the next one arrives."""
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Messages of one partition, in order; belongs to one worker while in hand."""
+
+    partition: TopicPartition
+    """Where they lie."""
+    messages: list[Message]
+    """May be empty: filtered away, and only `next_offset` tells of them."""
+    next_offset: Offset
+    """Offset behind the last of them, filtered ones included."""
+    size_bytes: int
+    """Bytes of the log they came from."""
+    handed: int = 0
+    """Messages that were handed out."""
+    held: int = 1
+    """How many of the last handed out are still in hand, not handled."""
+    confirmed: int = 0
+    """Messages that somebody said are handled."""
+    told: int = 0
+    """Messages that `on_handled` was told of."""
+    is_stopped: bool = False
+    """Hand out no more: the partition is being taken away, or read elsewhere."""
+
+    @property
+    def handled(self) -> int:
+        """Messages that are handled: all handed out but those in hand."""
+        return max(self.handed - self.held, self.confirmed, 0)
+
+    def confirm(self) -> None:
+        """Count what is in hand as handled."""
+        self.confirmed = self.handed
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    partition: TopicPartition
+    handled: GroupOffset
+    progress_s: float
+    ready: deque[Batch] = field(default_factory=deque)
+    in_hand: Batch | None = None
+    is_queued: bool = False
+    is_paused: bool = False
+    is_ending: bool = False
+    returned: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatistics:
+    """A snapshot of one lane."""
+
+    handled: GroupOffset
+    """What a commit would store."""
+    buffered_count: int
+    """Messages fetched and not taken."""
+    is_in_hand: bool
+    """Whether a worker has a batch of it, or it is paused."""
+    progress_s: float
+    """Monotonic time at which something was last fetched, handed out or handled."""
+
+
+class Feed:
+    """All lanes of one consumer."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        buffer_bytes_max: int,
+        buffer_count_max: int,
+        on_room: Callable[[], None],
+        on_handled: Callable[[TopicPartition, list[Message]], None] | None = None,
+    ) -> None:
+        """Start without lanes.
+
+        Args:
+            clock: for progress times.
+            buffer_bytes_max: no further batch is fetched at or above so many
+                buffered bytes; what is in flight then still comes.
+            buffer_count_max: the same in messages.
+            on_room: called, from any thread and outside the lock, when a lane that
+                `has_room` refused may have room again.
+            on_handled: called, from any thread and outside the lock, with what is
+                handled of a batch that is given back, or whose lane is fenced; once
+                for each message.
+        """
+        self._clock = clock
+        self._bytes_max = buffer_bytes_max
+        self._count_max = buffer_count_max
+        self._on_room = on_room
+        self._on_handled = on_handled
+        self._lock = threading.Lock()
+        self._arrival = threading.Condition(self._lock)
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._line: deque[_Lane] = deque()
+        self._asides: deque[Batch] = deque()
+        self._sleepers: set[asyncio.Future[None]] = set()
+        self._error: BaseException | None = None
+        self._buffered_bytes = 0
+        self._buffered_count = 0
+        self._is_room_wanted = False
+        self._waiting_count = 0
+        self._asked_s = -math.inf
+
+    # -- the fetcher's side -----------------------------------------------------------
+
+    def add(self, partition: TopicPartition, handled: GroupOffset) -> None:
+        """Open a lane; `handled` is where reading begins."""
+        with self._lock:
+            assert partition not in self._lanes, partition
+            now_s = self._clock.monotonic_s()
+            self._lanes[partition] = _Lane(partition, handled, now_s)
+
+    def has_room(self, partition: TopicPartition) -> bool:
+        """Return whether one more batch may be fetched; else `on_room` will tell."""
+        with self._lock:
+            lane = self._lanes.get(partition)
+            if lane is None:
+                return False
+            has_room = (
+                not lane.is_ending
+                and len(lane.ready) < LANE_BATCHES_MAX
+                and self.has_space
+            )
+            self._is_room_wanted |= not has_room
+            return has_room
+
+    def put(self, batch: Batch) -> None:
+        """Take a fetched batch; without messages it only moves the offset on.
+
+        Dropped when the lane is gone, or about to go.
+        """
+        with self._lock:
+            lane = self._lanes.get(batch.partition)
+            if lane is None or lane.is_ending:
+                return
+            lane.progress_s = self._clock.monotonic_s()
+            if not batch.messages:
+                self._skip_to(lane, batch.next_offset)
+                return
+            lane.ready.append(batch)
+            self._buffered_bytes += batch.size_bytes
+            self._buffered_count += len(batch.messages)
+            self._enqueue(lane)
+
+    def _skip_to(self, lane: _Lane, offset: Offset) -> None:
+        last = lane.ready[-1] if lane.ready else lane.in_hand
+        if last is None:
+            lane.handled = GroupOffset(offset, lane.handled.message_id)
+        else:
+            last.next_offset = offset
+
+    def _enqueue(self, lane: _Lane) -> None:
+        """Put a lane in line and wake one worker; the lock is held."""
+        if lane.is_queued or lane.in_hand is not None or not lane.ready:
+            return
+        if lane.is_paused or lane.is_ending:
+            return
+        lane.is_queued = True
+        self._line.append(lane)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._arrival.notify()
+        if self._sleepers:
+            sleeper = self._sleepers.pop()
+            _finish_soon(sleeper)
+
+    # -- the worker's side ------------------------------------------------------------
+
+    def take_nowait(self) -> Batch | None:
+        """Return the next batch, or None when there is none now.
+
+        Raises:
+            MetaqError: what `fail` was told, once everything fetched was taken.
+        """
+        with self._lock:
+            batch = self._take()
+        if batch is not None:
+            self._tell_room()
+        return batch
+
+    def take(self, timeout_s: float | None) -> Batch | None:
+        """Wait for a batch; not on the event loop's thread.
+
+        Args:
+            timeout_s: longest wait; None waits for ever.
+
+        Returns:
+            The batch, in hand until `done`; None when the time is over.
+        """
+        with self._lock:
+            batch = self._take()
+            if batch is None:
+                self._waiting_count += 1
+                try:
+                    wait_for(self._arrival, self._has_something, timeout_s)
+                finally:
+                    self._waiting_count -= 1
+                batch = self._take()
+        if batch is not None:
+            self._tell_room()
+        return batch
+
+    async def take_async(self) -> Batch:
+        """Wait for a batch, on an event loop.
+
+        Cancellation: nothing is taken.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            batch = self.take_nowait()
+            if batch is not None:
+                return batch
+            sleeper: asyncio.Future[None] = loop.create_future()
+            with self._lock:
+                if self._has_something():
+                    continue
+                self._sleepers.add(sleeper)
+                self._waiting_count += 1
+            try:
+                await sleeper
+            except BaseException:
+                with self._lock:
+                    self._sleepers.discard(sleeper)
+                    if self._line or self._asides:
+                        # The wake-up may have been meant for this one: pass it on.
+                        self._wake()
+                raise
+            finally:
+                with self._lock:
+                    self._sleepers.discard(sleeper)
+                    self._waiting_count -= 1
+
+    def _has_something(self) -> bool:
+        return bool(self._line or self._asides) or self._error is not None
+
+    def _take(self) -> Batch | None:
+        """Take the next batch in line; the lock is held."""
+        self._asked_s = self._clock.monotonic_s()
+        if self._asides:
+            return self._asides.popleft()
+        if self._line:
+            lane = self._line.popleft()
+            lane.is_queued = False
+            batch = lane.ready.popleft()
+            lane.in_hand = batch
+            lane.progress_s = self._asked_s
+            self._buffered_bytes -= batch.size_bytes
+            self._buffered_count -= len(batch.messages)
+            return batch
+        if self._error is not None:
+            # Others that wait shall hear it too.
+            self._arrival.notify_all()
+            raise self._error
+        return None
+
+    def tell_handled(self) -> None:
+        """Tell `on_handled` of the batches in hand now, not when they come back."""
+        if self._on_handled is None:
+            return
+        with self._lock:
+            in_hand = [lane.in_hand for lane in self._lanes.values()]
+        for batch in in_hand:
+            if batch is not None:
+                self._tell_handled(batch)
+
+    def _tell_handled(self, batch: Batch) -> None:
+        if self._on_handled is None:
+            return
+        with self._lock:
+            count = batch.handled
+            fresh = batch.messages[batch.told : count]
+            batch.told = max(batch.told, count)
+        if fresh:
+            self._on_handled(batch.partition, fresh)
+
+    def _tell_room(self) -> None:
+        if self._is_room_wanted:
+            self._is_room_wanted = False
+            self._on_room()
+
+    def done(self, batch: Batch, *, is_paused: bool = False) -> None:
+        """Give a batch back; what is not handled in it is handed out again.
+
+        A batch of a lane that is gone is only counted as returned. So is a stopped one,
+        and nothing more is handed out of its lane: what was left in it comes first,
+        wherever the partition is read next.
+
+        Args:
+            batch: what was taken.
+            is_paused: hand out nothing of its partition before `resume`.
+        """
+        self._tell_handled(batch)
+        with self._lock:
+            lane = self._lanes.get(batch.partition)
+            if lane is None or lane.in_hand is not batch:
+                return
+            lane.in_hand = None
+            lane.is_paused = is_paused
+            lane.is_ending = batch.is_stopped
+            lane.handled = _handled(lane.handled, batch)
+            lane.progress_s = self._clock.monotonic_s()
+            rest = batch.messages[batch.handled :]
+            if rest and not batch.is_stopped:
+                left = Batch(batch.partition, rest, batch.next_offset, size_bytes=0)
+                lane.ready.appendleft(left)
+                self._buffered_count += len(rest)
+            self._enqueue(lane)
+            returned, lane.returned = lane.returned, []
+        for tell in returned:
+            tell()
+        self._tell_room()
+
+    def resume(self, partition: TopicPartition) -> None:
+        """Hand out a paused partition again; harmless when it is not, or is gone."""
+        with self._lock:
+            lane = self._lanes.get(partition)
+            if lane is not None:
+                lane.is_paused = False
+                lane.progress_s = self._clock.monotonic_s()
+                self._enqueue(lane)
+
+    def put_aside(self, batch: Batch) -> None:
+        """Hand a batch to the next worker that is free; it belongs to no lane.
+
+        It moves no offset, and whoever takes it gives it back to its maker.
+        """
+        with self._lock:
+            self._asides.append(batch)
+            self._wake()
+
+    def drop_asides(self) -> None:
+        """Forget what was put aside and not taken."""
+        with self._lock:
+            self._asides.clear()
+
+    # -- the end of a lane ------------------------------------------------------------
+
+    def fence(self, partition: TopicPartition) -> GroupOffset | None:
+        """Take a lane away at once; return what was handled, None without a lane."""
+        with self._lock:
+            lane = self._lanes.pop(partition, None)
+            if lane is None:
+                return None
+            handled = lane.handled
+            if lane.in_hand is not None:
+                lane.in_hand.is_stopped = True
+                handled = _handled(handled, lane.in_hand)
+            self._drop_ready(lane)
+        if lane.in_hand is not None:
+            self._tell_handled(lane.in_hand)
+        for tell in lane.returned:
+            tell()
+        self._tell_room()
+        return handled
+
+    async def revoke(
+        self, partition: TopicPartition, *, timeout_s: float
+    ) -> tuple[GroupOffset | None, bool]:
+        """Take a lane away when its worker has let go of it, or the time is over.
+
+        Returns:
+            What was handled, None without a lane; and whether the worker let go.
+        """
+        loop = asyncio.get_running_loop()
+        returned: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            lane = self._lanes.get(partition)
+            if lane is None:
+                return None, True
+            self._drop_ready(lane)
+            if lane.in_hand is None:
+                returned.set_result(None)
+            else:
+                lane.in_hand.is_stopped = True
+                lane.returned.append(partial(_finish_soon, returned))
+        is_returned = True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await returned
+        except TimeoutError:
+            is_returned = False
+        return self.fence(partition), is_returned
+
+    def _drop_ready(self, lane: _Lane) -> None:
+        """Forget what waits in a lane, and its place in line; the lock is held."""
+        if lane.is_queued:
+            self._line.remove(lane)
+            lane.is_queued = False
+        for batch in lane.ready:
+            self._buffered_bytes -= batch.size_bytes
+            self._buffered_count -= len(batch.messages)
+        lane.ready.clear()
+
+    def fail(self, error: MetaqError) -> None:
+        """Let every `take` raise `error` after what was fetched before it."""
+        with self._lock:
+            self._error = self._error or error
+            self._arrival.notify_all()
+            for sleeper in self._sleepers:
+                _finish_soon(sleeper)
+            self._sleepers.clear()
+
+    # -- what is known ----------------------------------------------------------------
+
+    @property
+    def error(self) -> BaseException | None:
+        """What `fail` was told."""
+        return self._error
+
+    @property
+    def lane_count(self) -> int:
+        """Partitions that have a lane."""
+        return len(self._lanes)
+
+    @property
+    def has_waiters(self) -> bool:
+        """Whether somebody waits for a batch."""
+        return self._waiting_count > 0
+
+    @property
+    def asked_s(self) -> float:
+        """Monotonic time at which a batch was last asked for; -inf before the first."""
+        return self._asked_s
+
+    @property
+    def has_space(self) -> bool:
+        """Whether what is buffered leaves room for more, of whatever partition."""
+        return (
+            self._buffered_bytes < self._bytes_max
+            and self._buffered_count < self._count_max
+        )
+
+    def is_current(self, batch: Batch) -> bool:
+        """Return whether the batch's lane is still there and has it in hand."""
+        lane = self._lanes.get(batch.partition)
+        return lane is not None and lane.in_hand is batch
+
+    def handled(
+        self, partitions: Collection[TopicPartition] | None = None
+    ) -> dict[TopicPartition, GroupOffset]:
+        """Return what was handled, of all lanes or of some; lanes that are gone: no."""
+        with self._lock:
+            return {
+                partition: lane.handled
+                if lane.in_hand is None
+                else _handled(lane.handled, lane.in_hand)
+                for partition, lane in self._lanes.items()
+                if partitions is None or partition in partitions
+            }
+
+    def statistics(self) -> dict[TopicPartition, LaneStatistics]:
+        """Return a snapshot of every lane."""
+        handled = self.handled()
+        with self._lock:
+            return {
+                partition: LaneStatistics(
+                    handled=handled.get(partition, lane.handled),
+                    buffered_count=sum(len(batch.messages) for batch in lane.ready),
+                    is_in_hand=lane.in_hand is not None or lane.is_paused,
+                    progress_s=lane.progress_s,
+                )
+                for partition, lane in self._lanes.items()
+            }
+
+
+def _handled(before: GroupOffset, batch: Batch) -> GroupOffset:
+    """Return the group offset behind what is handled of a batch."""
+    count = batch.handled
+    if count == len(batch.messages):
+        last = batch.messages[-1].id if batch.messages else before.message_id
+        return GroupOffset(batch.next_offset, last)
+    if not count:
+        return before
+    last_message = batch.messages[count - 1]
+    return GroupOffset(last_message.next_offset, MessageId(last_message.id))
+
+
+def _finish_soon(future: asyncio.Future[None]) -> None:
+    future.get_loop().call_soon_threadsafe(_finish, future)
+
+
+def _finish(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,191 @@
+"""From a fetched answer to the feed: repeats and filtered messages out, all counted.
+
+What the fetchers of one consumer work for. Whatever ends reading is handed to the
+consumer, which stops all fetchers: nothing that lies behind a failure is handed out.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.duplicate_filter import DuplicateFilter
+from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.offsets.offset_reset import NOTHING_HANDLED
+from metaq.client.options import ConsumerOptions
+from metaq.errors import MetaqError
+from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+FETCH_BYTES_MIN: Final = 64 * 1024
+"""With very many partitions each get still asks for so much."""
+
+Marks = dict[tuple[str, TopicPartition], Offset]
+"""How far this process has handled what it may be handed again; see `skip_repeats`."""
+
+
+class Intake:
+    """The `FetchOwner` of one consumer; on the loop's thread alone."""
+
+    def __init__(
+        self,
+        context: ClientContext,
+        feed: Feed,
+        *,
+        group: str,
+        options: ConsumerOptions,
+        marks: Marks,
+        duplicates: DuplicateFilter | None,
+        on_fatal: Callable[[MetaqError], None],
+    ) -> None:
+        """Start counting.
+
+        Args:
+            context: the client's parts.
+            feed: gets the messages.
+            group: consumer group.
+            options: the filter, and whether repeats are skipped.
+            marks: shared by the consumers of one client.
+            duplicates: knows what the group has handled; None: nobody does.
+            on_fatal: called when reading cannot go on.
+        """
+        self._context = context
+        self._feed = feed
+        self._group = group
+        self._options = options
+        self._marks = marks
+        self._duplicates = duplicates
+        self._on_fatal = on_fatal
+        self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
+        self.delivered_count = 0
+        """Messages put into the feed."""
+        self.filtered_count = 0
+        """Messages that the filter held back."""
+        self.repeat_count = 0
+        """Messages suppressed because this process had handled them."""
+        self.missing_bytes = 0
+        """Bytes of the log passed over: deleted before they were read, or damaged."""
+
+    # -- what was handled before ------------------------------------------------------
+
+    def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
+        """Remember what was handled and could not be committed."""
+        if self._options.skip_repeats:
+            key = (self._group, partition)
+            self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
+
+    def marked(self, partition: TopicPartition) -> Offset:
+        """Return how far a partition was handled; NOTHING_HANDLED when nobody knows."""
+        if not self._options.skip_repeats:
+            return NOTHING_HANDLED
+        return self._marks.get((self._group, partition), NOTHING_HANDLED)
+
+    def unmark(self, partition: TopicPartition) -> None:
+        """Forget it: somebody asked for these messages, or the log is another."""
+        self._marks.pop((self._group, partition), None)
+
+    def deliver_again(self, partition: TopicPartition) -> None:
+        """Hold nothing back of a partition until `stop`: somebody asked for it all."""
+        self.unmark(partition)
+        if self._duplicates is not None:
+            self._duplicates.let_pass(partition)
+
+    def stop(self, partition: TopicPartition) -> None:
+        """Deliver nothing more that was fetched of a partition."""
+        if self._duplicates is not None:
+            self._duplicates.stop(partition)
+
+    # -- what fetchers ask for --------------------------------------------------------
+
+    def has_room(self, partition: TopicPartition) -> bool:
+        """Return whether more may be fetched."""
+        if self._duplicates is not None and self._duplicates.is_asking(partition):
+            return False
+        return self._feed.has_room(partition)
+
+    def fetch_bytes(self) -> int:
+        """Return how much a get asks for: all that may be in flight share the bound."""
+        options = self._options
+        share = options.buffer_bytes_max // max(1, self._feed.lane_count)
+        return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
+
+    def on_messages(
+        self, partition: TopicPartition, messages: list[Message], size_bytes: int
+    ) -> None:
+        """Take over what was fetched."""
+        follower = messages[-1].next_offset
+        fresh = self._without_repeats(partition, messages)
+        batch = Batch(partition, fresh, follower, size_bytes)
+        if self._duplicates is not None and fresh:
+            self._duplicates.sift(batch, self._deliver)
+        else:
+            self._deliver(batch)
+
+    def _deliver(self, batch: Batch) -> None:
+        accepts = self._options.message_filter
+        if accepts is not None:
+            try:
+                kept = [message for message in batch.messages if accepts(message)]
+            except Exception as error:
+                log.exception("message filter failed: group=%s", self._group)
+                text = f"{batch.partition}: message filter: {error!r}"
+                self.on_fatal(MetaqError(text))
+                return
+            self.filtered_count += len(batch.messages) - len(kept)
+            batch.messages = kept
+        self.delivered_count += len(batch.messages)
+        self._feed.put(batch)
+
+    def _without_repeats(
+        self, partition: TopicPartition, messages: list[Message]
+    ) -> list[Message]:
+        mark = self._marks.get((self._group, partition))
+        if mark is None or not self._options.skip_repeats:
+            return messages
+        fresh = [message for message in messages if message.offset >= mark]
+        self.repeat_count += len(messages) - len(fresh)
+        if fresh:
+            self.unmark(partition)
+        return fresh
+
+    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
+        """Hear that bytes are missing."""
+        self.missing_bytes += max(0, new - old)
+        log.warning(
+            "reading goes on elsewhere: group=%s partition=%s old=%d new=%d",
+            self._group,
+            partition,
+            old,
+            new,
+        )
+        self._feed.put(Batch(partition, [], new, 0))
+
+    def on_fatal(self, error: MetaqError) -> None:
+        """Hear that a partition cannot be read on."""
+        self._on_fatal(error)
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's logs are read."""
+        return self._context.address_of(broker_id)
+
+    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
+        """Tell the log of a failed get, once for each broker and kind of error.
+
+        A broker that goes takes thousands of partitions along, maybe for hours;
+        `health` has them all.
+        """
+        failing = self._failing.setdefault((partition.broker_id, type(error)), set())
+        level = logging.DEBUG if failing else logging.WARNING
+        log.log(level, "get failed: partition=%s error=%s", partition, error)
+        failing.add(partition)
+
+    def on_trouble_end(self, partition: TopicPartition) -> None:
+        """Hear that a partition is read again, or no longer ours."""
+        for failing in self._failing.values():
+            failing.discard(partition)
+
+    def on_stale(self) -> None:
+        """Hear that the cluster may have changed."""
+        self._context.metadata.request_refresh()

@@ -1,0 +1,403 @@
+"""Getting one partition's messages, for as long as it is ours.
+
+Theory of operation: a small state machine on the event loop, driven by callbacks; no
+task and no future per get. At most one get is on its way per partition.
+
+    step --room?--connection?--> get on its way --answer--> feed.put --> step
+      |no room: wait for on_room    |error, nothing there
+      |no broker: pause             v
+      +<------------------------- pause
+
+With long poll the broker holds a get back until there is data, so a consumer that
+has caught up asks a few times a minute. Without it (MetaQ 1.4) the pause after an
+empty answer grows in steps, as MetaQ's clients do. An empty answer that comes sooner
+than was asked for pauses too, whatever the broker is: nothing here can spin.
+
+A broker that names damage is believed; one that cannot (MetaQ 1.4), and gives nothing
+or refuses time and again, is asked what lies behind (`cursor.search_gap`).
+
+A leader that is gone leaves its partition readable on its followers: the first address
+that the snapshot of the cluster has is asked, leader first.
+
+Source: client spec 11.1 and 11.2, 14.5.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.client.consume.cursor import PartitionCursor
+from metaq.client.errors import NoProgressError
+from metaq.client.options import ConsumerOptions
+from metaq.clock import Clock
+from metaq.errors import (
+    CorruptRecordError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    ServerError,
+)
+from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.peer.connection import BrokerConnection
+from metaq.peer.pool import ConnectionPool
+from metaq.peer.replies import GetOutcome, NothingThere, parse_get
+from metaq.protocol.commands import Get, Reply
+from metaq.protocol.encode import encode
+
+log = logging.getLogger(__name__)
+
+GET_SLACK_S: Final = 5.0
+"""What an answer may take on top of the wait that was asked for, at least."""
+ERROR_PAUSE_MAX_S: Final = 2.0
+"""Longest pause after an error: a broker that comes back is found within it."""
+CONNECT_NOTICE_S: Final = 2.0
+"""No connection for so long is an error to tell of; it goes on being made."""
+DOUBT_COUNT: Final = 4
+"""Answers without data in a row, refusals among them, after which a broker that cannot
+name damage is asked what lies behind; and again after as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStatistics:
+    """What has happened to one partition's gets so far."""
+
+    get_count: int = 0
+    """Gets sent."""
+    empty_count: int = 0
+    """Answers without data."""
+    error_count: int = 0
+    """Refusals, lost connections, time-outs."""
+    skipped_count: int = 0
+    """Damaged places that were skipped."""
+    received_bytes: int = 0
+    """Bytes of the log received."""
+
+
+class FetchOwner(Protocol):
+    """Who a fetcher works for: the consumer."""
+
+    def has_room(self, partition: TopicPartition) -> bool:
+        """Return whether more may be fetched; else `step` is called later."""
+        ...
+
+    def fetch_bytes(self) -> int:
+        """Return how much a get asks for, when nothing else is known."""
+        ...
+
+    def on_messages(
+        self, partition: TopicPartition, messages: list[Message], size_bytes: int
+    ) -> None:
+        """Take over what was fetched, in order."""
+        ...
+
+    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
+        """Hear that reading goes on at `new` in place of `old`: bytes are missing."""
+        ...
+
+    def on_fatal(self, error: MetaqError) -> None:
+        """Hear that the partition cannot be read on."""
+        ...
+
+    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        """Return where a broker's log is read now: its leader, or a follower."""
+        ...
+
+    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
+        """Hear that gets of a partition begin to fail."""
+        ...
+
+    def on_trouble_end(self, partition: TopicPartition) -> None:
+        """Hear that they are answered again, or that there are no more."""
+        ...
+
+    def on_stale(self) -> None:
+        """Hear that what is known of the cluster may be out of date."""
+        ...
+
+
+class PartitionFetcher:
+    """Gets of one partition. Owner: the consumer; on the loop's thread alone."""
+
+    def __init__(
+        self,
+        cursor: PartitionCursor,
+        *,
+        group: str,
+        owner: FetchOwner,
+        pool: ConnectionPool,
+        clock: Clock,
+        options: ConsumerOptions,
+        request_timeout_s: float,
+    ) -> None:
+        """Prepare; nothing is asked before `start`.
+
+        Args:
+            cursor: where to begin; owned from now on.
+            group: consumer group, named in every get.
+            owner: gets the messages.
+            pool: connections to brokers.
+            clock: for deadlines.
+            options: sizes, waits and the policy for damaged records.
+            request_timeout_s: bound on an answer, the wait of a long poll not counted.
+        """
+        self.cursor = cursor
+        self._group = group
+        self._owner = owner
+        self._pool = pool
+        self._clock = clock
+        self._options = options
+        self._timeout_s = max(request_timeout_s, GET_SLACK_S)
+        self._loop = asyncio.get_running_loop()
+        self._is_stopped = False
+        self._is_busy = False
+        """A get is on its way, a connection is being made, or a pause runs."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._sent_s = 0.0
+        self._wait_s = 0.0
+        self._pause_s = 0.0
+        self._ticket = 0
+        """Grows with every get; the answer to an older one is nobody's."""
+        self._get_count = 0
+        self._empty_count = 0
+        self._error_count = 0
+        self._skipped_count = 0
+        self._received_bytes = 0
+        self._barren_count = 0
+        """Answers without data in a row that leave room for doubt."""
+        self.last_error: MetaqError | None = None
+        """Why the last get brought nothing; None after one that was answered."""
+
+    @property
+    def partition(self) -> TopicPartition:
+        """Return what is fetched."""
+        return self.cursor.partition
+
+    def statistics(self) -> FetchStatistics:
+        """Return a snapshot of the counters."""
+        return FetchStatistics(
+            get_count=self._get_count,
+            empty_count=self._empty_count,
+            error_count=self._error_count,
+            skipped_count=self._skipped_count,
+            received_bytes=self._received_bytes,
+        )
+
+    def stop(self) -> None:
+        """Ask no more; an answer that still comes is dropped."""
+        self._is_stopped = True
+        if self.last_error is not None:
+            self._owner.on_trouble_end(self.partition)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+
+    def step(self) -> None:
+        """Send the next get if there is room and nothing is on its way."""
+        if self._is_stopped or self._is_busy:
+            return
+        if not self._owner.has_room(self.partition):
+            return
+        self._is_busy = True
+        broker_id = self.partition.broker_id
+        address = self._owner.address_of(broker_id)
+        if address is None:
+            self._on_error(NoBrokerError(f"broker {broker_id} is not there"))
+            return
+        connection = self._pool.ready(address)
+        if connection is not None:
+            self._ask(connection)
+            return
+        self._connecting = self._loop.create_task(
+            self._connect(address), name=f"connect for {self.partition}"
+        )
+
+    def hurry(self) -> None:
+        """End a pause early: the cluster has changed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._resume()
+
+    # -- asking -----------------------------------------------------------------------
+
+    async def _connect(self, address: BrokerAddress) -> None:
+        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
+        try:
+            await self._pool.get(address, deadline_s=deadline_s)
+        except MetaqError as error:
+            self._on_error(error)
+            return
+        finally:
+            self._connecting = None
+        self._is_busy = False
+        self.step()
+
+    def _ask(self, connection: BrokerConnection) -> None:
+        announced_s = connection.capabilities.wait_ms_max / 1000
+        # After an error an answer is wanted at once: it tells that all is well again.
+        is_urgent = self.last_error is not None or self.cursor.is_amid
+        self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
+        self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
+        opaque = connection.next_opaque()
+        command = Get(
+            self.partition.topic,
+            self._group,
+            self.partition.partition,
+            self.cursor.fetch_offset,
+            self.cursor.size_bytes,
+            opaque,
+            int(self._wait_s * 1000),
+        )
+        self._ticket += 1
+        ticket = self._ticket
+        self._sent_s = self._clock.monotonic_s()
+        self._get_count += 1
+        try:
+            connection.submit(
+                encode(command),
+                opaque,
+                lambda reply: self._on_reply(ticket, reply, connection),
+                deadline_s=self._sent_s + self._wait_s + self._timeout_s,
+                is_alone=True,
+            )
+        except MetaqError as error:
+            self._on_error(error)
+
+    def _on_reply(
+        self, ticket: int, reply: Reply | MetaqError, connection: BrokerConnection
+    ) -> None:
+        if self._is_stopped or ticket != self._ticket:
+            return
+        if isinstance(reply, MetaqError):
+            self._on_error(reply)
+            return
+        before, was_searching = self.cursor.offset, self.cursor.is_searching
+        try:
+            outcome = self._outcome_of(reply)
+            messages = self.cursor.on_reply(outcome)
+        except (CorruptRecordError, NoProgressError) as error:
+            self._on_damage(error)
+            return
+        except RemoteProtocolError as error:
+            self._on_error(error)
+            connection.close_for(error)
+            return
+        except MetaqError as error:
+            self._on_error(error)
+            if isinstance(error, ServerError):
+                self._doubt(connection)
+            return
+        if was_searching and not messages:
+            self._is_busy = False
+            if not self.cursor.is_searching and self.cursor.offset == before:
+                # There is no gap, or not yet one: as before.
+                self._is_busy = True
+                is_idle = self.last_error is None
+                self._pause(self._grown_idle_s() if is_idle else self._grown_pause_s())
+                return
+            self.step()
+            return
+        was_probe = self.last_error is not None
+        if was_probe:
+            self.last_error = None
+            self._owner.on_trouble_end(self.partition)
+        self._is_busy = False
+        if messages:
+            size_bytes = messages[-1].next_offset - messages[0].offset
+            self._received_bytes += size_bytes
+            self._barren_count = 0
+            self._pause_s = 0.0
+            self._owner.on_messages(self.partition, messages, size_bytes)
+        elif isinstance(outcome, NothingThere):
+            self._empty_count += 1
+            self._doubt(connection)
+            if was_probe:
+                self.step()
+                return
+            if self._clock.monotonic_s() - self._sent_s < self._wait_s / 2:
+                # The broker did not wait as it was asked to.
+                self._is_busy = True
+                self._pause(self._grown_pause_s())
+                return
+            if not self._wait_s:
+                self._is_busy = True
+                self._pause(self._grown_idle_s())
+                return
+            self._pause_s = 0.0
+        elif self.cursor.offset != before:
+            self._owner.on_skip(self.partition, before, self.cursor.offset)
+        self.step()
+
+    def _outcome_of(self, reply: Reply) -> GetOutcome:
+        """Return what a reply means; while a gap is searched a refusal is no data."""
+        try:
+            return parse_get(reply, self.cursor.fetch_offset)
+        except ServerError:
+            if not self.cursor.is_searching:
+                raise
+            return NothingThere()
+
+    # -- what goes wrong --------------------------------------------------------------
+
+    def _doubt(self, connection: BrokerConnection) -> None:
+        """Have a gap searched, if the broker could not say that there is one."""
+        self._barren_count += 1
+        if self._barren_count >= DOUBT_COUNT and not connection.capabilities.codes:
+            self._barren_count = 0
+            self.cursor.search_gap()
+
+    def _on_error(self, error: MetaqError) -> None:
+        if self._pool.is_closed:
+            # The client goes, and the consumer with it: no trouble to tell of.
+            self.stop()
+            return
+        self._error_count += 1
+        if self.last_error is None:
+            self._owner.on_trouble(self.partition, error)
+        self.last_error = error
+        self._owner.on_stale()
+        self._is_busy = True
+        self._pause(self._grown_pause_s())
+
+    def _on_damage(self, error: CorruptRecordError | NoProgressError) -> None:
+        """Skip a damaged place, or stop the consumer, as its user chose."""
+        if self._options.on_corrupt == "stop" or not isinstance(
+            error, CorruptRecordError
+        ):
+            self.last_error = error
+            self._is_stopped = True
+            self._owner.on_fatal(error)
+            return
+        at, follower = self.cursor.offset, self.cursor.behind_damage
+        if follower == at:
+            # Nothing good lies behind it now.
+            self._on_error(error)
+            return
+        log.error("damaged record skipped: next_offset=%d: %s", follower, error)
+        self._skipped_count += 1
+        self._barren_count = 0
+        self.cursor.seek(follower)
+        self._owner.on_skip(self.partition, at, follower)
+        self._is_busy = False
+        self.step()
+
+    # -- pausing ----------------------------------------------------------------------
+
+    def _grown_pause_s(self) -> float:
+        self._pause_s = min(max(0.05, 2 * self._pause_s), ERROR_PAUSE_MAX_S)
+        return self._pause_s
+
+    def _grown_idle_s(self) -> float:
+        step_s, max_s = self._options.idle_step_s, self._options.idle_max_s
+        self._pause_s = min(self._pause_s + step_s, max_s)
+        return self._pause_s
+
+    def _pause(self, delay_s: float) -> None:
+        self._timer = self._loop.call_later(delay_s, self._resume)
+
+    def _resume(self) -> None:
+        self._timer = None
+        self._is_busy = False
+        self.step()

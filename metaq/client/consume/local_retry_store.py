@@ -1,0 +1,201 @@
+"""Parked messages: given up by handlers, kept on the local disk, handled again later.
+
+One spool per topic and group. In every round the handler gets each parked message
+once, in the order in which they were parked, one at a time, through the same workers
+as all other messages. What the handler does not raise on is removed; the rest stays
+for the next round. Source: client spec 12.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from metaq.client.consume.failure_log import FailureLog
+from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
+from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
+from metaq.errors import MetaqError
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.helper_threads import HelperThreads
+from metaq.model import Message
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Bound on closing the files."""
+
+
+class Parking:
+    """The parked messages of one consumer.
+
+    Concurrency: on the loop, except `take` and what it returns.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        *,
+        group: str,
+        topics: Collection[str],
+        policy: RetryPolicy,
+        fs: FileSystem | None = None,
+    ) -> None:
+        """Prepare; nothing is opened before `start`.
+
+        Args:
+            feed: hands parked messages to the workers.
+            group: consumer group.
+            topics: one spool for each.
+            policy: where, and how often they are handled again.
+            fs: the disk; None: this machine's.
+        """
+        assert policy.park_dir is not None
+        self._feed = feed
+        self._group = group
+        self._policy = policy
+        self._fs = fs or SystemFileSystem()
+        root = Path(policy.park_dir)
+        self._places = {topic: root / spool_name(topic, group) for topic in topics}
+        self._loop = asyncio.get_running_loop()
+        self._threads = HelperThreads(
+            min(len(self._places), SPOOL_THREADS_MAX), f"parked messages of {group}"
+        )
+        self._failures = FailureLog(log)
+        self._spools: dict[str, Spool] = {}
+        self._replays: dict[Batch, asyncio.Future[BaseException | None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self.replayed_count = 0
+        """Parked messages that were handled."""
+        self.failure_count = 0
+        """How often a handler failed with a parked message."""
+        self.last_error: MetaqError | None = None
+        """Why the last round ended early; None when it did not."""
+
+    @property
+    def waiting_count(self) -> int:
+        """How many messages are parked; from any thread."""
+        return sum(map(len, tuple(self._spools.values())))
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open the spools, and begin to replay.
+
+        Raises:
+            StorageError: one cannot be opened; none is.
+
+        Cancellation: none is opened.
+        """
+        try:
+            for topic, directory in self._places.items():
+                opening = partial(Spool.open, self._fs, directory)
+                self._spools[topic] = await open_off_loop(self._threads, opening)
+        except BaseException:
+            await self.close()
+            raise
+        self._task = self._loop.create_task(self._run(), name="parked messages")
+
+    async def close(self) -> None:
+        """Stop, and let go of the spools; what is parked stays. Never raises.
+
+        A disk that hangs is waited for `CLOSE_TIMEOUT_S`: the files are closed when it
+        answers.
+        """
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._feed.drop_asides()
+        if self._closing is None:
+            self._closing = self._loop.create_task(self._close_spools())
+        _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
+        if late:
+            log.warning(
+                "parked messages are not closed yet, the disk does not answer: group=%s"
+                " timeout_s=%.1f",
+                self._group,
+                CLOSE_TIMEOUT_S,
+            )
+
+    async def _close_spools(self) -> None:
+        for spool in self._spools.values():
+            await close_off_loop(self._threads, spool)
+        self._threads.shutdown(wait=False)
+
+    async def park(self, message: Message) -> None:
+        """Keep a message; it is on disk when this returns.
+
+        Raises:
+            StorageError: the disk does not take it.
+
+        Cancellation: it may be parked, and come again all the same.
+        """
+        append = self._spools[message.topic].append
+        await call_off_loop(self._threads, append, message)
+
+    # -- replay -----------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        await asyncio.sleep(self._policy.replay_first_s)
+        while True:
+            try:
+                for spool in self._spools.values():
+                    await self._replay(spool)
+                self.last_error = None
+            except MetaqError as error:
+                self.last_error = error
+                log.error("replay ended early: group=%s: %s", self._group, error)
+            await asyncio.sleep(self._policy.replay_interval_s)
+
+    async def _replay(self, spool: Spool) -> None:
+        """Have every message of a spool handled once."""
+        for number in await call_off_loop(self._threads, spool.numbers):
+            message = await call_off_loop(self._threads, spool.read, number)
+            if message is None:
+                continue
+            failure = await self._handled(message)
+            if failure is None:
+                await call_off_loop(self._threads, spool.remove, [number])
+                self.replayed_count += 1
+                continue
+            self.failure_count += 1
+            self._failures.tell(
+                f"parked message failed: group={self._group}"
+                f" partition={message.partition} offset={message.offset}"
+                f" id={message.id}: {failure!r}",
+                failure,
+                is_last=False,
+            )
+
+    async def _handled(self, message: Message) -> BaseException | None:
+        """Return how a worker ended with a message: None, or what was raised."""
+        batch = Batch(message.partition, [message], message.next_offset, size_bytes=0)
+        ended: asyncio.Future[BaseException | None] = self._loop.create_future()
+        self._replays[batch] = ended
+        self._feed.put_aside(batch)
+        try:
+            return await ended
+        finally:
+            self._replays.pop(batch, None)
+
+    def take(self, batch: Batch) -> Callable[[BaseException | None], None] | None:
+        """Return whom to tell how handling a batch ended; None: it is not parked."""
+        ended = self._replays.pop(batch, None) if self._replays else None
+        if ended is None:
+            return None
+
+        def end(failure: BaseException | None) -> None:
+            self._loop.call_soon_threadsafe(_finish, ended, failure)
+
+        return end
+
+
+def _finish(
+    ended: "asyncio.Future[BaseException | None]", failure: BaseException | None
+) -> None:
+    if not ended.done():
+        ended.set_result(failure)

@@ -1,0 +1,460 @@
+"""How a consumer is doing: health, lag, and a watchdog that silence does not fool.
+
+A consumer that stands still looks like one that has nothing to do. The watchdog tells
+them apart: for every partition that has not moved for a while it asks the broker where
+the log ends, over a question of its own. Data there, a worker that wants it, and no
+movement for the whole bound is an error that ends the consumer, with a log line; gets
+that are refused are no movement. A message that somebody has had in hand for the whole
+bound is a log line alone: who works on it may be slow, and may be right to be.
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.client.cluster.away_partitions import describe_away
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
+    count_between,
+    log_range,
+    time_of,
+)
+from metaq.client.consume.duplicate_filter import DuplicateStatistics
+from metaq.client.consume.fetch_buffer import Feed, LaneStatistics
+from metaq.client.consume.fetcher import FetchStatistics
+from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.errors import CannotAnswerError, StuckError
+from metaq.client.fan_out import all_of
+from metaq.errors import (
+    CorruptRecordError,
+    ForbiddenError,
+    MetaqError,
+    RemoteProtocolError,
+    WireError,
+)
+from metaq.model import Offset, TopicPartition
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+
+class ConsumerState(enum.Enum):
+    """What a consumer is doing."""
+
+    NEW = "new"
+    JOINING = "joining"
+    """It does not have the partitions that are its own."""
+    RUNNING = "running"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A snapshot of a consumer's condition."""
+
+    state: ConsumerState
+    """What it is doing."""
+    is_ok: bool
+    """Running, with every topic served, no partition that only brings errors, and
+    commits that work."""
+    partition_count: int
+    """Partitions it reads."""
+    idle_s: float
+    """Seconds since something was fetched, handed out or handled; 0 without
+    partitions."""
+    uncommitted_count: int
+    """Partitions whose handled offset is ahead of the committed one."""
+    problems: tuple[str, ...]
+    """What is wrong, one sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """How far a consumer is behind the end of one partition's log."""
+
+    messages: int | None
+    """Messages that are not handled; None where the broker cannot count, or the log is
+    damaged."""
+    bytes: int | None
+    """Bytes of the log that are not handled; None where the partition is away."""
+    seconds: float | None
+    """Age of the oldest message that is not handled, 0.0 when there is none; None
+    where messages carry no time, or may not be read."""
+
+
+UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
+"""Of a partition whose broker is away."""
+
+
+def judge(
+    state: ConsumerState,
+    feed: Feed,
+    *,
+    is_settled: bool,
+    uncommitted_count: int,
+    problems: Sequence[str],
+    now_s: float,
+) -> Health:
+    """Return a consumer's condition.
+
+    Args:
+        state: what it believes to do.
+        feed: its feed, which may have failed.
+        is_settled: whether it has the partitions that are its own.
+        uncommitted_count: partitions that are handled further than committed.
+        problems: what is known to be wrong.
+        now_s: monotonic time.
+    """
+    lanes = feed.statistics()
+    if state is ConsumerState.RUNNING:
+        if feed.error is not None:
+            state = ConsumerState.FAILED
+            problems = (*problems, str(feed.error))
+        elif not is_settled:
+            state = ConsumerState.JOINING
+    last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
+    return Health(
+        state=state,
+        is_ok=state is ConsumerState.RUNNING and not problems,
+        partition_count=len(lanes),
+        idle_s=now_s - last_s,
+        uncommitted_count=uncommitted_count,
+        problems=tuple(problems),
+    )
+
+
+class Unserved:
+    """What no broker serves of a consumer's topics; the log hears of each part once.
+
+    That ends nothing: the topic, or the broker, may come. But a wrong name would look
+    like a topic without messages, and a broker that is away like one that never was.
+    """
+
+    def __init__(self, topics: Collection[str], *, reads_all: bool) -> None:
+        """Take the names of what is subscribed to; nothing is known of them yet.
+
+        Args:
+            topics: their names.
+            reads_all: whether the consumer is to read all partitions, alone or with
+                its group; else what is away may be none of its own.
+        """
+        self._topics = topics
+        self._reads_all = reads_all
+        self._missing: frozenset[str] = frozenset()
+        self.away: tuple[TopicPartition, ...] = ()
+        """Partitions that are to be read by somebody and are away."""
+
+    def update(self, snapshot: ClusterSnapshot, group: str) -> None:
+        """Take over what the cluster says; what it does not know yet is not missing."""
+        known = snapshot.topics.intersection(self._topics)
+        missing = frozenset(t for t in known if not snapshot.get_partitions(t))
+        for topic in sorted(missing - self._missing):
+            log.warning("no broker serves the topic: group=%s topic=%s", group, topic)
+        self._missing = missing
+        before, away = self.away, []
+        if self._reads_all:
+            away = [one for topic in sorted(known) for one in snapshot.away(topic)]
+        if not set(away) <= set(before):
+            log.warning("partitions are away: group=%s %s", group, describe_away(away))
+        self.away = tuple(away)
+
+    def problems(self) -> list[str]:
+        """Return a sentence for what no broker serves, and one for what is away."""
+        found = [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
+        return [*found, describe_away(self.away)] if self.away else found
+
+
+async def lag_of(
+    context: ClientContext,
+    partition: TopicPartition,
+    handled: Offset,
+    *,
+    deadline_s: float,
+) -> Lag:
+    """Return the lag of a reader that has handled everything before `handled`.
+
+    Raises:
+        MetaqError: the broker cannot be asked.
+    """
+    ends = await log_range(context, partition, deadline_s=deadline_s)
+    if ends is None or handled >= ends[1]:
+        return Lag(messages=0, bytes=0, seconds=0.0)
+    start, end = max(handled, ends[0]), ends[1]
+    messages: int | None
+    try:
+        messages = await count_between(
+            context, partition, start, end, deadline_s=deadline_s
+        )
+    except (CannotAnswerError, CorruptRecordError):
+        # Where bytes are damaged it is not known how many messages they were.
+        messages = None
+    age_s = stamped = None
+    # A partition that is closed for gets, or damaged, still tells its offsets.
+    with contextlib.suppress(WireError, CorruptRecordError):
+        stamped = await time_of(context, partition, start, deadline_s=deadline_s)
+    if stamped is not None:
+        age_s = max(0.0, (context.clock.wall_ms() - stamped) / 1000)
+    return Lag(messages, end - start, age_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStatistics:
+    """A snapshot of a consumer's counters, since it was made."""
+
+    delivered_count: int
+    """Messages fetched and let through by the filter."""
+    filtered_count: int
+    """Messages that the filter held back."""
+    repeat_count: int
+    """Messages suppressed because this process had handled them."""
+    reset_count: int
+    """Committed offsets given up because they lay outside the log."""
+    missing_bytes: int
+    """Bytes of the log passed over: deleted before they were read, or damaged."""
+    commit_count: int
+    """Commits that wrote something."""
+    commit_failure_count: int
+    """Partitions whose commit failed, counted each time."""
+    fetches: Mapping[TopicPartition, FetchStatistics]
+    """Of the partitions it reads now."""
+    handling: HandlingStatistics | None
+    """Of every `run`; what is parked is what the last one has. None when there was
+    none."""
+    duplicates: DuplicateStatistics | None
+    """Of `duplicate_ids`; None without that option."""
+
+
+async def lags_of(
+    context: ClientContext,
+    handled: Mapping[TopicPartition, GroupOffset],
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Lag]:
+    """Return the lag of each partition, all asked at once; as `lag_of`."""
+    lags = await all_of(
+        lag_of(context, partition, offset.offset, deadline_s=deadline_s)
+        for partition, offset in handled.items()
+    )
+    return dict(zip(handled, lags, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far reading one partition has come."""
+
+    reached: Offset
+    """The byte behind what has been read."""
+    error: MetaqError | None
+    """Why the last get brought nothing; None after one that was answered."""
+
+    def __str__(self) -> str:
+        if self.error is None:
+            return "the last answer to a get was that nothing is there"
+        return f"the last get failed: {self.error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What the watchdog sees of one partition when it looks."""
+
+    progress_s: float
+    """Monotonic time at which something was last fetched, handed out or handled."""
+    standing: Standing
+    """How far reading has come."""
+    is_in_hand: bool
+    """A worker has messages of it, or it is paused."""
+    is_buffered: bool
+    """Messages of it wait for a worker."""
+    has_room: bool
+    """More of it may be fetched."""
+    has_waiters: bool
+    """A worker waits for messages now."""
+    is_wanted: bool
+    """A worker has asked for messages within the bound, or waits now."""
+
+
+def may_be_stuck(sight: Sight) -> bool:
+    """Return whether a partition that stands still is one that should not.
+
+    What waits for a worker is only stuck beside one that waits for it. Where nothing
+    is fetched, it is the fetching that stands still, however busy the workers are with
+    other partitions. An operator who closed a partition keeps it from being read:
+    `health` tells of that for as long as it takes.
+    """
+    if sight.is_in_hand or isinstance(sight.standing.error, ForbiddenError):
+        return False
+    if sight.is_buffered:
+        return sight.has_waiters
+    return sight.is_wanted and (sight.has_room or sight.has_waiters)
+
+
+class Watchdog:
+    """Looks for partitions that stand still with data before them.
+
+    A partition is suspected from the moment at which data is seen that does not come,
+    and cleared by any movement, and by there being no worker that wants it. Gets that
+    fail are no movement, whatever they fail with; but a broker that is away cannot say
+    that there is data. A suspicion as old as the bound is an error: data that has just
+    arrived after a long silence is none.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        feed: Feed,
+        *,
+        group: str,
+        bound_s: float,
+        standing_of: Callable[[TopicPartition], Standing | None],
+        on_stuck: Callable[[MetaqError], None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            context: for questions to brokers.
+            feed: what is watched.
+            group: consumer group, for the log.
+            bound_s: how long data may wait for a free worker, and how long a message
+                may be in hand before the log says so.
+            standing_of: how far reading a partition has come; None: it is not read.
+            on_stuck: called once, with what stands still.
+        """
+        self._context = context
+        self._feed = feed
+        self._group = group
+        self._bound_s = bound_s
+        self._standing_of = standing_of
+        self._on_stuck = on_stuck
+        self._suspects: dict[TopicPartition, _Suspicion] = {}
+        self._hands: dict[TopicPartition, _Hand] = {}
+
+    async def run(self) -> None:
+        """Watch until cancelled, or until something is stuck.
+
+        Every bound is looked at four times over: what is stuck is told after one and
+        a half of it at most.
+        """
+        while True:
+            await asyncio.sleep(self._bound_s / 4)
+            error = await self._look()
+            if error is not None:
+                self._on_stuck(error)
+                return
+
+    async def _look(self) -> StuckError | None:
+        self._look_at_hands()
+        now_s = self._context.clock.monotonic_s()
+        for partition, lane in self._feed.statistics().items():
+            old = self._suspects.pop(partition, None)
+            sight = self._sight_of(partition, lane, now_s)
+            if sight is None or not may_be_stuck(sight):
+                continue
+            if now_s - sight.progress_s < self._bound_s / 4:
+                continue
+            end = await self._end_of(partition, lane.handled.offset, now_s, old)
+            if end is None:
+                continue
+            state = (sight.progress_s, sight.standing.reached)
+            since_s = old.since_s if old is not None and old.state == state else now_s
+            self._suspects[partition] = _Suspicion(state, since_s, end)
+            if now_s - since_s >= self._bound_s and self._is_still(partition, state):
+                return StuckError(
+                    f"{partition}: no progress for {now_s - since_s:.3g} s (bound"
+                    f" {self._bound_s:g} s) at offset {lane.handled.offset}, although"
+                    f" the log goes on to {end} and a reader waits; {sight.standing}"
+                )
+        return None
+
+    def _sight_of(
+        self, partition: TopicPartition, lane: LaneStatistics, now_s: float
+    ) -> Sight | None:
+        standing = self._standing_of(partition)
+        if standing is None:
+            return None
+        has_waiters = self._feed.has_waiters
+        return Sight(
+            progress_s=lane.progress_s,
+            standing=standing,
+            is_in_hand=lane.is_in_hand,
+            is_buffered=lane.buffered_count > 0,
+            has_room=self._feed.has_space,
+            has_waiters=has_waiters,
+            is_wanted=has_waiters or now_s - self._feed.asked_s < self._bound_s,
+        )
+
+    def _look_at_hands(self) -> None:
+        """Tell the log once of each message that is in hand for too long."""
+        now_s = self._context.clock.monotonic_s()
+        before, self._hands = self._hands, {}
+        for partition, lane in self._feed.statistics().items():
+            if not lane.is_in_hand:
+                continue
+            state = (lane.progress_s, lane.handled.offset)
+            hand = before.get(partition)
+            if hand is None or hand.state != state:
+                hand = _Hand(state, now_s)
+            elif not hand.is_told and now_s - hand.since_s >= self._bound_s:
+                hand.is_told = True
+                log.warning(
+                    "message still in hand, its partition waits: group=%s partition=%s"
+                    " offset=%d duration_s=%.0f",
+                    self._group,
+                    partition,
+                    lane.handled.offset,
+                    now_s - hand.since_s,
+                )
+            self._hands[partition] = hand
+
+    async def _end_of(
+        self,
+        partition: TopicPartition,
+        handled: Offset,
+        now_s: float,
+        old: "_Suspicion | None",
+    ) -> Offset | None:
+        """Return the log end when there is data before it; None otherwise."""
+        try:
+            ends = await log_range(
+                self._context, partition, deadline_s=now_s + self._bound_s / 4
+            )
+        except (WireError, RemoteProtocolError):
+            # It is there, and refuses this as well: what it said before still holds.
+            return None if old is None else old.end
+        except MetaqError:
+            # A broker that is away is told by `health`, and comes back or not.
+            return None
+        return None if ends is None or handled >= ends[1] else ends[1]
+
+    def _is_still(self, partition: TopicPartition, state: tuple[float, Offset]) -> bool:
+        """Return whether nothing has moved while the broker was asked."""
+        lane = self._feed.statistics().get(partition)
+        standing = self._standing_of(partition)
+        if lane is None or standing is None:
+            return False
+        return state == (lane.progress_s, standing.reached)
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspicion:
+    state: tuple[float, Offset]
+    """Time of the last progress, and how far reading had come."""
+    since_s: float
+    """Monotonic time at which data was first seen in this state."""
+    end: Offset
+    """The log end, as the broker said last."""
+
+
+@dataclass(slots=True)
+class _Hand:
+    state: tuple[float, Offset]
+    """Time of the last progress, and the offset of what is in hand."""
+    since_s: float
+    """Monotonic time at which this state was first seen."""
+    is_told: bool = False
+    """The log has it."""

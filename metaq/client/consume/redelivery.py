@@ -1,0 +1,117 @@
+"""How often a handler gets a message, and what comes after the last time. Pure.
+
+A handler that returns has handled its message. One that raises gets the same message
+again after a pause, up to a bound; one that raises `Reject` does not. A message given
+up goes where the policy says. Source: client spec 11.3 and 12.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
+
+from metaq.client.validation import check_seconds, check_whole
+from metaq.config.topic_rules import is_safe_topic
+from metaq.errors import ConfigError
+from metaq.retry import Backoff
+
+DEAD_LETTER_SUFFIX: Final = ".dead"
+"""What a topic's name is followed by in that of its dead letters, by default."""
+
+LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
+"""What becomes of a message that is given up."""
+
+_LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
+_PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
+
+
+class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
+    """Raised by a handler: this message will never succeed, so give it up now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """What happens when a handler fails."""
+
+    attempts_max: int = 6
+    """How often a handler gets one message, 1 or more; 6 is MetaQ's number. A member
+    that takes the partition over, or a new process, counts from the start."""
+    first_s: float = 0.5
+    """Longest pause before the second attempt; doubles from there. The partition
+    waits, the others go on."""
+    max_s: float = 30.0
+    """Longest pause between attempts."""
+    then: LastResort = "stop"
+    """A message given up ends `run` with `HandlerFailedError` ("stop"), goes to another
+    topic ("dead_letter"), waits in a local directory ("park"), or counts as handled
+    with a line in the log ("drop")."""
+    dead_letter_topic: str | None = None
+    """Where dead letters go; None: the message's topic with `.dead` behind it. The
+    brokers must have it: as long as nobody takes a dead letter, its partition waits,
+    and `health` says so."""
+    park_dir: Path | str | None = None
+    """With "park": directory of the parked messages; one process at a time."""
+    replay_first_s: float = 5.0
+    """With "park": when parked messages are handled for the first time."""
+    replay_interval_s: float = 300.0
+    """With "park": pause between rounds; in each the handler gets every parked message
+    once. The order among parked and other messages is lost."""
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            ConfigError: a number is out of range, a directory is missing, or a place
+                is named that nothing goes to.
+        """
+        check_whole("attempts_max", self.attempts_max, 1)
+        check_seconds("first_s", self.first_s, may_be_zero=False)
+        check_seconds("max_s", self.max_s, may_be_zero=False)
+        check_seconds("replay_first_s", self.replay_first_s)
+        check_seconds("replay_interval_s", self.replay_interval_s, may_be_zero=False)
+        if self.first_s > self.max_s:
+            raise ConfigError(
+                f"expected 0 < first_s <= max_s, got {self.first_s} and {self.max_s}"
+            )
+        if self.then not in _LAST_RESORTS:
+            raise ConfigError(
+                f"then: expected one of {', '.join(_LAST_RESORTS)}, got {self.then!r}"
+            )
+        topic = self.dead_letter_topic
+        if topic is not None and not is_safe_topic(topic):
+            raise ConfigError(
+                f"dead_letter_topic: expected a name without blanks, got {topic!r}"
+            )
+        if self.then == "park" and self.park_dir is None:
+            raise ConfigError("then='park' needs a park_dir")
+        for name, then in _PLACES.items():
+            value = getattr(self, name)
+            if value is not None and self.then != then:
+                # Whoever names a place believes that nothing is lost.
+                raise ConfigError(
+                    f"{name}: expected then={then!r} with it, got {value!r} and"
+                    f" then={self.then!r}"
+                )
+
+
+DEFAULT_POLICY: Final = RetryPolicy()
+"""Six attempts, then the end: nothing is lost, and nothing fails in silence."""
+
+
+def next_delay_s(
+    policy: RetryPolicy, attempts: int, error: BaseException
+) -> float | None:
+    """Return the pause before a message is handed out again; None: it is given up.
+
+    Args:
+        policy: what the user chose.
+        attempts: how often the handler had it, 1 or more.
+        error: what the handler raised last.
+    """
+    if isinstance(error, Reject) or attempts >= policy.attempts_max:
+        return None
+    return Backoff(first_s=policy.first_s, max_s=policy.max_s).delay_s(attempts)
+
+
+def dead_letter_topic(policy: RetryPolicy, topic: str) -> str:
+    """Return the topic that dead letters of `topic` go to."""
+    return policy.dead_letter_topic or topic + DEAD_LETTER_SUFFIX

@@ -1,0 +1,396 @@
+"""What a consumer reads: where each partition begins, and how it is given up.
+
+Here meet the parts that a partition goes through: fetcher, intake, feed, committer.
+
+    assign: committed offset, or `start` --> lane in the feed, fetcher
+    revoke: fetcher stops --> message in hand comes back --> commit
+    fence:  all at once, and nothing is committed
+
+A partition that is begun anew after a lost session goes on where it was begun first,
+when nothing was committed since. Source: client spec 10 to 13.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Final
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.cursor import PartitionCursor
+from metaq.client.consume.duplicate_filter import DuplicateFilter
+from metaq.client.consume.fetch_buffer import Feed
+from metaq.client.consume.fetch_handler import Intake, Marks
+from metaq.client.consume.fetcher import PartitionFetcher
+from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.consume.progress import ConsumerStatistics, Standing
+from metaq.client.fan_out import all_of
+from metaq.client.group.assignments import Fence
+from metaq.client.offsets.committer import Committer
+from metaq.client.offsets.offset_reset import (
+    NO_MESSAGE,
+    first_offset,
+    load_offset,
+)
+from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.options import ConsumerOptions
+from metaq.client.timeouts import within
+from metaq.errors import ClosedError, MetaqError
+from metaq.model import Offset, TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+HAND_SHARE: Final = 0.5
+"""Part of a closing consumer's time that the message in hand may take: the commit of
+what is handled gets the rest."""
+
+
+class Reading:
+    """The partitions of one consumer; the `AssignmentSink` of its partition source.
+
+    Owner: the consumer. Concurrency: its event loop, except the snapshots.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        store: OffsetStore,
+        *,
+        fence: Callable[[], Fence | None],
+        group: str,
+        options: ConsumerOptions,
+        marks: Marks,
+        on_fatal: Callable[[MetaqError], None],
+    ) -> None:
+        """Start without partitions; call it on the loop.
+
+        Args:
+            context: the client's parts.
+            store: where offsets are committed; owned from now on.
+            fence: what commits are bound to at the moment.
+            group: consumer group.
+            options: what the user chose.
+            marks: shared by the consumers of one client.
+            on_fatal: called when reading cannot go on.
+        """
+        self._context = context
+        self._store = store
+        self._group = group
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._duplicates = self._make_duplicate_filter()
+        self.feed = Feed(
+            clock=context.clock,
+            buffer_bytes_max=options.buffer_bytes_max,
+            buffer_count_max=options.buffer_count_max,
+            on_room=self._on_room,
+            on_handled=None
+            if self._duplicates is None
+            else self._duplicates.on_handled,
+        )
+        """Fetched messages, one lane for each partition."""
+        self._intake = Intake(
+            context,
+            self.feed,
+            group=group,
+            options=options,
+            marks=marks,
+            duplicates=self._duplicates,
+            on_fatal=on_fatal,
+        )
+        self._committer = Committer(
+            store,
+            group=group,
+            clock=context.clock,
+            timeout_s=context.options.request_timeout_s,
+            fence=fence,
+        )
+        self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
+        self._origins: dict[TopicPartition, GroupOffset] = {}
+        """Where each partition was begun that was ever read."""
+        self._end_s: float | None = None
+        self._reset_count = 0
+
+    def _make_duplicate_filter(self) -> DuplicateFilter | None:
+        if self._options.duplicate_ids is None:
+            return None
+        return DuplicateFilter(
+            self._options.duplicate_ids,
+            group=self._group,
+            clock=self._context.clock,
+            timeout_s=self._context.options.request_timeout_s,
+            waits_for_commit=self._options.commit_interval_s is None,
+            on_room=self._step_all,
+        )
+
+    # -- what the partition source asks for -------------------------------------------
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to read partitions that are ours now."""
+        deadline_s = self._context.deadline_s()
+        begins = await self._find_begins(partitions, deadline_s)
+        for partition, begin in begins.items():
+            self._begin(partition, begin)
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        """Wait for what is in hand, commit, stop.
+
+        Cancellation: another `revoke` of the same partitions goes on with it.
+        """
+        going = tuple(partitions)
+        for partition in going:
+            self._stop(partition)
+        wait_s = self._options.revoke_timeout_s
+        if self._end_s is not None:
+            left_s = max(0.0, self._end_s - self._context.clock.monotonic_s())
+            wait_s = min(wait_s, left_s * HAND_SHARE)
+        ends = await asyncio.gather(
+            *(self.feed.revoke(partition, timeout_s=wait_s) for partition in partitions)
+        )
+        handled = {}
+        for partition, (offset, is_returned) in zip(going, ends, strict=True):
+            if not is_returned:
+                log.error(
+                    "message still in hand after %.1f s, partition goes without it:"
+                    " group=%s partition=%s",
+                    wait_s,
+                    self._group,
+                    partition,
+                )
+            if offset is not None:
+                handled[partition] = offset
+        if self._duplicates is not None:
+            self._duplicates.acknowledge(going)
+        failed = await self._committer.commit(handled, deadline_s=self._end_s)
+        for partition in failed:
+            self._intake.mark(partition, handled[partition])
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop at once, commit nothing."""
+        for partition in partitions:
+            handled = self._drop(partition)
+            if handled is not None:
+                self._intake.mark(partition, handled)
+
+    # -- what the user asks for -------------------------------------------------------
+
+    def require_assigned(self, partition: TopicPartition) -> None:
+        """Raise when a partition is not read.
+
+        Raises:
+            ClosedError: it is not ours.
+        """
+        if partition not in self._fetchers:
+            raise ClosedError(f"{partition}: not assigned to this consumer")
+
+    def move(self, partition: TopicPartition, offset: Offset) -> None:
+        """Go on at another offset; what was fetched of the partition is dropped."""
+        self._drop(partition)
+        self._intake.deliver_again(partition)
+        self._begin(partition, GroupOffset(offset, NO_MESSAGE))
+
+    async def commit(self, deadline_s: float) -> Mapping[TopicPartition, MetaqError]:
+        """Commit what is handled; return what could not be written, and why."""
+        handled = self._handled()
+        if self._duplicates is not None:
+            self._duplicates.acknowledge()
+        return await self._committer.commit(handled, deadline_s=deadline_s)
+
+    async def run_commits(self, interval_s: float) -> None:
+        """Commit what is handled every so often until cancelled."""
+        await self._committer.run(self._handled, interval_s)
+
+    def _handled(self) -> dict[TopicPartition, GroupOffset]:
+        """Return what is handled, and have its ids remembered."""
+        self.feed.tell_handled()
+        return self.feed.handled()
+
+    async def last_commits(self, deadline_s: float) -> dict[TopicPartition, Offset]:
+        """Return where a consumer that began now would begin, of what is read still.
+
+        Raises:
+            MetaqError: the store or a broker cannot be asked.
+        """
+        begins = await self._find_begins(tuple(self._fetchers), deadline_s)
+        return {
+            partition: begin.offset
+            for partition, begin in begins.items()
+            if partition in self._fetchers
+        }
+
+    def take_back(self) -> None:
+        """Forget the ids of what was handled and not committed: it comes again."""
+        if self._duplicates is not None:
+            self._duplicates.discard()
+
+    # -- where to begin ---------------------------------------------------------------
+
+    async def _find_begins(
+        self, partitions: Collection[TopicPartition], deadline_s: float
+    ) -> dict[TopicPartition, GroupOffset]:
+        begins = await all_of(
+            self._find_begin(partition, deadline_s) for partition in partitions
+        )
+        return dict(zip(partitions, begins, strict=True))
+
+    async def _find_begin(
+        self, partition: TopicPartition, deadline_s: float
+    ) -> GroupOffset:
+        committed = await load_offset(
+            self._context, self._store, self._group, partition, deadline_s=deadline_s
+        )
+        known = self._known_begin(partition, committed)
+        begin, is_reset = await first_offset(
+            self._context,
+            partition,
+            known,
+            self._options.start,
+            handled=self._intake.marked(partition),
+            deadline_s=deadline_s,
+        )
+        self._reset_count += is_reset
+        if known is None and self._options.ignore_committed:
+            self._intake.deliver_again(partition)
+        elif is_reset:
+            self._intake.unmark(partition)
+        if is_reset or known is None:
+            self._origins[partition] = begin
+        self._committer.begin(partition, committed)
+        return begin
+
+    def _known_begin(
+        self, partition: TopicPartition, committed: GroupOffset | None
+    ) -> GroupOffset | None:
+        """Return where to go on; None: at the `start` of the options.
+
+        Who comes back to a partition without a commit goes on where it began: at the
+        latest offset of *now* it would pass over what it was never handed.
+        """
+        origin = self._origins.get(partition)
+        if self._options.ignore_committed and partition not in self._committer.written:
+            return origin
+        return origin if committed is None else committed
+
+    def _begin(self, partition: TopicPartition, begin: GroupOffset) -> None:
+        options = self._options
+        cursor = PartitionCursor(
+            partition, begin.offset, fetch_bytes_max=options.fetch_bytes_max
+        )
+        fetcher = PartitionFetcher(
+            cursor,
+            group=self._group,
+            owner=self._intake,
+            pool=self._context.pool,
+            clock=self._context.clock,
+            options=options,
+            request_timeout_s=self._context.options.request_timeout_s,
+        )
+        self.feed.add(partition, begin)
+        self._fetchers[partition] = fetcher
+        if self.feed.error is None:
+            fetcher.step()
+
+    # -- the end ----------------------------------------------------------------------
+
+    def end_by(self, deadline_s: float) -> None:
+        """Have every `revoke` that begins now end by a monotonic time."""
+        self._end_s = deadline_s
+
+    def stop_fetching(self) -> None:
+        """Send no more gets; what is fetched is still handed out."""
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+
+    def _stop(self, partition: TopicPartition) -> None:
+        fetcher = self._fetchers.pop(partition, None)
+        if fetcher is not None:
+            fetcher.stop()
+        self._intake.stop(partition)
+
+    def _drop(self, partition: TopicPartition) -> GroupOffset | None:
+        self._stop(partition)
+        return self.feed.fence(partition)
+
+    async def close(self, deadline_s: float | None) -> None:
+        """Close the store, and the cache of ids; never raises.
+
+        Args:
+            deadline_s: absolute; None gives each its `close_timeout_s`.
+        """
+        if self._duplicates is not None:
+            await self._close(self._duplicates.close(), "duplicate ids", deadline_s)
+        await self._close(self._store.close(), "offset store", deadline_s)
+
+    async def _close(
+        self, closing: Awaitable[None], what: str, deadline_s: float | None
+    ) -> None:
+        limit_s = self._context.options.close_timeout_s
+        if deadline_s is not None:
+            limit_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        try:
+            await within(limit_s, closing, f"closing the {what} of {self._group}")
+        except Exception as error:  # noqa: BLE001  # users write such parts too
+            log.warning("%s", error)
+
+    # -- news -------------------------------------------------------------------------
+
+    def _on_room(self) -> None:
+        self._loop.call_soon_threadsafe(self._step_all)
+
+    def _step_all(self) -> None:
+        for fetcher in tuple(self._fetchers.values()):
+            fetcher.step()
+
+    def on_cluster(self) -> None:
+        """Hear that the cluster has changed."""
+        for fetcher in tuple(self._fetchers.values()):
+            fetcher.hurry()
+
+    # -- what is known ----------------------------------------------------------------
+
+    @property
+    def partitions(self) -> frozenset[TopicPartition]:
+        """What is read now."""
+        return frozenset(self._fetchers)
+
+    def standing_of(self, partition: TopicPartition) -> Standing | None:
+        """Return how far reading a partition has come; None when it is not read."""
+        fetcher = self._fetchers.get(partition)
+        if fetcher is None:
+            return None
+        return Standing(fetcher.cursor.reached, fetcher.last_error)
+
+    @property
+    def uncommitted_count(self) -> int:
+        """Partitions whose handled offset is ahead of the committed one."""
+        return len(self._committer.changed(self.feed.handled()))
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with partitions and commits, one sentence each."""
+        found = [
+            f"{fetcher.partition}: {fetcher.last_error}"
+            for fetcher in tuple(self._fetchers.values())
+            if fetcher.last_error is not None
+        ]
+        if self._committer.last_error is not None:
+            found.append(f"commit: {self._committer.last_error}")
+        return found
+
+    def statistics(self, *, handling: HandlingStatistics | None) -> ConsumerStatistics:
+        """Return a snapshot of the consumer's counters, those of its `run` included."""
+        intake = self._intake
+        return ConsumerStatistics(
+            delivered_count=intake.delivered_count,
+            filtered_count=intake.filtered_count,
+            repeat_count=intake.repeat_count,
+            reset_count=self._reset_count,
+            missing_bytes=intake.missing_bytes,
+            commit_count=self._committer.commit_count,
+            commit_failure_count=self._committer.failure_count,
+            fetches={
+                fetcher.partition: fetcher.statistics()
+                for fetcher in tuple(self._fetchers.values())
+            },
+            handling=handling,
+            duplicates=self._duplicates.statistics() if self._duplicates else None,
+        )

@@ -1,0 +1,1 @@
+"""Which partitions a member reads: assignments and rebalances."""

@@ -1,0 +1,243 @@
+"""Which partitions a consumer reads: who decides it, and who carries it out.
+
+A `PartitionSource` decides: a group in ZooKeeper (`rebalancer.py`), or a fixed list.
+An `AssignmentSink` carries out: the consumer.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from metaq.client.cluster.metadata import Metadata
+from metaq.clock import Clock
+from metaq.errors import MetaqError
+from metaq.model import TopicPartition
+from metaq.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+RETRY: Final = Backoff(first_s=0.1, max_s=5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """What a commit is bound to: whoever lost it may commit no more."""
+
+    member: str
+    """The member's name in its group."""
+    epoch: int
+    """The ZooKeeper session under which it owns its partitions."""
+
+
+class AssignmentSink(Protocol):
+    """Whoever reads partitions; all calls on the loop's thread.
+
+    Calls for different partitions may run at once. `fence` may come while a `revoke`
+    of the same partitions waits, which then ends.
+    """
+
+    async def assign(self, partitions: Collection[TopicPartition]) -> None:
+        """Begin to read partitions that are ours now.
+
+        Raises:
+            MetaqError: their offsets could not be read; none of them is read.
+
+        Cancellation: none of them is read.
+        """
+        ...
+
+    async def revoke(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop reading; wait, bounded, for the messages in hand, and commit.
+
+        Never raises: a commit that fails is logged, its messages come again.
+        """
+        ...
+
+    def fence(self, partitions: Collection[TopicPartition]) -> None:
+        """Stop reading at once: somebody else may own them already."""
+        ...
+
+
+class PartitionSource(Protocol):
+    """Whoever says which partitions are ours."""
+
+    async def start(self, sink: AssignmentSink) -> None:
+        """Make the first assignment, and keep it right from then on.
+
+        Raises:
+            MetaqError: it could not be made; nothing is left behind.
+        """
+        ...
+
+    async def stop(self, *, deadline_s: float | None = None) -> None:
+        """Revoke what is assigned, and give it up; bounded, never raises.
+
+        Args:
+            deadline_s: absolute; what is not given up by then is given up behind our
+                back. None: each step has the bound of its option.
+        """
+        ...
+
+    @property
+    def fence(self) -> Fence | None:
+        """What commits are bound to; None without a group in ZooKeeper."""
+        ...
+
+    @property
+    def unsettled_since_s(self) -> float | None:
+        """Monotonic time since which we do not have what is ours; None: we do."""
+        ...
+
+    @property
+    def last_error(self) -> MetaqError | None:
+        """Why the last attempt to settle failed; None when it did not."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with how others share with us, one sentence each."""
+        ...
+
+
+class FixedSource:
+    """Partitions somebody listed, or all of some topics; no group takes part.
+
+    What a client of named brokers reads, and a consumer that was told its partitions:
+    there is nobody to share them with. `find` is asked again whenever the cluster
+    changes, and what is new is read too.
+    """
+
+    def __init__(
+        self,
+        find: Callable[[], Collection[TopicPartition]],
+        listen: Callable[[Callable[[], None]], Callable[[], None]],
+        *,
+        clock: Clock,
+    ) -> None:
+        """Prepare; nothing is read before `start`.
+
+        Args:
+            find: the partitions there are now.
+            listen: registers a callback for changes; returns what ends it.
+            clock: for the time since which something is missing.
+        """
+        self._find = find
+        self._listen = listen
+        self._clock = clock
+        self._changed = asyncio.Event()
+        self._assigned: set[TopicPartition] = set()
+        self._task: asyncio.Task[None] | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._sink: AssignmentSink | None = None
+        self.unsettled_since_s: float | None = None
+        """Monotonic time since which partitions wait to be read; None: none do."""
+        self.last_error: MetaqError | None = None
+        """Why they wait."""
+
+    @property
+    def fence(self) -> Fence | None:
+        """Nothing: nobody else may own them."""
+        return None
+
+    def problems(self) -> list[str]:
+        """Return nothing: nobody shares with us."""
+        return []
+
+    async def start(self, sink: AssignmentSink) -> None:
+        """Read all there are now; those that cannot be read yet, as soon as they can.
+
+        Raises:
+            MetaqError: there are some, and none of them can be read.
+        """
+        self._sink = sink
+        self._unlisten = self._listen(self._changed.set)
+        try:
+            await self._settle(sink)
+        except BaseException as error:
+            if not self._assigned or not isinstance(error, MetaqError):
+                self._unlisten()
+                raise
+            self._note(error)
+            self._changed.set()
+        self._task = asyncio.create_task(self._run(sink), name="fixed partitions")
+
+    async def stop(self, *, deadline_s: float | None = None) -> None:
+        """Revoke all; nothing else is waited for, so `deadline_s` is the sink's."""
+        del deadline_s
+        if self._unlisten is not None:
+            self._unlisten()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._sink is not None:
+            await self._sink.revoke(self._assigned)
+        self._assigned = set()
+
+    async def _settle(self, sink: AssignmentSink) -> None:
+        """Read what is missing; a broker that is away keeps no other one waiting."""
+        missing = sorted(set(self._find()) - self._assigned)
+
+        async def assign(partition: TopicPartition) -> None:
+            await sink.assign([partition])
+            self._assigned.add(partition)
+
+        ends = await asyncio.gather(*map(assign, missing), return_exceptions=True)
+        for end in ends:
+            if end is not None:
+                raise end
+
+    def _note(self, error: MetaqError) -> None:
+        """Remember why; tell the log once for each kind of error in a row."""
+        if type(error) is not type(self.last_error):
+            log.warning("some partitions cannot be read yet: %s", error)
+        self.last_error = error
+        self.unsettled_since_s = self.unsettled_since_s or self._clock.monotonic_s()
+
+    async def _run(self, sink: AssignmentSink) -> None:
+        failures = 0
+        while True:
+            if not failures:
+                await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._settle(sink)
+            except MetaqError as error:
+                failures += 1
+                self._note(error)
+            except Exception as error:
+                failures += 1
+                log.exception("partitions cannot be read")
+                self._note(MetaqError(f"partitions cannot be read: {error!r}"))
+            else:
+                failures, self.last_error, self.unsettled_since_s = 0, None, None
+                continue
+            await asyncio.sleep(RETRY.delay_s(failures, lambda: 1.0))
+
+
+def topic_source(
+    metadata: Metadata, topics: Collection[str], *, clock: Clock
+) -> FixedSource:
+    """Return a source of every partition of some topics, known now or later."""
+    for topic in topics:
+        metadata.watch_topic(topic)
+
+    def find() -> list[TopicPartition]:
+        snapshot = metadata.snapshot
+        return [tp for topic in topics for tp in snapshot.get_partitions(topic)]
+
+    def listen(callback: Callable[[], None]) -> Callable[[], None]:
+        return metadata.add_listener(lambda _snapshot: callback())
+
+    return FixedSource(find, listen, clock=clock)
+
+
+def listed_source(
+    partitions: Collection[TopicPartition], *, clock: Clock
+) -> FixedSource:
+    """Return a source of these partitions and no others."""
+    return FixedSource(lambda: partitions, lambda _callback: _do_nothing, clock=clock)
+
+
+def _do_nothing() -> None:
+    """End a wait for changes of what never changes."""

@@ -1,0 +1,67 @@
+"""A member's share of its group's partitions, and the steps that lead to it. Pure.
+
+Every member computes its own share from what all of them see (`metaq.assignment`), so
+what counts as a member of a topic, and which names its partitions have, are MetaQ's
+rules to the letter. Source: client spec 14.4 and 14.7.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from metaq.assignment import Strategy, partitions_of
+from metaq.model import TopicPartition
+from metaq.zk.groups import Members
+from metaq.zk.paths import partition_name
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do, in this order; partitions in neither set are not touched."""
+
+    give_up: frozenset[TopicPartition]
+    """To be revoked and released: not our share, but ours in ZooKeeper."""
+    take: frozenset[TopicPartition]
+    """To be claimed and read: our share, and not read yet."""
+
+
+def plan_rebalance(
+    *,
+    owned: Collection[TopicPartition],
+    reading: Collection[TopicPartition],
+    share: Collection[TopicPartition],
+) -> Plan:
+    """Return how to get from what is ours to what should be.
+
+    Args:
+        owned: claimed, or claimed with an unknown outcome.
+        reading: handed to the consumer; claimed all of them.
+        share: what the group's plan gives us.
+    """
+    return Plan(
+        give_up=frozenset({*owned, *reading}.difference(share)),
+        take=frozenset(share).difference(reading),
+    )
+
+
+def share_of(
+    member: str,
+    *,
+    strategy: Strategy,
+    members: Members,
+    partitions: Mapping[str, Iterable[TopicPartition]],
+) -> frozenset[TopicPartition]:
+    """Return a member's share of some topics.
+
+    Args:
+        member: its name in the group.
+        strategy: the group's.
+        members: everybody in the group, with the topics each subscribes to.
+        partitions: of each topic that the member subscribes to.
+    """
+    share: set[TopicPartition] = set()
+    for topic, found in partitions.items():
+        named = {partition_name(partition): partition for partition in found}
+        readers = [name for name, topics in members.items() if topic in topics]
+        names = partitions_of(strategy, readers, named, member)
+        share.update(named[name] for name in names)
+    return frozenset(share)

@@ -1,0 +1,1 @@
+"""Where reading goes on: stores of offsets, commits and offset reset."""

@@ -1,0 +1,157 @@
+"""Committing what was handled: periodically, on demand, and before partitions go.
+
+Only what has moved is written. A commit that fails is tried again with the next one:
+nothing is forgotten because a store was away once. Source: client spec 13.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from metaq.client.group.assignments import Fence
+from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
+from metaq.client.timeouts import within
+from metaq.clock import Clock
+from metaq.errors import MetaqError, RequestTimeoutError
+from metaq.model import TopicPartition
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+Offsets = Mapping[TopicPartition, GroupOffset]
+
+
+class Committer:
+    """The committed offsets of one consumer; on the loop's thread alone."""
+
+    def __init__(
+        self,
+        store: OffsetStore,
+        *,
+        group: str,
+        clock: Clock,
+        timeout_s: float,
+        fence: Callable[[], Fence | None],
+    ) -> None:
+        """Prepare.
+
+        Args:
+            store: where offsets go.
+            group: consumer group.
+            clock: for deadlines.
+            timeout_s: bound on one commit.
+            fence: what commits are bound to at the moment.
+        """
+        self._store = store
+        self._group = group
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._fence = fence
+        self._committed: dict[TopicPartition, GroupOffset] = {}
+        self._lock = asyncio.Lock()
+        self.written: set[TopicPartition] = set()
+        """Partitions of which this consumer has committed something."""
+        self.commit_count = 0
+        """Commits that wrote something."""
+        self.failure_count = 0
+        """Partitions whose commit failed, counted each time."""
+        self.last_error: MetaqError | None = None
+        """Why the last commit failed; None when it did not."""
+
+    def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
+        """Remember what is committed of a partition that is ours now; None: nothing."""
+        self._committed.pop(partition, None)
+        if offset is not None:
+            self._committed[partition] = offset
+
+    def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
+        """Return what of `handled` is ahead of, or otherwise not, what is committed."""
+        return {
+            partition: offset
+            for partition, offset in handled.items()
+            if self._offset_of(partition) != offset.offset
+        }
+
+    def _offset_of(self, partition: TopicPartition) -> int | None:
+        committed = self._committed.get(partition)
+        return None if committed is None else committed.offset
+
+    async def commit(
+        self, handled: Offsets, *, deadline_s: float | None = None
+    ) -> Mapping[TopicPartition, MetaqError]:
+        """Write what has moved; commits of one consumer follow each other.
+
+        Args:
+            handled: the next offset of each partition.
+            deadline_s: absolute, for earlier commits too; None: the bound on one.
+
+        Returns:
+            What could not be written, and why.
+
+        Cancellation: what was sent to the store may still be written.
+        """
+        now_s = self._clock.monotonic_s()
+        if deadline_s is None:
+            deadline_s = now_s + self._timeout_s
+        limit_s = max(0.0, deadline_s - now_s) + STORE_SLACK_S
+        # Now, not after waiting: what was handled under one session may not be
+        # committed under the next.
+        work = self._commit(handled, self._fence(), deadline_s)
+        try:
+            return await within(limit_s, work, f"commit of group {self._group}")
+        except RequestTimeoutError as error:
+            changed = self.changed(handled)
+            failed = dict.fromkeys(changed, error)
+            self._note(changed, failed)
+            return failed
+
+    async def _commit(
+        self, handled: Offsets, fence: Fence | None, deadline_s: float
+    ) -> Mapping[TopicPartition, MetaqError]:
+        async with self._lock:
+            changed = self.changed(handled)
+            if not changed:
+                # What failed was taken over with its partition, or written since.
+                self.last_error = None
+                return {}
+            try:
+                failed = await self._store.commit(
+                    self._group, changed, fence=fence, deadline_s=deadline_s
+                )
+            except MetaqError as error:
+                failed = dict.fromkeys(changed, error)
+            except Exception as error:  # noqa: BLE001  # users write stores too
+                failure = MetaqError(f"offset store of group {self._group}: {error!r}")
+                failed = dict.fromkeys(changed, failure)
+            self._note(changed, failed)
+            return failed
+
+    def _note(
+        self, changed: Offsets, failed: Mapping[TopicPartition, MetaqError]
+    ) -> None:
+        self.commit_count += 1
+        self.failure_count += len(failed)
+        # Once for each outage: `health` tells for as long as it lasts.
+        level = logging.WARNING if self.last_error is None else logging.DEBUG
+        self.last_error = next(iter(failed.values()), None)
+        for partition, error in failed.items():
+            log.log(
+                level,
+                "commit failed: group=%s partitions=%d first=%s offset=%d: %s",
+                self._group,
+                len(failed),
+                partition,
+                changed[partition].offset,
+                error,
+            )
+            break
+        for partition, offset in changed.items():
+            if partition not in failed:
+                self._committed[partition] = offset
+                self.written.add(partition)
+
+    async def run(self, handled: Callable[[], Offsets], interval_s: float) -> None:
+        """Commit every so often until cancelled; what fails is tried again."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.commit(handled())

@@ -1,0 +1,141 @@
+"""Where reading a partition begins: the committed offset, or what the user chose.
+
+A committed offset that lies outside the log is never followed in silence: below the
+log start, messages were deleted unread, and behind the log end, the log is not the one
+that was read. Both are logged as errors and counted; reading goes on at the log start,
+or at the end for a consumer that starts at the latest.
+"""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Final
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import (
+    BACKOFF,
+    log_range,
+    offset_at,
+)
+from metaq.client.offsets.offset_store import STORE_SLACK_S, OffsetStore
+from metaq.client.options import Start
+from metaq.client.timeouts import within
+from metaq.model import MessageId, Millis, Offset, TopicPartition
+from metaq.retry import retry
+from metaq.zk.znodes import GroupOffset
+
+log = logging.getLogger(__name__)
+
+NO_MESSAGE: Final = MessageId(-1)
+"""What MetaQ's clients write in place of an id when no message was read yet."""
+
+NOTHING_HANDLED: Final = Offset(-1)
+"""Below every offset."""
+
+
+async def load_offset(
+    context: ClientContext,
+    store: OffsetStore,
+    group: str,
+    partition: TopicPartition,
+    *,
+    deadline_s: float,
+) -> GroupOffset | None:
+    """Return what a group has committed; None for nothing.
+
+    Asks again after errors that may pass: ZooKeeper may not be connected yet, or not
+    again.
+
+    Raises:
+        MetaqError: the store could not be asked, or holds what nobody can read.
+    """
+    asking = retry(
+        lambda: store.load(group, partition, deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )
+    limit_s = max(0.0, deadline_s - context.clock.monotonic_s()) + STORE_SLACK_S
+    return await within(limit_s, asking, f"offset of group {group}, {partition}")
+
+
+async def first_offset(
+    context: ClientContext,
+    partition: TopicPartition,
+    committed: GroupOffset | None,
+    start: Start,
+    *,
+    handled: Offset = NOTHING_HANDLED,
+    deadline_s: float,
+) -> tuple[GroupOffset, bool]:
+    """Return where to begin, and whether a committed offset had to be given up.
+
+    Args:
+        context: the client's parts.
+        partition: what is read.
+        committed: what the group has committed; None for nothing, or to ignore it.
+        start: where a group begins without one.
+        handled: how far the caller knows it handled, and passes over what comes again.
+        deadline_s: when to give up.
+
+    Raises:
+        CannotAnswerError: a time was asked of a broker that knows none.
+        MetaqError: the broker cannot be asked.
+    """
+    ends = await log_range(context, partition, deadline_s=deadline_s)
+    if committed is not None:
+        if ends is None or ends[0] <= committed.offset <= ends[1]:
+            return committed, False
+        if committed.offset < ends[0] <= handled <= ends[1]:
+            # What was deleted had been handled; its commit was lost.
+            return GroupOffset(ends[0], NO_MESSAGE), False
+        follower = ends[1] if start == "latest" else ends[0]
+        _report(partition, committed.offset, ends, follower)
+        return GroupOffset(follower, NO_MESSAGE), True
+    if ends is None:
+        # Nothing was ever put there: all that will be is new.
+        return GroupOffset(Offset(0), NO_MESSAGE), False
+    chosen = await _choose(context, partition, start, ends, deadline_s)
+    return GroupOffset(chosen, NO_MESSAGE), False
+
+
+async def _choose(
+    context: ClientContext,
+    partition: TopicPartition,
+    start: Start,
+    ends: tuple[Offset, Offset],
+    deadline_s: float,
+) -> Offset:
+    log_start, log_end = ends
+    if start == "earliest":
+        return log_start
+    if start == "latest":
+        return log_end
+    if isinstance(start, datetime):
+        # A naive time is one of the machine's time zone, as everywhere in Python.
+        moment = Millis(int(start.timestamp() * 1000))
+        found = await offset_at(context, partition, moment, deadline_s=deadline_s)
+        return log_end if found is None else max(found, log_start)
+    wanted = start.get(partition, log_start) if isinstance(start, Mapping) else start
+    return Offset(min(max(wanted, log_start), log_end))
+
+
+def _report(
+    partition: TopicPartition,
+    committed: Offset,
+    ends: tuple[Offset, Offset],
+    follower: Offset,
+) -> None:
+    if committed < ends[0]:
+        what = f"{ends[0] - committed} bytes were deleted before they were read"
+    else:
+        what = "the log was replaced, or cut by a broker that lost data"
+    log.error(
+        "committed offset is outside the log: partition=%s committed=%d log_start=%d"
+        " log_end=%d next=%d: %s",
+        partition,
+        committed,
+        *ends,
+        follower,
+        what,
+    )

@@ -1,0 +1,208 @@
+"""How far a query outside the consumer groups has come, kept in ZooKeeper.
+
+A query keeps its own offsets; what it writes here is for others, or for the time
+before it has written any. Its progress goes to the offsets of a group, so that tools
+that show the lag of groups show that of the query; nothing is claimed. Its start, what
+it resolved `latest` or a time to, is kept until it has offsets of its own: a restart
+before that would otherwise begin somewhere else, and lose what lies between. A query
+that writes keeps where its batches go, so that one that is run again goes there again.
+
+Every request is made again until its deadline while there is no session.
+
+Source: client spec 13.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.fan_out import all_of
+from metaq.errors import ConfigError
+from metaq.model import Offset, TopicPartition
+from metaq.retry import retry
+from metaq.zk.errors import NodeChangedError, NodeNotEmptyError
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.session import Coordinator
+from metaq.zk.znodes import GroupOffset
+
+T = TypeVar("T")
+
+
+async def read_progress(
+    context: ClientContext,
+    group: str,
+    partitions: Iterable[TopicPartition],
+    *,
+    deadline_s: float,
+) -> dict[TopicPartition, Offset]:
+    """Return the offsets that a group has stored; partitions without are missing.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    wanted = tuple(partitions)
+    found = await all_of(
+        _insist(context, partial(offsets.read_offset, p), deadline_s) for p in wanted
+    )
+    return {
+        partition: stored.offset
+        for partition, stored in zip(wanted, found, strict=True)
+        if stored is not None
+    }
+
+
+async def read_committed(
+    context: ClientContext,
+    group: str,
+    topics: Iterable[str],
+    *,
+    deadline_s: float,
+) -> tuple[TopicPartition, ...]:
+    """Return the partitions of some topics for which a group has stored an offset.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    found = await all_of(
+        _insist(context, partial(offsets.partitions, topic), deadline_s)
+        for topic in topics
+    )
+    return tuple(partition for some in found for partition in some)
+
+
+async def commit_progress(
+    context: ClientContext,
+    group: str,
+    progress: Mapping[TopicPartition, Offset],
+    *,
+    deadline_s: float,
+) -> None:
+    """Store how far a query has come; an offset never goes back.
+
+    Durability: on return ZooKeeper has it on a majority of its disks.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked; some may be stored.
+    """
+    offsets = GroupOffsets(_coordinator(context), context.paths, group=group)
+    stored = await read_progress(context, group, progress, deadline_s=deadline_s)
+    await all_of(
+        (
+            _insist(
+                context,
+                partial(offsets.set_offset, partition, GroupOffset(offset)),
+                deadline_s,
+            )
+            for partition, offset in progress.items()
+            if offset > stored.get(partition, -1)
+        )
+    )
+
+
+async def read_start(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> str | None:
+    """Return what `keep_start` has kept for a query; None for nothing.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    path = context.paths.query_start(query)
+    get = partial(_coordinator(context).get, path)
+    node = await _insist(context, get, deadline_s)
+    return None if node is None else node.data.decode(errors="replace")
+
+
+async def keep_start(
+    context: ClientContext, query: str, text: str, *, deadline_s: float
+) -> None:
+    """Keep the start of a query, as text; durable on return. Raises as `read_start`."""
+    path = context.paths.query_start(query)
+    store = partial(_coordinator(context).set_or_create, path, text.encode())
+    await _insist(context, store, deadline_s)
+
+
+async def forget_start(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget the start of a query; harmless twice. Raises as `read_start`."""
+    path = context.paths.query_start(query)
+    await _insist(context, partial(_coordinator(context).delete, path), deadline_s)
+
+
+async def change_routes(
+    context: ClientContext,
+    query: str,
+    change: Callable[[str | None], str],
+    *,
+    deadline_s: float,
+) -> str:
+    """Replace what is kept of where a query writes; durable on return.
+
+    Args:
+        context: the client's.
+        query: whose.
+        change: given what is kept, None for nothing, returns what should be; asked
+            again when somebody else was faster.
+        deadline_s: when to give up.
+
+    Returns:
+        What is kept now.
+
+    Raises:
+        ConfigError: a client without ZooKeeper.
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+    while True:
+        node = await _insist(context, partial(coordinator.get, path), deadline_s)
+        kept = None if node is None else node.data.decode(errors="replace")
+        text = change(kept)
+        if text == kept:
+            return text
+        version = None if node is None else node.version
+        with suppress(NodeChangedError):
+            await _insist(
+                context,
+                partial(coordinator.replace, path, text.encode(), version=version),
+                deadline_s,
+            )
+            return text
+
+
+async def forget_routes(
+    context: ClientContext, query: str, *, deadline_s: float
+) -> None:
+    """Forget where a query writes; harmless twice. Raises as `change_routes`."""
+    coordinator, path = _coordinator(context), context.paths.query_routes(query)
+    await _insist(context, partial(coordinator.delete, path), deadline_s)
+    parent = path.rpartition("/")[0]
+    with suppress(NodeNotEmptyError):
+        await _insist(context, partial(coordinator.delete, parent), deadline_s)
+
+
+def _coordinator(context: ClientContext) -> Coordinator:
+    if context.coordinator is None:
+        raise ConfigError("progress is kept in ZooKeeper, and this client has none")
+    return context.coordinator
+
+
+async def _insist(
+    context: ClientContext, request: Callable[..., Awaitable[T]], deadline_s: float
+) -> T:
+    """Make a request that takes `deadline_s`, again after errors that may pass."""
+    return await retry(
+        lambda: request(deadline_s=deadline_s),
+        backoff=BACKOFF,
+        deadline_s=deadline_s,
+        clock=context.clock,
+    )

@@ -1,0 +1,496 @@
+"""Batches of messages for one partition, and what senders hold of them.
+
+Theory of operation. A million messages a second leave no time for an object that does
+something per message. So a message is one element of its batch's list of payloads, and
+a `SendFuture` is a name for it: the batch, and where in the batch. When a broker has
+answered, the batch gets its outcomes (one for each part of it that travelled together:
+one `mput`, or a run of puts). Of an `mput` the id and offset of each message are
+computed from the first of the part (`record.ids.id_after`, and the lengths before it);
+of puts they are two columns.
+
+    Invariant: a batch that nobody appends to any more is resolved exactly once, as a
+    whole, on the loop's thread.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, repeat
+from operator import and_
+from typing import Any, Final, NamedTuple, overload
+from zlib import crc32
+
+from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.validation import check_timeout
+from metaq.errors import ClosedError, MetaqError, RequestTimeoutError
+from metaq.model import MessageId, Offset, TopicPartition
+from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
+from metaq.record.ids import id_after
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.record.uniform import encode_uniform
+
+_UNIFORM_COUNT_MIN: Final = 8
+
+
+class SendResult(NamedTuple):
+    """Where a message lies that a broker has acknowledged."""
+
+    message_id: MessageId
+    """Id that the broker stamped."""
+    partition: TopicPartition
+    """The partition it went to."""
+    offset: Offset
+    """Offset of its record's first byte."""
+
+
+class PutResults(NamedTuple):
+    """Where messages lie that were put one by one, in their order."""
+
+    ids: Sequence[int]
+    """Ids that the broker stamped."""
+    offsets: Sequence[int]
+    """Offsets of their records."""
+
+
+class Outcome(NamedTuple):
+    """What became of a part of a batch: of its messages from `first` on."""
+
+    first: int
+    """The part begins with this message of the batch and ends where the next begins."""
+    receipt: SendResult | None
+    """Of the part's first message; None when it failed."""
+    error: MetaqError | None
+    """Why it failed; None when it is stored."""
+    puts: PutResults | None = None
+    """Of each of its messages, where they were put one by one."""
+
+
+@dataclass(slots=True)
+class Home:
+    """The loop where batches are resolved, and the lock that guards them all."""
+
+    lock: threading.Lock
+    """Guards the callbacks of every batch; held for moments only."""
+    loop: asyncio.AbstractEventLoop
+    """Calls back."""
+    thread_id: int
+    """The loop's thread."""
+    pid: int = field(default_factory=os.getpid)
+    """The loop's process."""
+
+    def is_here(self) -> bool:
+        """Tell whether the caller runs on the loop's thread."""
+        return threading.get_ident() == self.thread_id
+
+    def require_own(self) -> None:
+        """Raise in the child of a fork, where nothing is ever resolved.
+
+        Raises:
+            ClosedError: the loop belongs to another process.
+        """
+        pid = os.getpid()
+        if pid != self.pid:
+            raise ClosedError(
+                f"this message was sent by process {self.pid}, and this is process"
+                f" {pid}: its outcome is known there"
+            )
+
+    def require_loop(self) -> None:
+        """Do the same, and raise OutcomeUnknownError where the loop was closed."""
+        self.require_own()
+        if self.loop.is_closed():
+            raise OutcomeUnknownError(
+                "the event loop was closed before the client; outcome unknown"
+            )
+
+
+class Batch:
+    """Messages for one partition that travel together.
+
+    Owner: the accumulator while it grows, the delivery afterwards; senders only read.
+    """
+
+    __slots__ = (
+        "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
+        "deadline_s", "flags", "may_move", "payloads", "reserved_bytes",
+        "reserved_count", "serial", "timeout_s",
+    )  # fmt: skip
+
+    def __init__(
+        self, home: Home, *, created_s: float, timeout_s: float, may_move: bool
+    ) -> None:
+        """Begin without messages.
+
+        Args:
+            home: where it is resolved.
+            created_s: monotonic time of its first message.
+            timeout_s: what each of its messages was given.
+            may_move: it may go to another partition; a message that may not clears it.
+        """
+        self._home = home
+        self._callbacks: list[Callable[[], object]] = []
+        self._outcomes: Sequence[Outcome] | None = None
+        self._ends: Sequence[int] | None = None
+        self.serial = 0
+        """Its number among the batches of its accumulator."""
+        self.created_s = created_s
+        self.timeout_s = timeout_s
+        self.deadline_s = created_s + timeout_s
+        self.may_move = may_move
+        self.payloads: list[bytes] = []
+        self.flags: dict[int, int] = {}
+        """Of the messages whose flag is not 0, by their place in the batch."""
+        self.reserved_bytes = 0
+        """Record bytes of the buffer that are this batch's."""
+        self.reserved_count = 0
+        """Messages, likewise."""
+        self.bytes_left = 0
+        """Reserved bytes that no message has taken yet."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the record bytes of its messages."""
+        return self.reserved_bytes - self.bytes_left
+
+    @property
+    def is_done(self) -> bool:
+        """Tell whether its outcomes are known."""
+        return self._outcomes is not None
+
+    @property
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return the outcomes, in order of their `first`; () before they are known."""
+        return self._outcomes or ()
+
+    def resolve(self, outcomes: Sequence[Outcome]) -> None:
+        """Say what became of it, and call everybody back. On the loop's thread.
+
+        Args:
+            outcomes: at least one, ascending, the first one's `first` is 0.
+        """
+        with self._home.lock:
+            self._outcomes = outcomes
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Call back on the loop's thread when it is done; at once when it is.
+
+        Args:
+            callback: must not raise and not wait.
+        """
+        with self._home.lock:
+            if self._outcomes is None:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def call_later(self, function: Callable[..., object], argument: object) -> None:
+        """Let the loop call a function of a user, which may raise, when it is done.
+
+        Raises:
+            ClosedError: called in the child of a fork.
+        """
+        self._home.require_own()
+
+        def call() -> None:
+            with contextlib.suppress(RuntimeError):
+                self._home.loop.call_soon_threadsafe(function, argument)
+                return
+            # The client is closed, and its loop with it.
+            function(argument)
+
+        self.add_callback(call)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until it is done; return False when the time is over before.
+
+        Raises:
+            RuntimeError: called on the loop's thread, which would wait for itself.
+            ClosedError, OutcomeUnknownError: as `Home.require_loop`.
+        """
+        if self._outcomes is not None:
+            return True
+        self._home.require_loop()
+        if self._home.is_here():
+            raise RuntimeError("the event loop cannot wait for itself; use await")
+        # A third of what an event costs, and half of that is on the way of an answer.
+        done = threading.Lock()
+        done.acquire()
+        self.add_callback(done.release)
+        return done.acquire(timeout=-1 if timeout_s is None else max(0, timeout_s))
+
+    async def wait_async(self) -> None:
+        """Wait until it is done, on any event loop.
+
+        Raises:
+            ClosedError, OutcomeUnknownError: as `Home.require_loop`.
+
+        Cancellation: ends the wait; the messages are still on their way.
+        """
+        if self._outcomes is not None:
+            return
+        self._home.require_loop()
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        if loop is self._home.loop:
+            self.add_callback(lambda: _settle(waiter))
+        elif self._home.loop.is_running():
+            self.add_callback(lambda: _settle_elsewhere(loop, waiter))
+        else:
+            raise OutcomeUnknownError(
+                "the event loop of the client does not run; outcome unknown"
+            )
+        await waiter
+
+    def outcome(self, at: int) -> SendResult | MetaqError:
+        """Return what became of the message at `at`; only when it is done."""
+        outcomes = self._outcomes
+        assert outcomes is not None
+        part = outcomes[0]
+        if len(outcomes) > 1:
+            part = outcomes[bisect_right(outcomes, at, key=_first_of) - 1]
+        first, receipt, error, puts = part
+        if receipt is None:
+            assert error is not None
+            return error
+        if at == first:
+            return receipt
+        if puts is not None:
+            message_id, offset = puts.ids[at - first], puts.offsets[at - first]
+            return SendResult(MessageId(message_id), receipt.partition, Offset(offset))
+        return SendResult(
+            id_after(receipt.message_id, at - first),
+            receipt.partition,
+            Offset(receipt.offset + self.size_of(first, at)),
+        )
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Return the record bytes up to each message, beginning with 0.
+
+        Of a batch that nobody appends to any more.
+        """
+        ends = self._ends
+        if ends is None:
+            # Two threads may do this at once: both come to the same.
+            ends = self._ends = ends_of(self.payloads)
+        return ends
+
+    def size_of(self, first: int, end: int) -> int:
+        """Return the record bytes of its messages from `first` up to `end`."""
+        return self.ends[end] - self.ends[first]
+
+    def encode(self, first: int, end: int) -> bytes:
+        """Return its messages from `first` up to `end` as records with the id 0."""
+        payloads, flags = self.payloads, None
+        if self.flags:
+            flags = [self.flags.get(at, 0) for at in range(first, end)]
+        if end - first < len(payloads):
+            payloads = payloads[first:end]
+        return encode_records(payloads, flags)
+
+
+def ends_of(payloads: Sequence[bytes]) -> Sequence[int]:
+    """Return the record bytes up to each payload and up to the end, from 0 on.
+
+    Args:
+        payloads: at least one.
+    """
+    sizes = list(map(len, payloads))
+    if sizes.count(sizes[0]) == len(sizes):
+        stride = HEADER_BYTES + sizes[0]
+        return range(0, stride * len(sizes) + 1, stride)
+    return list(accumulate(map(HEADER_BYTES.__add__, sizes), initial=0))
+
+
+def encode_records(payloads: Sequence[bytes], flags: Sequence[int] | None) -> bytes:
+    """Return records in segment format, one behind the other, each with the id 0.
+
+    No interpreted instruction runs per message, and payloads of one size take a third
+    of the time.
+
+    Args:
+        payloads: at least one.
+        flags: one for each payload; None when all are 0.
+    """
+    size = len(payloads[0])
+    sizes = list(map(len, payloads))
+    if (
+        flags is not None
+        or len(sizes) < _UNIFORM_COUNT_MIN
+        or sizes.count(size) < len(sizes)
+    ):
+        checksums = map(and_, map(crc32, payloads), repeat(CHECKSUM_MASK))
+        headers = map(HEADER.pack, sizes, checksums, repeat(0), flags or repeat(0))
+        return b"".join(chain.from_iterable(zip(headers, payloads, strict=True)))
+    return bytes(encode_uniform(payloads, pack_checksums(payloads)))
+
+
+class SendFuture:
+    """The outcome of one message, now or later. Safe in threads.
+
+    `await` it, or ask `result` from a thread that is not the event loop's. Dropping it
+    does not stop the message; cancelling an `await` does not either.
+    """
+
+    __slots__ = ("_at", "_batch")
+
+    def __init__(self, batch: Batch, at: int) -> None:
+        self._batch = batch
+        self._at = at
+
+    def done(self) -> bool:
+        """Tell whether the outcome is known."""
+        return self._batch.is_done
+
+    def result(self, timeout: float | None = None) -> SendResult:
+        """Wait for the outcome and return it.
+
+        Args:
+            timeout: seconds; None waits as long as the message's own deadline lets it.
+
+        Raises:
+            MetaqError: the message failed; `OutcomeUnknownError` when it may be stored.
+            RequestTimeoutError: it is not known yet; the message goes on.
+            RuntimeError: it is not known yet, and this is the event loop's thread.
+        """
+        outcome = self._outcome(timeout)
+        if isinstance(outcome, SendResult):
+            return outcome
+        raise outcome.with_traceback(None)
+
+    def exception(self, timeout: float | None = None) -> MetaqError | None:
+        """Wait for the outcome; return its error, None when the message is stored.
+
+        Raises:
+            As `result`, but for the message's own error.
+        """
+        outcome = self._outcome(timeout)
+        return None if isinstance(outcome, SendResult) else outcome
+
+    def add_done_callback(self, function: Callable[["SendFuture"], object]) -> None:
+        """Call `function(self)` on the event loop's thread when the outcome is known.
+
+        It must not block. What it raises goes to the loop's exception handler. When the
+        client is closed already, it is called here.
+
+        Raises:
+            ClosedError: called in the child of a fork.
+        """
+        self._batch.call_later(function, self)
+
+    def __await__(self) -> Generator[Any, None, SendResult]:
+        """Wait for the outcome; errors as `result`."""
+        if not self._batch.is_done:
+            yield from self._batch.wait_async().__await__()
+        return self.result()
+
+    def _outcome(self, timeout: float | None) -> SendResult | MetaqError:
+        check_timeout(timeout)
+        if not self._batch.wait(timeout):
+            raise RequestTimeoutError(
+                f"no outcome within {timeout:g} s; the message is still on its way"
+            )
+        return self._batch.outcome(self._at)
+
+
+class SendResults(Sequence[SendResult]):
+    """The results of many messages, in their order; each is computed when asked for."""
+
+    def __init__(
+        self, parts: Sequence[tuple[Batch, int, int]], order: Sequence[int] | None
+    ) -> None:
+        """Put together what was appended.
+
+        Args:
+            parts: (batch, its first message that counts, how many), one behind the
+                other; batches that are done and did not fail.
+            order: for each message in the order of the caller its place among the
+                parts; None when that is the same.
+        """
+        self._parts = parts
+        self._order = order
+        self._starts = list(accumulate((count for _, _, count in parts), initial=0))
+
+    def __len__(self) -> int:
+        """Return the number of messages."""
+        return self._starts[-1]
+
+    @overload
+    def __getitem__(self, at: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[SendResult]: ...
+    def __getitem__(self, at: int | slice) -> SendResult | Sequence[SendResult]:
+        """Return one result, or a list of them."""
+        if isinstance(at, slice):
+            return [self._result(n) for n in range(*at.indices(len(self)))]
+        return self._result(range(len(self))[at])
+
+    def __iter__(self) -> Iterator[SendResult]:
+        """Go through the results in the order of the messages."""
+        return map(self._result, range(len(self)))
+
+    def outcomes(self) -> list[SendResult | MetaqError]:
+        """Return result or error of each message."""
+        return list(map(self._outcome, range(len(self))))
+
+    def raise_errors(self) -> None:
+        """Return when every message is stored.
+
+        Raises:
+            MetaqError: what one part failed with, when nothing is stored.
+            PartlySentError: some messages are stored.
+        """
+        found = [
+            outcome
+            for batch, _, _ in self._parts
+            for outcome in batch.outcomes
+            if outcome.error is not None
+        ]
+        if not found:
+            return
+        outcomes = self.outcomes()
+        errors = [o for o in outcomes if not isinstance(o, SendResult)]
+        if not errors:
+            return  # the batches had other messages as well, and those failed
+        if len(errors) == len(outcomes):
+            raise errors[0].with_traceback(None)
+        raise PartlySentError(
+            f"{len(errors)} of {len(outcomes)} messages failed, the first: {errors[0]}",
+            outcomes,
+        ) from errors[0]
+
+    def _result(self, at: int) -> SendResult:
+        outcome = self._outcome(at)
+        if isinstance(outcome, SendResult):
+            return outcome
+        raise outcome.with_traceback(None)
+
+    def _outcome(self, at: int) -> SendResult | MetaqError:
+        place = at if self._order is None else self._order[at]
+        part = bisect_right(self._starts, place) - 1
+        batch, first, _ = self._parts[part]
+        return batch.outcome(first + place - self._starts[part])
+
+
+def _first_of(outcome: Outcome) -> int:
+    return outcome.first
+
+
+def _settle(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _settle_elsewhere(
+    loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]
+) -> None:
+    # Whoever waited there is gone when that loop is closed.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, waiter)

@@ -1,0 +1,714 @@
+"""The way of batches to their brokers: in flight, again, elsewhere, or failed in time.
+
+Theory of operation. Everything here runs on the event loop and nothing waits: each
+event (messages, a reply, a connection, a snapshot, a tick) changes the state of some
+outlets and lets them `_fill`. An outlet is one partition's way out. It takes the next
+batch when a place in flight is free, so batches grow while others are under way.
+
+Order. Parts leave in the order of their messages. When one comes back, the outlet sends
+nothing more until everything in flight has an answer; then what came back leaves
+first, in its old order. A refused part can only be overtaken by those that were in
+flight with it; behind a lost connection nothing is overtaken, for everything in
+flight comes back, and is repeated one part at a time.
+
+Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
+with what kept it from being sent, or as unknown. No other code needs to care, and a
+connection that forgets a request cannot keep a sender waiting. A tick looks at what is
+due (`Accumulator.take_due`) and at what waits for a connection, never at all outlets.
+
+    Invariant: a part is in `waiting`, `returned` or `in_flight` of one outlet, or has
+    its outcome.
+    Invariant: a batch is resolved when its last part has its outcome.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from metaq.client.options import ProducerOptions
+from metaq.client.produce.accumulator import Accumulator
+from metaq.client.produce.attempts import (
+    PUTS_MAX,
+    REFUSALS,
+    Verdict,
+    final_error,
+    on_failure,
+)
+from metaq.client.produce.batches import Batch, Outcome, SendResult
+from metaq.client.produce.partition_queue import Lane
+from metaq.client.produce.partition_sender import (
+    Connection,
+    Outlet,
+    Part,
+    Pool,
+    PutRun,
+)
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+)
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
+from metaq.peer.pool import ConnectionWaiters
+from metaq.peer.replies import parse_receipt
+from metaq.protocol.commands import Reply
+from metaq.record.layout import HEADER_BYTES
+from metaq.retry import Backoff
+from metaq.stats import Histogram, HistogramSnapshot
+from metaq.zk.cluster import ClusterSnapshot
+
+TICK_S: Final = 0.05
+"""How often deadlines are looked at, and so how exact they are."""
+
+ANSWER_GRACE_S: Final = 0.2
+"""How long after its deadline a part in flight is given up although its connection
+has said nothing; the connection's own timer comes first."""
+
+TIME_LEFT_MIN_S: Final = 0.001
+"""What has less time left is not sent: it would only turn a certain failure into an
+unknown outcome."""
+
+RETRY_S: Final = 0.5
+"""How often an outlet that has no connection looks for one without being told."""
+
+BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+"""Buckets of the sizes of what is sent, in messages."""
+
+PUTS_IN_FLIGHT_MAX: Final = 4000
+"""Single puts of one partition sent and not answered, to a broker without `mput`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryStatistics:
+    """A snapshot of the delivery's counters."""
+
+    acknowledged_count: int
+    """Messages that are stored."""
+    acknowledged_bytes: int
+    """Their payload bytes."""
+    by_partition: Mapping[TopicPartition, int]
+    """The same messages, where they lie."""
+    doubtful_count: int
+    """Those of them that may be stored twice: nobody knows what became of an earlier
+    attempt, and their broker does not recognise repetitions."""
+    failed: Mapping[str, int]
+    """Messages that failed, by the name of the error."""
+    retried_count: int
+    """Commands sent again."""
+    moved_count: int
+    """Batches and parts of batches that went to another partition."""
+    in_flight_count: int
+    """Commands sent and not answered."""
+    batch_counts: HistogramSnapshot
+    """Messages per command."""
+    latency_s: HistogramSnapshot
+    """Seconds from the first message of a batch to the answer, per message."""
+
+
+class DeliveryCounters:
+    """The counters of one delivery; used on its loop."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.retried_count = 0
+        """Commands sent again."""
+        self.moved_count = 0
+        """Batches and parts that went to another partition."""
+        self.doubtful_count = 0
+        """Acknowledged messages that may be stored twice."""
+        self._acknowledged_count = 0
+        self._acknowledged_bytes = 0
+        self._by_partition: Counter[TopicPartition] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
+        self._latency_s = Histogram()
+
+    def on_sent(self, message_count: int, command_count: int) -> None:
+        """Count commands that left, of so many messages each."""
+        self._batch_counts.record(message_count, command_count)
+
+    def on_acknowledged(
+        self,
+        partition: TopicPartition,
+        message_count: int,
+        payload_bytes: int,
+        latency_s: float,
+    ) -> None:
+        """Count messages that are stored; `latency_s` is that of the oldest."""
+        self._acknowledged_count += message_count
+        self._acknowledged_bytes += payload_bytes
+        self._by_partition[partition] += message_count
+        self._latency_s.record(latency_s, message_count)
+
+    def on_failed(self, message_count: int, error: MetaqError) -> None:
+        """Count messages that failed."""
+        self._failed[type(error).__name__] += message_count
+
+    def snapshot(self, in_flight_count: int) -> DeliveryStatistics:
+        """Return what was counted so far."""
+        return DeliveryStatistics(
+            acknowledged_count=self._acknowledged_count,
+            acknowledged_bytes=self._acknowledged_bytes,
+            by_partition=dict(self._by_partition),
+            doubtful_count=self.doubtful_count,
+            failed=dict(self._failed),
+            retried_count=self.retried_count,
+            moved_count=self.moved_count,
+            in_flight_count=in_flight_count,
+            batch_counts=self._batch_counts.snapshot(),
+            latency_s=self._latency_s.snapshot(),
+        )
+
+
+class Delivery:
+    """Brings batches to brokers. Owner: one producer; used on its loop.
+
+    Lifecycle: made, used, closed once with `close`, which leaves no batch unresolved.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        options: ProducerOptions,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        producer_id: str,
+        request_refresh: Callable[[], None],
+    ) -> None:
+        """Prepare; `start` says where the batches come from.
+
+        Args:
+            pool: connections to brokers.
+            options: bounds and times.
+            clock: judges deadlines.
+            loop: the loop everything here runs on.
+            producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
+            request_refresh: told when what is known of the cluster seems wrong.
+        """
+        self._pool = pool
+        self._options = options
+        self._clock = clock
+        self._loop = loop
+        self._producer_id = producer_id
+        self._request_refresh = request_refresh
+        self._backoff = Backoff(
+            first_s=options.retry_first_s, max_s=options.retry_max_s
+        )
+        self._accumulator: Accumulator
+        self._snapshot = ClusterSnapshot()
+        self._outlets: dict[Lane, Outlet] = {}
+        self._crowded: dict[Connection, dict[Outlet, None]] = {}
+        self._unconnected: dict[Outlet, None] = {}
+        self._retry_s = 0.0  # when those look again
+        self._moved: dict[Batch, dict[Outlet, None]] = {}  # where parts went
+        self._waiters = ConnectionWaiters(
+            pool,
+            clock=clock,
+            loop=loop,
+            is_wanted=self._is_wanted,
+            on_open=self.fill,
+            on_unreachable=self._on_unreachable,
+        )
+        self._tick: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._moves = 0
+        self._counters = DeliveryCounters()
+
+    def start(self, accumulator: Accumulator) -> None:
+        """Say where batches come from, once."""
+        self._accumulator = accumulator
+
+    # -- events -----------------------------------------------------------------------
+
+    def on_ready(self) -> None:
+        """Take note of lanes that have messages."""
+        if self._is_closed:
+            return
+        for lane in self._accumulator.take_ready():
+            self._fill(self._outlet(lane))
+        if self._tick is None:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def on_snapshot(
+        self, snapshot: ClusterSnapshot, topics: Mapping[str, None]
+    ) -> None:
+        """Go by what is known of the cluster now.
+
+        Args:
+            snapshot: the news.
+            topics: those that messages are sent to.
+        """
+        self._snapshot = snapshot
+        for topic in topics:
+            available = snapshot.put_partitions(topic)
+            for lane in self._accumulator.routes.set_partitions(topic, available):
+                outlet = self._outlets.get(lane)
+                if outlet is not None:
+                    self._move(outlet)
+        for outlet in list(self._outlets.values()):
+            self._fill(outlet)
+
+    def fill(self) -> None:
+        """Send whatever can be sent, also what was lingering and is sealed now."""
+        for outlet in list(self._outlets.values()):
+            self._fill(outlet)
+
+    def statistics(self) -> DeliveryStatistics:
+        """Return a snapshot of the counters."""
+        in_flight_count = sum(o.commands for o in tuple(self._outlets.values()))
+        return self._counters.snapshot(in_flight_count)
+
+    async def close(self, reason: str) -> None:
+        """Fail what has no outcome yet, and stop.
+
+        What was sent fails with `OutcomeUnknownError`, the rest with `ClosedError`.
+        """
+        self._is_closed = True
+        if self._tick is not None:
+            self._tick.cancel()
+        error = ClosedError(reason)
+        self._accumulator.unanswered()  # seals what is open
+        for lane in self._accumulator.take_ready():
+            self._outlet(lane)
+        for outlet in self._outlets.values():
+            while isinstance(batch := self._take(outlet), Batch):
+                outlet.waiting.append(outlet.part_of(batch))
+            for part in list(outlet.in_flight):
+                self._give_up(outlet, part, error)
+            parts = [*outlet.returned, *outlet.waiting]
+            outlet.returned.clear()
+            outlet.waiting.clear()
+            for part in parts:
+                self._fail(outlet, part, error)
+        # Last: whoever is cancelled here has left nobody without an outcome.
+        await self._waiters.close()
+
+    def _outlet(self, lane: Lane) -> Outlet:
+        outlet = self._outlets.get(lane)
+        if outlet is None:
+            outlet = self._outlets[lane] = Outlet(lane)
+        return outlet
+
+    # -- sending ----------------------------------------------------------------------
+
+    def _fill(self, outlet: Outlet) -> None:
+        """Send what can be sent now."""
+        now_s = self._clock.monotonic_s()
+        if self._is_closed:
+            return
+        if now_s < outlet.resume_s:
+            if outlet.alarm is None:
+                self._fill_later(outlet, outlet.resume_s - now_s)
+            return
+        if outlet.returned:
+            if outlet.in_flight:
+                return
+            outlet.take_back()
+        # An outlet without messages does not ask for a connection.
+        if not outlet.waiting and not self._accumulator.has_messages(outlet.lane):
+            return
+        connection = self._connection(outlet)
+        if connection is None:
+            self._unconnected[outlet] = None
+            return
+        while not outlet.returned and self._has_place(outlet):
+            if not outlet.waiting:
+                batch = self._take(outlet)
+                if batch is None:
+                    return
+                outlet.waiting.append(outlet.part_of(batch))
+            if not connection.has_room:
+                self._crowded.setdefault(connection, {})[outlet] = None
+                return
+            part = outlet.waiting[0]
+            if part.work.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
+                outlet.waiting.popleft()
+                self._fail(outlet, part, outlet.lateness(part.work.batch))
+                continue
+            puts_max = 1 if self._options.in_flight_batches_max == 1 else PUTS_MAX
+            part, error = outlet.fit_next(connection.capabilities, puts_max)
+            if error is not None:
+                outlet.waiting.popleft()
+                self._fail(outlet, part, error)
+                continue
+            if part.sequence is not None:
+                # A repetition travels alone: were it refused and the next one
+                # stored, its sequence would be too low for ever.
+                if outlet.in_flight:
+                    return
+                outlet.alone = part
+            self._send(outlet, outlet.waiting.popleft(), connection)
+
+    def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
+        if outlet.alarm is not None:
+            outlet.alarm.cancel()
+        outlet.alarm = self._loop.call_later(delay_s, self._on_alarm, outlet)
+
+    def _on_alarm(self, outlet: Outlet) -> None:
+        outlet.alarm = None
+        self._fill(outlet)
+
+    def _connection(self, outlet: Outlet) -> Connection | None:
+        """Return the connection to send on; None when the outlet has to wait for it."""
+        address = self._address(outlet.partition.broker_id)
+        if address is None:
+            outlet.trouble = NoBrokerError(
+                f"{outlet.partition}: broker {outlet.partition.broker_id} is not there"
+            )
+            self._request_refresh()
+            self._move(outlet)
+            return None
+        connection = self._pool.ready(address)
+        if connection is None:
+            outlet.trouble = self._waiters.trouble(address)
+            if outlet.trouble is not None:
+                self._move(outlet)
+            self._waiters.open(address)
+            return None
+        if connection is not outlet.connection:
+            # The order: nothing overtakes what is in flight on the old one.
+            if outlet.in_flight or outlet.is_early(self._snapshot.puts):
+                return None
+            outlet.connection = connection
+            self._waiters.forget_trouble(address)
+            self._accumulator.set_limits(outlet.lane, connection)
+        return connection
+
+    def _address(self, broker_id: BrokerId) -> BrokerAddress | None:
+        copies = self._snapshot.brokers.get(broker_id)
+        return None if copies is None else copies.leader
+
+    def _has_place(self, outlet: Outlet) -> bool:
+        if outlet.alone in outlet.in_flight:
+            return False
+        limit = self._options.in_flight_batches_max
+        connection = outlet.connection
+        if (
+            limit > 1
+            and connection is not None
+            and not connection.capabilities.has_mput
+        ):
+            limit = PUTS_IN_FLIGHT_MAX
+        return outlet.commands < limit
+
+    def _take(self, outlet: Outlet) -> Batch | None:
+        now_s = self._clock.monotonic_s()
+        batch = self._accumulator.take(outlet.lane, now_s)
+        if isinstance(batch, float):
+            self._fill_later(outlet, batch - now_s)
+            return None
+        return batch
+
+    def _send(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        part.attempt += 1
+        if part.attempt > 1:
+            self._counters.retried_count += part.command_count
+        send = self._send_batch if part.span.is_mput else self._send_puts
+        try:
+            send(outlet, part, connection)
+        except LocalProtocolError as error:
+            self._fail(outlet, part, error)
+
+    def _send_batch(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        opaque = connection.next_opaque()
+        frame = outlet.frame(part, opaque, self._producer_id)
+        on_reply = partial(self._on_reply, outlet, part, part.attempt, connection)
+        outlet.begin(part, None)
+        try:
+            # Batches are their own groups.
+            connection.submit(
+                frame,
+                opaque,
+                on_reply,
+                deadline_s=part.work.batch.deadline_s,
+                is_alone=True,
+            )
+        except ClosedError as error:
+            on_reply(error)
+            return
+        self._counters.on_sent(part.message_count, 1)
+
+    def _send_puts(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+        """Send a run of single puts; runs of one turn of the loop leave together."""
+        opaques = connection.next_opaques(part.message_count)
+        frames = outlet.put_frames(part, opaques)
+        run = PutRun(
+            part,
+            outlet.partition,
+            opaques,
+            sizes=partial(outlet.put_sizes, part, opaques),
+            on_stored=partial(self._on_stored, outlet, connection),
+            on_failed=partial(self._on_puts_failed, outlet, connection),
+        )
+        outlet.begin(part, run)
+        deadline_s = part.work.batch.deadline_s
+        try:
+            connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
+        except ClosedError as error:
+            run.on_outcome(opaques, error)
+            return
+        self._counters.on_sent(1, part.message_count)
+
+    # -- answers ----------------------------------------------------------------------
+
+    def _on_reply(
+        self,
+        outlet: Outlet,
+        part: Part,
+        attempt: int,
+        connection: Connection,
+        reply: Reply | MetaqError,
+    ) -> None:
+        if part not in outlet.in_flight or part.attempt != attempt:
+            return  # given up meanwhile
+        outlet.end(part, 1)
+        try:
+            if isinstance(reply, MetaqError):
+                raise reply
+            receipt = parse_receipt(reply, outlet.partition.partition)
+        except MetaqError as error:
+            self._on_failure(outlet, part, connection, error)
+            if isinstance(error, RemoteProtocolError):
+                connection.close_for(error)
+        else:
+            result = SendResult(receipt.id, outlet.partition, receipt.offset)
+            outlet.note_success()
+            is_doubtful = part.is_doubtful and not _recognises(connection, part)
+            outcome = Outcome(part.span.first, result, None)
+            self._succeed(part, [outcome], is_doubtful=is_doubtful)
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _on_stored(
+        self, outlet: Outlet, connection: Connection, run: PutRun, count: int
+    ) -> None:
+        outlet.end(run.part, count)
+        outlet.note_success()
+        if not run.left:
+            self._succeed_run(run)
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _on_puts_failed(
+        self,
+        outlet: Outlet,
+        connection: Connection,
+        run: PutRun,
+        opaques: Sequence[int],
+        error: MetaqError,
+    ) -> None:
+        for part in self._cut(outlet, run, opaques):
+            self._on_failure(outlet, part, connection, error)
+        if isinstance(error, RemoteProtocolError):
+            connection.close_for(error)
+        self._fill(outlet)
+        self._fill_crowded(connection)
+
+    def _cut(self, outlet: Outlet, run: PutRun, opaques: Sequence[int]) -> list[Part]:
+        """Return puts that failed as parts of their own."""
+        parts = run.cut(opaques)
+        outlet.end(run.part, len(opaques))
+        if not run.left:
+            self._succeed_run(run)
+        return parts
+
+    def _succeed_run(self, run: PutRun) -> None:
+        self._succeed(run.part, run.outcomes(), is_doubtful=run.part.is_doubtful)
+
+    def _give_up(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
+        """Fail what is in flight of a part: nobody knows whether it is stored."""
+        run, parts = outlet.in_flight[part], [part]
+        if run is None:
+            outlet.end(part, 1)
+        else:
+            parts = self._cut(outlet, run, run.unanswered())
+        for each in parts:
+            each.is_doubtful = True
+            self._fail(outlet, each, error)
+
+    def _fill_crowded(self, connection: Connection) -> None:
+        crowded = self._crowded.get(connection)
+        while crowded and connection.has_room:
+            outlet = next(iter(crowded))
+            del crowded[outlet]
+            self._fill(outlet)
+        if not crowded:
+            self._crowded.pop(connection, None)
+
+    def _on_failure(
+        self,
+        outlet: Outlet,
+        part: Part,
+        connection: Connection,
+        error: MetaqError,
+    ) -> None:
+        verdict, part.is_doubtful = on_failure(
+            error,
+            may_move=part.work.batch.may_move,
+            is_doubtful=part.is_doubtful,
+            has_dedup=_recognises(connection, part),
+            retry_unknown=self._options.retry_unknown,
+        )
+        if error.refresh_metadata:
+            self._request_refresh()
+        now_s = self._clock.monotonic_s()
+        if verdict is Verdict.FAIL or now_s >= part.work.batch.deadline_s:
+            self._fail(outlet, part, error)
+            return
+        if not part.is_doubtful:
+            # The broker does not know it, and may have stored what came behind it.
+            part.sequence = None
+        outlet.trouble = error
+        if isinstance(error, REFUSALS):
+            # Two that refuse would else send a message to and fro without a pause.
+            outlet.refused_until_s = now_s + self._options.retry_max_s
+        if verdict is Verdict.MOVE:
+            target = self._target(outlet)
+            if target is not None:
+                self._hand_over(part, target)
+                return
+        outlet.returned.append(part)
+        if now_s >= outlet.resume_s:
+            outlet.failures += 1
+            pause_s = self._backoff.delay_s(outlet.failures)
+            outlet.resume_s = now_s + pause_s
+            self._fill_later(outlet, pause_s)
+
+    def _succeed(
+        self, part: Part, outcomes: Sequence[Outcome], *, is_doubtful: bool
+    ) -> None:
+        """Settle a part with where its messages lie; with none, all were cut out."""
+        batch = part.work.batch
+        latency_s = self._clock.monotonic_s() - batch.created_s
+        for first, receipt, _, puts in outcomes:
+            assert receipt is not None
+            count = part.message_count if puts is None else len(puts.ids)
+            size_bytes = batch.size_of(first, first + count)
+            self._counters.on_acknowledged(
+                receipt.partition,
+                count,
+                size_bytes - HEADER_BYTES * count,
+                latency_s,
+            )
+            self._counters.doubtful_count += count * is_doubtful
+        self._settle(part, outcomes)
+
+    def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
+        final = final_error(error, outlet.partition, is_doubtful=part.is_doubtful)
+        self._counters.on_failed(part.message_count, final)
+        self._settle(part, [Outcome(part.span.first, None, final)])
+
+    def _settle(self, part: Part, outcomes: Sequence[Outcome]) -> None:
+        work = part.work
+        work.outcomes += outcomes
+        work.left -= 1
+        if not work.left:
+            work.outcomes.sort(key=lambda outcome: outcome.first)
+            self._moved.pop(work.batch, None)
+            self._accumulator.resolve(work.batch, work.outcomes)
+
+    # -- connections and other partitions ---------------------------------------------
+
+    def _is_wanted(self, address: BrokerAddress) -> bool:
+        """Tell whether there is anything to send to an address."""
+        return any(
+            (o.waiting or o.returned or self._accumulator.has_messages(o.lane))
+            and self._address(o.partition.broker_id) == address
+            for o in self._outlets.values()
+        )
+
+    def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
+        self._request_refresh()
+        for outlet in list(self._outlets.values()):
+            if self._address(outlet.partition.broker_id) == address:
+                outlet.trouble = error
+                self._move(outlet)
+
+    def _move(self, outlet: Outlet) -> None:
+        """Give other partitions what may move, if there is one that takes it."""
+        if self._target(outlet) is None:
+            return
+        for batch in self._accumulator.take_movable(outlet.lane):
+            outlet.waiting.append(outlet.part_of(batch))
+        if not outlet.in_flight:
+            outlet.take_back()
+        staying: deque[Part] = deque()
+        for part in outlet.waiting:
+            target = self._target(outlet)
+            if part.is_doubtful or not part.work.batch.may_move or target is None:
+                staying.append(part)
+            else:
+                self._hand_over(part, target)
+        outlet.waiting = staying
+
+    def _target(self, outlet: Outlet) -> Outlet | None:
+        """Return another partition's outlet that can send now, each in turn."""
+        now_s, routes = self._clock.monotonic_s(), self._accumulator.routes
+        outlets = [
+            self._outlet(routes.lane(partition))
+            for partition in self._snapshot.put_partitions(outlet.partition.topic)
+            if partition != outlet.partition and self._is_connected(partition)
+        ]
+        outlets = [each for each in outlets if each.refused_until_s <= now_s]
+        if not outlets:
+            return None
+        self._moves += 1
+        return outlets[self._moves % len(outlets)]
+
+    def _is_connected(self, partition: TopicPartition) -> bool:
+        address = self._address(partition.broker_id)
+        return address is not None and self._pool.ready(address) is not None
+
+    def _hand_over(self, part: Part, target: Outlet) -> None:
+        self._counters.moved_count += 1
+        part.sequence = None
+        part.place = target.next_place()
+        target.waiting.append(part)
+        self._moved.setdefault(part.work.batch, {})[target] = None
+        self._loop.call_soon(self._fill, target)
+
+    # -- time -------------------------------------------------------------------------
+
+    def _on_tick(self) -> None:
+        """Fail what is late; let those send that nothing else may tell of a chance."""
+        self._tick = None
+        now_s = self._clock.monotonic_s()
+        outlets: dict[Outlet, None] = {}
+        for batch, lane in self._accumulator.take_due(now_s, TICK_S):
+            outlets[self._outlet(lane)] = None
+            outlets.update(self._moved.get(batch, {}))
+        for outlet in outlets:
+            self._fail_late(outlet, now_s)
+        # Others may have made room on a connection that is not ours alone.
+        for crowded in self._crowded.values():
+            outlets.update(crowded)
+        self._crowded.clear()
+        if now_s >= self._retry_s:
+            self._retry_s = now_s + RETRY_S
+            outlets.update(self._unconnected)
+            self._unconnected.clear()
+        for outlet in outlets:
+            self._fill(outlet)
+        if self._accumulator.has_unanswered:
+            self._tick = self._loop.call_later(TICK_S, self._on_tick)
+
+    def _fail_late(self, outlet: Outlet, now_s: float) -> None:
+        for batch in self._accumulator.take_late(outlet.lane, now_s):
+            part = outlet.part_of(batch)
+            self._fail(outlet, part, outlet.lateness(batch))
+        for part in outlet.take_late(now_s):
+            self._fail(outlet, part, outlet.lateness(part.work.batch))
+        for part in outlet.unanswered(now_s - ANSWER_GRACE_S):
+            self._give_up(outlet, part, outlet.silence(part.work.batch))
+
+
+def _recognises(connection: Connection, part: Part) -> bool:
+    """Tell whether the broker stores a part once, however often it is sent."""
+    return connection.capabilities.dedup and part.span.is_mput

@@ -1,0 +1,592 @@
+"""The ordered producer: a fixed layout, and a spool for each partition of it.
+
+Theory of operation. A key keeps its partition only if the partitions never change, so
+the layout is configured, whatever the cluster has at the moment. A message whose
+partition does not take it is spooled *under that partition*, and as long as anything is
+spooled there, all that follows is spooled behind it. One task per partition sends what
+is spooled, oldest first, and removes what is acknowledged; when nothing is left, sends
+go to the broker directly again.
+
+    Invariant: a send goes out directly only when nothing of its partition is spooled.
+    Invariant: sends of one partition follow each other in the order of the calls.
+
+What was spooled is on disk, survives this process, and is sent at least once: when the
+process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
+messages are sent again. One that turns out to be too large for its broker is set aside
+(`refused.py`), and the others go on. Source: client spec 8.1, with its defect (21, row
+15) done right.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Final, NamedTuple, Self
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import MessageTooLargeError
+from metaq.client.names import check_topic
+from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
+from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
+from metaq.client.produce.batches import SendResult
+from metaq.client.produce.dead_letter_files import RefusedMessages
+from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.runs import frozen
+from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
+from metaq.client.timeouts import require_loop, within
+from metaq.client.validation import check_timeout
+from metaq.errors import (
+    ClosedError,
+    ConfigError,
+    ForbiddenError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    NoRoomError,
+    NotSentError,
+    UnavailableError,
+)
+from metaq.fs import FileSystem, SystemFileSystem
+from metaq.fs.helper_threads import HelperThreads
+from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+from metaq.retry import Backoff
+
+log = logging.getLogger(__name__)
+
+NOT_TAKEN: Final = (
+    NotSentError, NoBrokerError, ForbiddenError, NoRoomError, UnavailableError
+)  # fmt: skip
+"""After these a message is certainly not stored, so it may be spooled."""
+
+REPLAY_GROUP: Final = 32
+"""Spooled messages are removed when so many are acknowledged, or the last one is."""
+
+REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
+"""Pauses while a partition does not take what is spooled; news of the cluster end
+them."""
+
+_NO_ID: Final = MessageId(-1)
+_NO_OFFSET: Final = Offset(-1)
+
+
+class Spooled(NamedTuple):
+    """A message that its partition did not take: it waits on the local disk."""
+
+    partition: TopicPartition
+    """The partition it will be sent to."""
+    waiting_count: int
+    """Messages that wait for this partition, this one included."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedStatistics:
+    """A snapshot of an ordered producer's counters."""
+
+    sent_count: int
+    """Messages that went to the broker directly."""
+    spooled_count: int
+    """Messages that were spooled."""
+    replayed_count: int
+    """Spooled messages that the broker has."""
+    refused_count: int
+    """Spooled messages that the broker does not take, and that were set aside."""
+    waiting: Mapping[TopicPartition, int]
+    """Messages that are spooled now, of partitions that have any."""
+    problems: tuple[str, ...]
+    """Why they are still there, and where messages lie that were set aside: a sentence
+    for each partition."""
+
+
+@dataclass(slots=True)
+class OrderedLane:
+    """One partition. Owner: the ordered producer, on its loop."""
+
+    partition: TopicPartition
+    spool: Spool
+    refused: RefusedMessages
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    replay: asyncio.Task[None] | None = None
+    spooling: asyncio.Future[int] | None = None
+    """What the disk has in hand; it may outlive a `send` that was cancelled."""
+    settled: list[int] = field(default_factory=list)
+    """Numbers of messages that are stored or set aside, and still in the spool."""
+    last_error: MetaqError | None = None
+
+    @property
+    def name(self) -> str:
+        """The partition as `<broker>-<partition>`."""
+        return f"{self.partition.broker_id}-{self.partition.partition}"
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence for what waits, and one for what was set aside."""
+        if len(self.spool):
+            yield f"{self.partition}: {self.last_error or 'its broker is away'}"
+        if self.refused.count:
+            yield (
+                f"{self.partition}: {self.refused.count} spooled messages that are too"
+                f" large were set aside, to {self.refused.directory}"
+            )
+
+
+class AsyncOrderedProducer:
+    """Sends messages of one topic, in order whatever happens to its brokers.
+
+    Made by `AsyncClient.ordered_producer`; used as `async with`. One process at a time
+    uses a directory. Sends of one partition wait for each other; different partitions
+    do not.
+    """
+
+    def __init__(
+        self,
+        context: ClientContext,
+        producer: AsyncProducer,
+        *,
+        topic: str,
+        partitions: Sequence[TopicPartition],
+        directory: Path,
+        timeout_s: float,
+        selector: Selector | None = None,
+        fs: FileSystem | None = None,
+    ) -> None:
+        """Prepare; nothing is opened before the block is entered.
+
+        Args:
+            context: the client's parts.
+            producer: sends; owned from now on.
+            topic: where all messages go.
+            partitions: the layout; the same for ever.
+            directory: where spools are.
+            timeout_s: bound on each send, when the caller gives none.
+            selector: chooses among the layout; None goes by the key.
+            fs: the disk; None: this machine's.
+        """
+        self.topic = topic
+        """Where all messages go."""
+        self.partitions = tuple(partitions)
+        """The layout."""
+        self._context = context
+        self._producer = producer
+        self._directory = directory
+        self._timeout_s = timeout_s
+        self._selector = selector or KeyHash()
+        self._fs = fs or SystemFileSystem()
+        self._threads = HelperThreads(
+            min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
+        )
+        self._lanes: dict[TopicPartition, OrderedLane] = {}
+        self._unlisten: Callable[[], None] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._closing: set[asyncio.Task[None]] = set()
+        self._is_started = False
+        self._is_opening = False
+        self._is_known = False
+        self._sent_count = 0
+        self._spooled_count = 0
+        self._replayed_count = 0
+        self._refused_count = 0
+
+    # -- life -------------------------------------------------------------------------
+
+    async def start(self, timeout: float | None = None) -> None:
+        """Open the spools, and begin to send what is in them; `async with` calls it.
+
+        Args:
+            timeout: seconds that the disk may take; None waits for it.
+
+        Raises:
+            ClosedError: it was started before, or closed meanwhile.
+            StorageError: one cannot be opened, or another process has it; none is,
+                and it is closed.
+            RequestTimeoutError: the time is over; none is open, and it is closed.
+
+        Cancellation: none is open, and it is closed.
+        """
+        require_loop(self._loop, self)
+        if self._is_started:
+            raise ClosedError("an ordered producer is started once; make another one")
+        check_timeout(timeout)
+        self._is_started = self._is_opening = True
+        clock = self._context.clock
+        deadline_s = None if timeout is None else clock.monotonic_s() + timeout
+        try:
+            await within(timeout, self._open_spools(), f"spools of topic {self.topic}")
+        except BaseException:
+            self._is_opening = False
+            left_s = None
+            if deadline_s is not None:
+                left_s = max(0.0, deadline_s - clock.monotonic_s())
+            await self.close(left_s)
+            raise
+        self._is_opening = False
+        metadata = self._context.metadata
+        metadata.watch_topic(self.topic)
+        self._unlisten = metadata.add_listener(lambda _: self._wake_all())
+        self._wake_all()
+
+    async def _open_spools(self) -> None:
+        for partition in self.partitions:
+            name = f"{partition.broker_id}-{partition.partition}"
+            place = self._directory / spool_name(self.topic, name)
+            opening = partial(Spool.open, self._fs, place)
+            spool = await open_off_loop(self._threads, opening)
+            refused = RefusedMessages(self._fs, place)
+            self._lanes[partition] = OrderedLane(partition, spool, refused)
+            await call_off_loop(self._threads, refused.recount)
+        if self.is_closed:
+            raise ClosedError("the ordered producer was closed while it started")
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._producer.is_closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, with its spools."""
+        return self._producer.has_ended and not self._lanes and not self._closing
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Stop; what is spooled stays and is sent by the next one.
+
+        Sends that are under way have their outcome first. A second call waits for the
+        first.
+
+        Args:
+            timeout: seconds that all of it may take; None is the client's
+                `close_timeout_s`. A disk that hangs is not waited for any longer: the
+                files are closed when it answers.
+
+        Raises:
+            ClosedError: it is of another event loop; it is not closed.
+
+        Cancellation: the files are closed all the same.
+        """
+        require_loop(self._loop, self)
+        check_timeout(timeout)
+        if self._unlisten is not None:
+            self._unlisten()
+        limit_s = self._context.options.close_timeout_s if timeout is None else timeout
+        lanes, self._lanes = self._lanes, {}
+        replays = [lane.replay for lane in lanes.values() if lane.replay is not None]
+        for replay in replays:
+            replay.cancel()
+        deadline_s = self._context.deadline_s(limit_s)
+        try:
+            await self._producer.close(limit_s)
+        finally:
+            closing = asyncio.create_task(self._close_spools(lanes.values(), replays))
+            self._closing.add(closing)
+            closing.add_done_callback(self._on_closed)
+        left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
+        _done, late = await asyncio.wait(self._closing, timeout=left_s)
+        if late:
+            log.warning(
+                "spools are not closed yet, the disk does not answer: topic=%s"
+                " timeout_s=%.1f",
+                self.topic,
+                limit_s,
+            )
+
+    async def _close_spools(
+        self, lanes: Iterable[OrderedLane], replays: Collection[asyncio.Task[None]]
+    ) -> None:
+        """Close files whose last use is over, however long the disk takes."""
+        await asyncio.gather(*replays, return_exceptions=True)
+        for lane in lanes:
+            async with lane.turn:
+                await close_off_loop(self._threads, lane.spool)
+
+    def _on_closed(self, closing: asyncio.Task[None]) -> None:
+        self._closing.discard(closing)
+        if not self._closing and not self._is_opening:
+            self._threads.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.is_closed else "open" if self._lanes else "not started"
+        count = sum(self.statistics().waiting.values())
+        return (
+            f"<{type(self).__name__} of topic '{self.topic}' in"
+            f" {len(self.partitions)} partitions, {self._context.place}: {state},"
+            f" {count} messages wait in {self._directory}>"
+        )
+
+    # -- sending ----------------------------------------------------------------------
+
+    async def send(
+        self,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> SendResult | Spooled:
+        """Send one message, or spool it; it is on a disk when this returns.
+
+        Args:
+            data: application bytes; what may change is copied.
+            attribute: application attribute; "" is one, None is none.
+            key: what the selector chooses by.
+            timeout: seconds to try the broker; None is `timeout_s` of the options.
+
+        Returns:
+            Where it lies in the log; or `Spooled`, when its partition is away, closed
+            or does not answer before the message is sent, or when earlier messages
+            wait for it.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and nobody knows whether it is stored; it
+                is not spooled.
+            LocalProtocolError: the selector chose outside of the layout, or the
+                attribute cannot be written.
+            MessageTooLargeError: it is over the limit that its broker told last.
+            NoSpaceError: it should be spooled, and the disk has no room.
+            MetaqError: the broker refused the message itself, or the disk failed.
+            ClosedError: the producer is closed, not started, or of another event loop.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: the message may be stored or spooled all the same.
+        """
+        require_loop(self._loop, self)
+        check_timeout(timeout)
+        message = OutgoingMessage(frozen(data), attribute, key)
+        payload, _flag = encode_payload(message.data, attribute)
+        lane = self._lane_of(message)
+        timeout_s = self._timeout_s if timeout is None else timeout
+        deadline_s = self._context.clock.monotonic_s() + timeout_s
+        async with lane.turn:
+            if lane.spooling is not None and not lane.spooling.done():
+                await asyncio.wait([lane.spooling])
+            if await self._is_open(lane, deadline_s):
+                try:
+                    return await self._send(lane, message, deadline_s)
+                except NOT_TAKEN as error:
+                    lane.last_error = error
+            self._producer.accumulator.check_lasting(lane.partition, len(payload))
+            return await self._spool(lane, message)
+
+    def _lane_of(self, message: OutgoingMessage) -> OrderedLane:
+        if not self._lanes:
+            raise ClosedError("the ordered producer is closed, or was not started")
+        chosen = self._selector(self.topic, self.partitions, message)
+        lane = self._lanes.get(chosen)
+        if lane is None:
+            raise LocalProtocolError(
+                f"the selector chose {chosen}, which is not in the layout of"
+                f" {len(self.partitions)} partitions"
+            )
+        return lane
+
+    async def _is_open(self, lane: OrderedLane, deadline_s: float) -> bool:
+        """Return whether a message may go to the broker directly."""
+        if not self._is_known:
+            try:
+                await self._context.metadata.topic(
+                    self.topic, deadline_s=deadline_s, takes_puts=True
+                )
+            except NoBrokerError as error:
+                lane.last_error = error
+            self._is_known = True
+        return not len(lane.spool) and self._is_available(lane.partition)
+
+    def _is_available(self, partition: TopicPartition) -> bool:
+        snapshot = self._context.metadata.snapshot
+        copies = snapshot.brokers.get(partition.broker_id)
+        return (
+            copies is not None
+            and copies.leader is not None
+            and partition in snapshot.put_partitions(self.topic)
+        )
+
+    async def _send(
+        self, lane: OrderedLane, message: OutgoingMessage, deadline_s: float
+    ) -> SendResult:
+        left_s = deadline_s - self._context.clock.monotonic_s()
+        if left_s <= 0:
+            raise NotSentError(f"{lane.partition}: no time was left to send")
+        result = await self._producer.send(
+            self.topic,
+            message.data,
+            attribute=message.attribute,
+            partition=lane.name,
+            timeout=left_s,
+        )
+        self._sent_count += 1
+        return result
+
+    async def _spool(self, lane: OrderedLane, message: OutgoingMessage) -> Spooled:
+        stored = Message(
+            self.topic,
+            message.data,
+            message.attribute,
+            _NO_ID,
+            lane.partition,
+            _NO_OFFSET,
+            _NO_OFFSET,
+        )
+        lane.spooling = call_off_loop(self._threads, lane.spool.append, stored)
+        lane.spooling.add_done_callback(partial(self._on_spooled, lane))
+        await asyncio.shield(lane.spooling)
+        return Spooled(lane.partition, len(lane.spool))
+
+    def _on_spooled(self, lane: OrderedLane, spooling: asyncio.Future[int]) -> None:
+        if not spooling.cancelled() and spooling.exception() is None:
+            self._spooled_count += 1
+            self._wake(lane)
+
+    # -- replay -----------------------------------------------------------------------
+
+    def _wake_all(self) -> None:
+        for lane in self._lanes.values():
+            self._wake(lane)
+
+    def _wake(self, lane: OrderedLane) -> None:
+        """See that what is spooled is being sent; at most one task per partition."""
+        if lane.replay is not None and not lane.replay.done():
+            lane.wake.set()
+        elif len(lane.spool) and lane.partition in self._lanes:
+            lane.replay = asyncio.create_task(
+                self._run_replay(lane), name=f"replay of {lane.partition}"
+            )
+
+    async def _run_replay(self, lane: OrderedLane) -> None:
+        """Send what is spooled until nothing is."""
+        failures = 0
+        while len(lane.spool):
+            lane.wake.clear()
+            if self._is_available(lane.partition):
+                try:
+                    await self._replay(lane)
+                except MetaqError as error:
+                    lane.last_error = error
+                    log.warning(
+                        "replay stopped: partition=%s: %s", lane.partition, error
+                    )
+                else:
+                    failures = 0
+                    continue
+            failures += 1
+            try:
+                async with asyncio.timeout(REPLAY.delay_s(failures)):
+                    await lane.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _replay(self, lane: OrderedLane) -> None:
+        """Send the oldest messages, and remove what is stored or set aside.
+
+        What could not be removed is not sent again: removing it comes first.
+        """
+        await self._remove(lane)
+        threads, spool = self._threads, lane.spool
+        try:
+            for number in await call_off_loop(threads, spool.numbers, REPLAY_GROUP):
+                message = await call_off_loop(threads, spool.read, number)
+                assert message is not None
+                try:
+                    await self._producer.send(
+                        self.topic,
+                        message.data,
+                        attribute=message.attribute,
+                        partition=lane.name,
+                    )
+                except MessageTooLargeError as error:
+                    await self._set_aside(lane, number, message, error)
+                else:
+                    self._replayed_count += 1
+                lane.settled.append(number)
+        finally:
+            await self._remove(lane)
+        lane.last_error = None
+
+    async def _set_aside(
+        self, lane: OrderedLane, number: int, message: Message, error: MetaqError
+    ) -> None:
+        """Keep what no repetition helps, out of the way of what came behind it."""
+        now_ms = self._context.clock.wall_ms()
+        path = await call_off_loop(
+            self._threads, lane.refused.keep, message, number, error, now_ms
+        )
+        self._refused_count += 1
+        log.error("spooled message set aside: file=%s: %s", path, error)
+
+    async def _remove(self, lane: OrderedLane) -> None:
+        if lane.settled:
+            done = tuple(lane.settled)
+            await call_off_loop(self._threads, lane.spool.remove, done)
+            lane.settled.clear()
+
+    # -- how it is doing --------------------------------------------------------------
+
+    def statistics(self) -> OrderedStatistics:
+        """Return a snapshot of the counters."""
+        # Taken from any thread, while the spools are being opened too.
+        lanes = tuple(self._lanes.values())
+        return OrderedStatistics(
+            sent_count=self._sent_count,
+            spooled_count=self._spooled_count,
+            replayed_count=self._replayed_count,
+            refused_count=self._refused_count,
+            waiting={
+                lane.partition: len(lane.spool) for lane in lanes if len(lane.spool)
+            },
+            problems=tuple(chain.from_iterable(lane.problems() for lane in lanes)),
+        )
+
+
+PARTITIONS_MAX: Final = 4096
+"""A larger layout is taken for a mistake."""
+
+
+def parse_layout(topic: str, layout: str | Sequence[str]) -> tuple[TopicPartition, ...]:
+    """Return the partitions of a layout, sorted.
+
+    Args:
+        topic: topic name.
+        layout: MetaQ's `partitionsInfo`, `<broker>:<count>;<broker>:<count>`; or the
+            partitions themselves, each `<broker>-<partition>`.
+
+    Raises:
+        ConfigError: it is neither, has no partition, or too many.
+        LocalProtocolError: the topic can be no topic's name.
+    """
+    check_topic(topic)
+    try:
+        if isinstance(layout, str):
+            found = _parse_counts(topic, layout)
+        else:
+            found = {parse_partition(topic, name) for name in layout}
+    except (ValueError, TypeError, LocalProtocolError) as error:
+        raise ConfigError(
+            f"layout of topic {topic}: expected '<broker>:<count>;...' or"
+            f" ['<broker>-<partition>', ...], got {layout!r}"
+        ) from error
+    if not 1 <= len(found) <= PARTITIONS_MAX:
+        raise ConfigError(
+            f"layout of topic {topic}: expected 1 to {PARTITIONS_MAX} partitions, got"
+            f" {len(found)}"
+        )
+    return tuple(sorted(found))
+
+
+def _parse_counts(topic: str, text: str) -> set[TopicPartition]:
+    found = set()
+    for part in filter(None, map(str.strip, text.split(";"))):
+        broker, _, count = part.partition(":")
+        broker_id, number = int(broker), int(count)
+        if broker_id < 0 or not 1 <= number <= PARTITIONS_MAX:
+            raise ValueError(part)
+        found |= {TopicPartition(topic, BrokerId(broker_id), n) for n in range(number)}
+    return found

@@ -1,0 +1,540 @@
+"""The producer: messages in, acknowledgements out, on one event loop.
+
+    async with client.producer() as producer:
+        result = await producer.send("test", b"hello", key="user-1")
+        future = await producer.send_nowait("test", b"more")
+        results = await producer.send_many("test", [b"a", b"b"])
+
+*Durability.* A message is acknowledged when its broker has it on disk. Until then it is
+in memory only: closing waits for it, a crash loses it.
+
+*Order.* Messages of one caller to one partition lie there in the order of the calls,
+as long as nothing is refused. A MetaQ 1.4 broker may store messages that are in flight
+together in any order. `ProducerOptions.in_flight_batches_max` of 1 keeps it in both.
+
+*Outcomes.* Every message gets one by its deadline: its place in the log; or an error
+after which it is certainly not stored; or `OutcomeUnknownError`. Batches that may be
+stored are sent again under the same sequence, which brokers of this package recognise.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import get_ident
+from typing import Protocol, Self
+
+from metaq.client.errors import BufferFullError
+from metaq.client.names import check_topic, require_text
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import OutgoingMessage, Selector
+from metaq.client.produce.accumulator import Accumulator
+from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.delivery import Delivery
+from metaq.client.produce.oneway import OnewayMessages
+from metaq.client.produce.partition_sender import Pool
+from metaq.client.produce.runs import frozen
+from metaq.client.timeouts import require_loop, wait_set
+from metaq.client.validation import check_timeout
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    LocalProtocolError,
+    MetaqError,
+    NoBrokerError,
+    RequestTimeoutError,
+)
+from metaq.model import TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+from metaq.stats import HistogramSnapshot
+from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.session import Cancel
+
+_log = logging.getLogger(__name__)
+
+
+class Metadata(Protocol):
+    """What the producer needs to know of the cluster."""
+
+    @property
+    def snapshot(self) -> ClusterSnapshot:
+        """What is known now."""
+        ...
+
+    async def topic(
+        self, name: str, *, deadline_s: float, takes_puts: bool = False
+    ) -> ClusterSnapshot:
+        """Return when the topic has partitions; NoBrokerError at the deadline."""
+        ...
+
+    def add_listener(self, callback: Callable[[ClusterSnapshot], None]) -> Cancel:
+        """Call back with each new snapshot."""
+        ...
+
+    def request_refresh(self) -> None:
+        """Look again soon."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStatistics:
+    """A snapshot of a producer's counters."""
+
+    appended_count: int
+    """Messages taken from senders."""
+    acknowledged_count: int
+    """Messages that are stored."""
+    acknowledged_bytes: int
+    """Their payload bytes, attributes included."""
+    by_partition: Mapping[TopicPartition, int]
+    """The same messages, where they lie."""
+    doubtful_count: int
+    """Those of them that may be stored twice: nobody knows what became of an earlier
+    attempt, and their broker does not recognise repetitions."""
+    failed: Mapping[str, int]
+    """Messages that failed, by the name of the error."""
+    dropped: Mapping[str, int]
+    """One-way messages that were never appended, by the name of the error."""
+    buffered_count: int
+    """Messages without an outcome."""
+    buffered_bytes: int
+    """Their bytes, record headers included."""
+    full_count: int
+    """How often a message or a list found no room."""
+    in_flight_count: int
+    """Commands sent and not answered."""
+    retried_count: int
+    """Commands sent again."""
+    moved_count: int
+    """Batches, or parts of them, that went to another partition."""
+    batch_counts: HistogramSnapshot
+    """Messages per command."""
+    latency_s: HistogramSnapshot
+    """Seconds from the first message of a batch to the answer, once per message."""
+
+
+class AsyncProducer:
+    """Sends messages. Owner: the client that made it; `async with` closes it.
+
+    Lifecycle: made, `start`, any number of sends by any number of tasks, `close`.
+
+    Concurrency: coroutines and `send_oneway` on the loop it was made on. `accumulator`
+    and every `SendFuture` may be used from any thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        metadata: Metadata,
+        options: ProducerOptions,
+        clock: Clock,
+        producer_id: str,
+        selector: Selector | None = None,
+        close_timeout_s: float = 10.0,
+        first_turn: int = 1,
+        place: str = "brokers",
+    ) -> None:
+        """Prepare; call it on the loop that everything runs on.
+
+        Args:
+            pool: connections to brokers.
+            metadata: where the partitions are.
+            options: bounds and times.
+            clock: judges deadlines.
+            producer_id: 1..64 of [A-Za-z0-9._~-]; nobody else may ever have the same,
+                for brokers tell repeated batches by it.
+            selector: chooses partitions; None goes by the key of messages that have
+                one, and round robin with the others.
+            close_timeout_s: bound on `close`, when it is given none.
+            first_turn: where round robin begins, modulo the number of partitions.
+            place: where it sends to, for people.
+        """
+        loop = asyncio.get_running_loop()
+        self._metadata = metadata
+        self._options = options
+        self._clock = clock
+        self._close_timeout_s = close_timeout_s
+        self._place = place
+        self._delivery = Delivery(
+            pool=pool,
+            options=options,
+            clock=clock,
+            loop=loop,
+            producer_id=producer_id,
+            request_refresh=metadata.request_refresh,
+        )
+        self.accumulator = Accumulator(
+            options=options,
+            clock=clock,
+            loop=loop,
+            on_ready=self._delivery.on_ready,
+            selector=selector,
+            first_turn=first_turn,
+        )
+        """Takes messages from any thread, for topics that are prepared."""
+        self._append = self.accumulator.append
+        self._loop, self._thread_id = loop, get_ident()
+        self._delivery.start(self.accumulator)
+        self._topics: dict[str, None] = {}
+        self.oneway = OnewayMessages(
+            prepare=self._prepare_oneway,
+            append=lambda topic, message: self.accumulator.append(topic, *message),
+        )
+        """Those that wait, and the count of those that were dropped."""
+        self._stop_listening = metadata.add_listener(self._on_snapshot)
+        self._is_closed = False
+        self._ended = asyncio.Event()
+
+    # -- sending ----------------------------------------------------------------------
+
+    async def prepare(self, topic: str, *, timeout: float | None = None) -> None:
+        """Wait until the partitions of a topic are known; the first send does it.
+
+        Args:
+            topic: topic name.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Raises:
+            LocalProtocolError: this can be no topic's name.
+            NoBrokerError: nobody serves the topic within the time.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: the topic is no text.
+        """
+        self._require_loop()
+        self._check_open()
+        deadline_s = self._deadline_s(timeout)
+        require_text("topic", topic)
+        if topic in self._topics:
+            return
+        check_topic(topic)
+        snapshot = await self._find(topic, deadline_s)
+        self._check_open()
+        self._learn(topic, snapshot)
+
+    async def _prepare_oneway(self, topic: str) -> None:
+        """Do the same, while closing too: what was taken before is still sent."""
+        deadline_s = self._deadline_s(None)
+        self._learn(topic, await self._find(topic, deadline_s))
+
+    async def _find(self, topic: str, deadline_s: float) -> ClusterSnapshot:
+        return await self._metadata.topic(topic, deadline_s=deadline_s, takes_puts=True)
+
+    def _learn(self, topic: str, snapshot: ClusterSnapshot) -> None:
+        self._topics[topic] = None
+        self._delivery.on_snapshot(snapshot, {topic: None})
+        if not self.accumulator.knows(topic):
+            del self._topics[topic]
+            raise NoBrokerError(f"topic {topic} has no partitions")
+
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Args:
+            topic: any name without space and line end.
+            data: application bytes; what may change is copied.
+            attribute: application attribute; "" is one, None is none.
+            key: the same key goes to the same partition; see `KeyHash`.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            timeout: seconds, all retries included; None is `timeout_s` of the options.
+                Waiting for room, or for a new topic, takes at most as long again.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            OutcomeUnknownError: it was sent, and nobody knows whether it is stored.
+            NoBrokerError, NotSentError: certainly not stored; nobody took it in time.
+            ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
+                to the end.
+            ServerError: the broker could not store it; its text says why.
+            MessageTooLargeError: larger than broker or buffer take.
+            BufferFullError: no room within the time, or with `when_full="raise"`.
+            LocalProtocolError: topic, attribute or partition cannot be written.
+            ClosedError: the producer is closed, or of another event loop.
+            TypeError: an argument of another type; the text names it.
+
+        Cancellation: a message that was appended is still sent.
+        """
+        return await (
+            await self.send_nowait(
+                topic,
+                data,
+                attribute=attribute,
+                key=key,
+                partition=partition,
+                timeout=timeout,
+            )
+        )
+
+    async def send_nowait(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendFuture:
+        """Put one message on its way; waits for room alone, and for a new topic.
+
+        Arguments are those of `send`.
+
+        Returns:
+            Its outcome, later. Messages of one task are sent in this order.
+
+        Raises:
+            MetaqError: as `send`, what can be known at once.
+
+        Cancellation: as long as this waits, nothing was appended.
+        """
+        append = self._append
+        if get_ident() != self._thread_id:
+            self._require_loop()
+        try:
+            return append(topic, data, attribute, key, partition, timeout)
+        except (BufferFullError, NoBrokerError):
+            deadline_s = self._deadline_s(timeout)
+        except TypeError:
+            require_text("topic", topic)
+            raise
+        while True:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            await self.prepare(topic, timeout=left_s)
+            try:
+                return append(topic, data, attribute, key, partition, timeout)
+            except BufferFullError as error:
+                await self._wait_room(error, deadline_s)
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[SendResult]:
+        """Send a list and wait until all of it is on the brokers' disks.
+
+        Without keys and with the default selector, contiguous pieces of up to a
+        batch's size go to one partition after the other; else each message goes where
+        key, partition or selector send it, in order within its partition.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+            timeout: seconds for each message, from when there was room for it.
+
+        Returns:
+            One result per message, in their order, each computed when asked for; ()
+            for no messages.
+
+        Raises:
+            PartlySentError: some are stored; `outcomes` tells of each.
+            As `send`: nothing is stored, or nobody knows of any.
+
+        Cancellation: what was appended is still sent.
+        """
+        await self.prepare(topic, timeout=timeout)
+        appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
+        while not appending.is_over:
+            if appending.step():
+                # A long list lets others, and its own pieces, go.
+                await asyncio.sleep(0)
+            else:
+                assert appending.lacking is not None
+                await self._wait_room(appending.lacking, self._deadline_s(timeout))
+        for batch in appending.batches:
+            await batch.wait_async()
+        results = appending.results()
+        results.raise_errors()
+        return results
+
+    def send_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+    ) -> None:
+        """Send one message, and do not care what becomes of it.
+
+        What cannot be appended is dropped, and counted by its reason; what fails later
+        is counted with the other failures. Retries are the same as for `send`.
+
+        Raises:
+            LocalProtocolError: topic or attribute cannot be written.
+            ClosedError: the producer is of another event loop.
+            TypeError: an argument of another type; the text names it.
+        """
+        if get_ident() != self._thread_id:
+            self._require_loop()
+        require_text("topic", topic)
+        try:
+            if topic in self._topics:
+                self.accumulator.append(topic, data, attribute, key)
+            else:
+                message = OutgoingMessage(frozen(data), attribute, key)
+                check_topic(topic)
+                encode_payload(message.data, attribute)
+                self._check_open()
+                self.oneway.keep(topic, message)
+        except LocalProtocolError:
+            raise
+        except MetaqError as error:
+            self._require_loop()
+            self.oneway.drop(error)
+
+    # -- the end ----------------------------------------------------------------------
+
+    async def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything appended before has an outcome, good or bad.
+
+        Args:
+            timeout: seconds; None waits as long as the messages' deadlines let it.
+
+        Raises:
+            RequestTimeoutError: some have none yet; they go on.
+            ClosedError: the producer is of another event loop.
+        """
+        self._require_loop()
+        check_timeout(timeout)
+        batches = self.accumulator.unanswered()
+        self._delivery.fill()
+        try:
+            async with asyncio.timeout(timeout):
+                for batch in batches:
+                    await batch.wait_async()
+        except TimeoutError as error:
+            left = sum(len(b.payloads) for b in batches if not b.is_done)
+            raise RequestTimeoutError(
+                f"{left} messages have no outcome after {timeout:g} s"
+            ) from error
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._is_closed
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, and every message has its outcome."""
+        return self._ended.is_set()
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Refuse new messages, wait for what was appended, fail the rest.
+
+        One-way messages are waited for as well, until their topics are known and they
+        are sent. A second call waits for the first.
+
+        Args:
+            timeout: seconds that all of it may take; None is the client's
+                `close_timeout_s`.
+
+        Never raises for messages: their own futures tell. What is unsent at the end
+        fails with `ClosedError`, what is in flight with `OutcomeUnknownError`.
+
+        Raises:
+            ClosedError: the producer is of another event loop; it is not closed.
+
+        Cancellation: everything without an outcome fails at once.
+        """
+        self._require_loop()
+        limit_s = self._close_timeout_s if timeout is None else timeout
+        deadline_s = self._deadline_s(limit_s)
+        if self._is_closed:
+            await wait_set(self._ended, timeout)
+            return
+        self._is_closed = True
+        try:
+            try:
+                await self.oneway.close(limit_s)
+            finally:
+                self.accumulator.close()
+            await self.flush(max(0.0, deadline_s - self._clock.monotonic_s()))
+        except RequestTimeoutError as error:
+            _log.warning("producer closed early: error=%s", error)
+        finally:
+            self._stop_listening()
+            try:
+                await self._delivery.close("the producer was closed")
+            finally:
+                self._ended.set()
+
+    async def __aenter__(self) -> Self:
+        """Return the producer."""
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        """Close it, waiting no longer than the client's `close_timeout_s`."""
+        await self.close()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return a snapshot of the counters."""
+        buffer, delivery = self.accumulator.statistics(), self._delivery.statistics()
+        return ProducerStatistics(
+            appended_count=buffer.appended_count,
+            acknowledged_count=delivery.acknowledged_count,
+            acknowledged_bytes=delivery.acknowledged_bytes,
+            by_partition=delivery.by_partition,
+            doubtful_count=delivery.doubtful_count,
+            failed=delivery.failed,
+            dropped=dict(self.oneway.dropped),
+            buffered_count=buffer.buffered_count,
+            buffered_bytes=buffer.buffered_bytes,
+            full_count=buffer.full_count,
+            in_flight_count=delivery.in_flight_count,
+            retried_count=delivery.retried_count,
+            moved_count=delivery.moved_count,
+            batch_counts=delivery.batch_counts,
+            latency_s=delivery.latency_s,
+        )
+
+    def __repr__(self) -> str:
+        state = "ended" if self.has_ended else "closing" if self._is_closed else "open"
+        count = self.accumulator.statistics().buffered_count
+        return (
+            f"<{type(self).__name__} to {self._place}: {state}, {count} messages"
+            " without an outcome>"
+        )
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _require_loop(self) -> None:
+        require_loop(self._loop, self)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the producer is closed")
+
+    def _deadline_s(self, timeout: float | None) -> float:
+        check_timeout(timeout)
+        timeout_s = self._options.timeout_s if timeout is None else timeout
+        return self._clock.monotonic_s() + timeout_s
+
+    async def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
+        """Wait until room was made; raise `full` when that is not wanted, or late."""
+        if self._options.when_full == "raise":
+            raise full
+        has_room = asyncio.Event()
+        self.accumulator.on_room(has_room.set)
+        left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+        try:
+            async with asyncio.timeout(left_s):
+                await has_room.wait()
+        except TimeoutError:
+            raise full from None
+
+    def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
+        self._delivery.on_snapshot(snapshot, self._topics)

@@ -1,0 +1,236 @@
+"""Lists of messages on their way into batches: sorted into runs, cut into pieces.
+
+A run is what goes to one lane, in order; a piece is what fits into one batch. Nothing
+here runs an instruction per message when all messages of a list are plain bytes.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from metaq.client.errors import BufferFullError
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.batches import Batch, SendResults, ends_of
+from metaq.client.produce.partition_queue import Lane
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+from metaq.record.layout import HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Neighbours of a run that travel in one batch."""
+
+    payloads: Sequence[bytes]
+    """At least one."""
+    flags: Sequence[int] | None
+    """One for each payload; None when all are 0."""
+    size_bytes: int
+    """Record bytes, headers included."""
+
+
+class Run:
+    """Messages of a list for one lane, in their order; owner: one sender."""
+
+    def __init__(
+        self,
+        lane: Lane | None,
+        payloads: list[bytes],
+        flags: list[int],
+        *,
+        may_move: bool,
+    ) -> None:
+        """Take what was sorted.
+
+        Args:
+            lane: where all of them go; None leaves the choice to each piece.
+            payloads: at least one.
+            flags: one for each payload, or none at all when they are 0.
+            may_move: the messages may go to another partition.
+        """
+        self.lane = lane
+        self.may_move = may_move
+        self._payloads = payloads
+        self._flags = flags if any(flags) else None
+        self._next = 0
+        self._ends = ends_of(payloads)
+        self.largest_bytes = HEADER_BYTES + max(map(len, payloads))
+        """Record bytes of the largest message."""
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether all pieces were taken."""
+        return self._next == len(self._payloads)
+
+    def piece(self, bytes_max: int, count_max: int) -> Piece:
+        """Return what comes next, as much as a batch takes, at least one message."""
+        first, ends = self._next, self._ends
+        end = bisect_right(ends, ends[first] + bytes_max, first) - 1
+        end = max(first + 1, min(end, first + count_max))
+        whole = end - first == len(self._payloads)
+        flags = self._flags
+        return Piece(
+            self._payloads if whole else self._payloads[first:end],
+            flags if flags is None or whole else flags[first:end],
+            ends[end] - ends[first],
+        )
+
+    def advance(self, message_count: int) -> None:
+        """Go on behind a piece that was added."""
+        self._next += message_count
+
+
+class PieceTaker(Protocol):
+    """What a list needs of the accumulator."""
+
+    def add_piece(
+        self, topic: str, run: Run, timeout_s: float
+    ) -> tuple[Batch, int, int]:
+        """Add a run's next piece; see `Accumulator.add_piece`."""
+        ...
+
+
+class Appending:
+    """A list on its way into the accumulator. Owner: the sender; not for two threads.
+
+    Call `step` until `is_over`, waiting for room whenever it says False. The outcomes
+    of what was added come later.
+    """
+
+    def __init__(
+        self,
+        taker: PieceTaker,
+        topic: str,
+        runs: Sequence[Run],
+        order: Sequence[int] | None,
+        timeout_s: float,
+    ) -> None:
+        """Start with nothing added.
+
+        Args:
+            taker: the accumulator.
+            topic: where they go.
+            runs: what is to be added; none for an empty list.
+            order: for each message its place in the runs, None when it is the same.
+            timeout_s: of each message.
+        """
+        self._taker = taker
+        self._topic = topic
+        self._runs = runs
+        self._order = order
+        self._timeout_s = timeout_s
+        self._at = 0
+        self._parts: list[tuple[Batch, int, int]] = []
+        self.lacking: BufferFullError | None = None
+        """What the last piece wanted that found no room."""
+
+    def step(self) -> bool:
+        """Add the next piece; False when it finds no room now.
+
+        Raises:
+            ClosedError: the producer was closed; what was added before is sent.
+        """
+        run = self._runs[self._at]
+        try:
+            part = self._taker.add_piece(self._topic, run, self._timeout_s)
+        except BufferFullError as error:
+            self.lacking = error
+            return False
+        self._parts.append(part)
+        run.advance(part[2])
+        if run.is_over:
+            self._at += 1
+        return True
+
+    @property
+    def is_over(self) -> bool:
+        """Tell whether every message was added."""
+        return self._at == len(self._runs)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """Return the batches that hold what was added."""
+        return list(dict.fromkeys(batch for batch, _, _ in self._parts))
+
+    def results(self) -> SendResults:
+        """Return the results, in the order of the list; only when it is over."""
+        assert self.is_over
+        return SendResults(self._parts, self._order)
+
+
+def sort_runs(
+    messages: Sequence[BytesLike | OutgoingMessage],
+    select: Callable[[OutgoingMessage], tuple[Lane | None, bool]],
+) -> tuple[list[Run], list[int]]:
+    """Sort messages by lane.
+
+    Args:
+        messages: at least one.
+        select: returns a message's lane, and whether it may move from there.
+
+    Returns:
+        One run per lane, in order of their first messages; and for each message its
+        place among all messages of the runs.
+
+    Raises:
+        TypeError: data is not bytes-like.
+        LocalProtocolError: an attribute cannot be written.
+    """
+    groups: dict[Lane | None, tuple[list[bytes], list[int], list[int]]] = {}
+    fixed: set[Lane | None] = set()
+    for at, given in enumerate(messages):
+        message = given
+        if not isinstance(message, OutgoingMessage):
+            message = OutgoingMessage(frozen(message))
+        payload, flag = encode_payload(frozen(message.data), message.attribute)
+        lane, may_move = select(message)
+        if not may_move:
+            fixed.add(lane)
+        payloads, flags, places = groups.setdefault(lane, ([], [], []))
+        payloads.append(payload)
+        flags.append(flag)
+        places.append(at)
+    order = [0] * len(messages)
+    sources = (at for _, _, places in groups.values() for at in places)
+    for place, at in enumerate(sources):
+        order[at] = place
+    runs = [
+        Run(lane, payloads, flags, may_move=lane not in fixed)
+        for lane, (payloads, flags, _) in groups.items()
+    ]
+    return runs, order
+
+
+def list_messages(
+    messages: Iterable[BytesLike | OutgoingMessage],
+) -> list[BytesLike | OutgoingMessage]:
+    """Return the messages that a user gave, as a list.
+
+    Raises:
+        TypeError: it is one message, or nothing that can be listed.
+    """
+    # Of bytes, a list has numbers.
+    if not isinstance(messages, bytes | bytearray | memoryview | str):
+        try:
+            return list(messages)
+        except TypeError:
+            if isinstance(messages, Iterable):
+                raise  # of a generator of the user
+    raise TypeError(
+        f"messages: expected a list of bytes or OutgoingMessage, got"
+        f" {type(messages).__name__}"
+    )
+
+
+def frozen(data: BytesLike) -> bytes:
+    """Return bytes that nobody changes any more: the same, or a copy.
+
+    Raises:
+        TypeError: they are no bytes; an int would make so many zeros.
+    """
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, bytearray | memoryview):
+        return bytes(data)
+    raise TypeError(f"data: expected bytes-like, got {type(data).__name__}")

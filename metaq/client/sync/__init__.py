@@ -1,0 +1,1 @@
+"""The sync world: clients, producers and consumers for any thread."""

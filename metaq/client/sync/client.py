@@ -1,0 +1,506 @@
+"""The sync world: the same names, options and errors, for any thread.
+
+Each object here holds its async twin, which runs on the client's loop thread. Calls
+that happen once in a while cross over as coroutines. What happens per message does
+not: an iterator takes whole batches out of the consumer's feed in the caller's thread,
+and a producer appends to its accumulator there.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import threading
+import weakref
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from pathlib import Path
+from types import TracebackType
+from typing import Self, Unpack
+
+from metaq.client.admin.async_admin import AsyncAdmin
+from metaq.client.client_statistics import ClientStatistics
+from metaq.client.cluster.context import ClientContext
+from metaq.client.consume.browse import GetResult, browse_topic
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.cursor import FETCH_BYTES
+from metaq.client.consume.progress import (
+    ConsumerStatistics,
+    Health,
+    Lag,
+)
+from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
+from metaq.client.offsets.offset_store import OffsetStore
+from metaq.client.options import (
+    ClientKeywords,
+    ClientOptions,
+    ConsumerKeywords,
+    ConsumerOptions,
+    ProducerKeywords,
+    ProducerOptions,
+    Start,
+    takes_options,
+)
+from metaq.client.partitioner import Selector
+from metaq.client.produce.ordered_producer import AsyncOrderedProducer
+from metaq.client.produce.producer import AsyncProducer
+from metaq.client.session import AsyncClient, CoordinatorFactory
+from metaq.client.sync.admin import Admin
+from metaq.client.sync.handler_threads import Handler, run_threads
+from metaq.client.sync.producers import OrderedProducer, Producer
+from metaq.client.validation import check_timeout, check_whole
+from metaq.clock import Clock, SystemClock
+from metaq.errors import ClosedError
+from metaq.loop_thread import STOP_TIMEOUT_S, LoopThread
+from metaq.model import Message, Offset, TopicPartition
+
+_open: "dict[Client, None]" = {}
+"""Clients that are started and not closed, the oldest first."""
+
+
+@atexit.register
+def _close_open() -> None:
+    """Close what programs forgot, the newest first; one that fails stops no other."""
+    # One function for all: of each that is registered and taken back, a place is kept.
+    with contextlib.ExitStack() as stack:
+        for client in tuple(_open):
+            stack.callback(client.close)
+
+
+class Client:
+    """The way in: `with Client("127.0.0.1:2181") as client`; see `AsyncClient`.
+
+    Works from any thread. After a fork the child makes its own.
+    """
+
+    @takes_options(ClientOptions)
+    def __init__(
+        self,
+        zookeeper: str | None = None,
+        *,
+        brokers: Sequence[str] | None = None,
+        coordinator: CoordinatorFactory | None = None,
+        clock: Clock | None = None,
+        chance: Callable[[], float] | None = None,
+        **options: Unpack[ClientKeywords],
+    ) -> None:
+        """Prepare a client; arguments and errors are those of `AsyncClient`."""
+        self._clock = clock or SystemClock()
+        self._twin = AsyncClient(
+            zookeeper,
+            brokers=brokers,
+            coordinator=coordinator,
+            clock=self._clock,
+            chance=chance,
+            **options,
+        )
+        self._thread: LoopThread | None = None
+        self._consumers: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+    def start(self) -> None:
+        """Start the client's thread and begin to connect; `with` calls it."""
+        self._twin.require_new()
+        thread = self._thread = LoopThread("metaq-client")
+        try:
+            thread.run(self._twin.start())
+        except BaseException:
+            thread.stop()
+            raise
+        _open[self] = None
+
+    @property
+    def options(self) -> ClientOptions:
+        """What the user chose."""
+        return self._twin.options
+
+    def close(self, timeout: float | None = None) -> None:
+        """Close producers and consumers, then the client; see `AsyncClient.close`.
+
+        Calls of other threads that wait then end with `ClosedError`.
+
+        Raises:
+            ClosedError: called on the client's own thread; nothing is closed.
+        """
+        check_timeout(timeout)
+        thread = self._thread
+        if thread is None or not thread.is_usable:
+            return
+        thread.require_caller()
+        for consumer in tuple(self._consumers):
+            consumer.let_go()
+        began_s = self._clock.monotonic_s()
+        try:
+            thread.run_close(self._twin.close(timeout))
+        finally:
+            left_s = STOP_TIMEOUT_S
+            if timeout is not None:
+                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
+            thread.stop(timeout_s=left_s)
+            _open.pop(self, None)
+
+    def __repr__(self) -> str:
+        if self._thread is None:
+            return "<" + repr(self._twin).removeprefix("<Async")
+        return self._thread.describe(self._twin)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _require_thread(self) -> LoopThread:
+        if self._thread is None:
+            raise ClosedError("the client is not started: use it as 'with'")
+        self._thread.require_usable()
+        return self._thread
+
+    @property
+    def context(self) -> ClientContext:
+        """The client's parts, used on its loop alone; see `AsyncClient.context`."""
+        return self._twin.context
+
+    @takes_options(ProducerOptions)
+    def producer(
+        self,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> Producer:
+        """Return a producer for any thread; see `AsyncClient.producer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncProducer:
+            return self._twin.producer(selector=selector, **options)
+
+        return Producer(
+            thread.run(make()),
+            thread,
+            options=ProducerOptions(**options),
+            clock=self._twin.context.clock,
+        )
+
+    @takes_options(ProducerOptions)
+    def ordered_producer(
+        self,
+        topic: str,
+        partitions: str | Sequence[str],
+        directory: Path | str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> OrderedProducer:
+        """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncOrderedProducer:
+            return self._twin.ordered_producer(
+                topic, partitions, directory, selector=selector, **options
+            )
+
+        return OrderedProducer(thread.run(make()), thread)
+
+    @takes_options(ConsumerOptions)
+    def consumer(
+        self,
+        group: str,
+        topics: Collection[str],
+        *,
+        partitions: Collection[str] | None = None,
+        broadcast: bool = False,
+        offsets: OffsetStore | None = None,
+        **options: Unpack[ConsumerKeywords],
+    ) -> "Consumer":
+        """Return a consumer; see `AsyncClient.consumer`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncConsumer:
+            return self._twin.consumer(
+                group,
+                topics,
+                partitions=partitions,
+                broadcast=broadcast,
+                offsets=offsets,
+                **options,
+            )
+
+        consumer = Consumer(thread.run(make()), thread, clock=self._clock)
+        self._consumers.add(consumer)
+        return consumer
+
+    # -- looking, without a group -----------------------------------------------------
+
+    def browse(
+        self,
+        topic: str,
+        *,
+        partitions: Collection[str] | None = None,
+        start: Start = "earliest",
+        stop_at_end: bool = True,
+        partial: bool = False,
+        timeout: float | None = None,
+    ) -> Generator[Message, None, None]:
+        """Yield the messages of a topic, without a group; see `AsyncClient.browse`."""
+        thread = self._require_thread()
+        batches = browse_topic(
+            self._twin.context,
+            topic,
+            partitions=partitions,
+            start=start,
+            stop_at_end=stop_at_end,
+            partial=partial,
+            timeout=timeout,
+        )
+
+        taking: set[asyncio.Task[list[Message] | None]] = set()
+
+        async def take() -> list[Message] | None:
+            task = asyncio.ensure_future(_next_of(batches))
+            taking.add(task)
+            task.add_done_callback(taking.discard)
+            return await task
+
+        async def stop() -> None:
+            # An interrupt of the caller may leave a step under way.
+            for task in taking:
+                task.cancel()
+            await asyncio.gather(*taking, return_exceptions=True)
+            await batches.aclose()
+
+        try:
+            while batch := thread.run(take()):
+                yield from batch
+        finally:
+            # Of a client that was closed meanwhile nothing is left to be closed.
+            with contextlib.suppress(ClosedError):
+                thread.run(stop())
+
+    def get(
+        self,
+        topic: str,
+        partition: str,
+        offset: Offset,
+        max_bytes: int = FETCH_BYTES,
+        timeout: float | None = None,
+    ) -> GetResult:
+        """Return the messages at an offset; see `AsyncClient.get`."""
+        thread = self._require_thread()
+        return thread.run(self._twin.get(topic, partition, offset, max_bytes, timeout))
+
+    def topics(self, timeout: float | None = None) -> tuple[str, ...]:
+        """Return the names of all topics; see `AsyncClient.topics`."""
+        return self._require_thread().run(self._twin.topics(timeout))
+
+    def partitions(
+        self, topic: str, timeout: float | None = None
+    ) -> tuple[TopicPartition, ...]:
+        """Return a topic's partitions; see `AsyncClient.partitions`."""
+        return self._require_thread().run(self._twin.partitions(topic, timeout))
+
+    def stats(
+        self, item: str = "", timeout: float | None = None
+    ) -> Mapping[str, Mapping[str, str]]:
+        """Return what brokers count; see `AsyncClient.stats`."""
+        return self._require_thread().run(self._twin.stats(item, timeout))
+
+    def admin(self) -> Admin:
+        """Return what makes, alters, deletes and describes topics; for any thread."""
+        return Admin(AsyncAdmin(self._twin.context), self._require_thread())
+
+    def statistics(self) -> ClientStatistics:
+        """Return a snapshot of the counters; see `AsyncClient.statistics`."""
+        return self._twin.statistics()
+
+
+async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | None:
+    return await anext(batches, None)
+
+
+class Consumer:
+    """A consumer for any thread, one at a time; see `AsyncConsumer`."""
+
+    def __init__(
+        self, twin: AsyncConsumer, thread: LoopThread, *, clock: Clock
+    ) -> None:
+        """Wrap the async twin; `Client.consumer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+        self._clock = clock
+
+    @property
+    def group(self) -> str:
+        """Name of the consumer group."""
+        return self._twin.group
+
+    @property
+    def topics(self) -> Collection[str]:
+        """Names of the topics that it reads."""
+        return self._twin.topics
+
+    @property
+    def options(self) -> ConsumerOptions:
+        """What the user chose."""
+        return self._twin.options
+
+    def start(self, timeout: float | None = None) -> None:
+        """Join the group and begin to fetch; see `AsyncConsumer.start`."""
+        self._thread.run(self._twin.start(timeout))
+
+    def close(self, timeout: float | None = None) -> None:
+        """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
+        check_timeout(timeout)
+        is_free = self._is_free
+
+        async def close() -> None:
+            if is_free:
+                self._twin.hand.drop()
+            await self._twin.close(timeout)
+
+        if self._thread.is_usable:
+            self._thread.run_close(close())
+
+    def let_go(self) -> None:
+        """Give the batch in hand back, unless another thread's loop has it."""
+        if self._is_free:
+            self._twin.hand.drop()
+
+    @property
+    def _is_free(self) -> bool:
+        return self._twin.hand.is_free_for(threading.current_thread())
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or could not be started."""
+        self._thread.require_own()
+        return self._twin.is_closed
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self._thread.is_usable and self._is_free:
+            self._twin.hand.count()
+        self.close()
+
+    def __iter__(self) -> Iterator[Message]:
+        hand, feed = self._twin.hand, self._twin.feed
+        self._require_started()
+        with hand.loop_of(threading.current_thread()):
+            while True:
+                yield from hand.messages()
+                self._thread.require_own()
+                try:
+                    batch = feed.take(None)
+                except ClosedError:
+                    return
+                assert batch is not None
+                hand.hold(batch)
+
+    def _require_started(self) -> None:
+        self._thread.require_own()
+        self._twin.require_started()
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """Return the next message; see `AsyncConsumer.receive`."""
+        many = self.receive_many(1, timeout)
+        return many[0] if many else None
+
+    def receive_many(
+        self, count_max: int, timeout: float | None = None
+    ) -> list[Message]:
+        """Return messages of one partition; see `AsyncConsumer.receive_many`."""
+        hand = self._twin.hand
+        self._require_started()
+        check_whole("count_max", count_max, 1)
+        check_timeout(timeout)
+        many = hand.some(count_max)
+        if many:
+            return many
+        left_s, began_s = timeout, self._clock.monotonic_s()
+        while batch := self._twin.feed.take(left_s):
+            hand.hold(batch)
+            many = hand.some(count_max)
+            if many:
+                return many
+            # Its partition is being taken away.
+            if timeout is not None:
+                left_s = max(0.0, began_s + timeout - self._clock.monotonic_s())
+        return []
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        concurrency: int = 1,
+        retry: RetryPolicy = DEFAULT_POLICY,
+        timeout: float | None = None,
+    ) -> None:
+        """Have every message handled, in threads; see `AsyncConsumer.run`.
+
+        Returns when the time is over or another thread closes the consumer, and raises
+        when a handler's failure ends it. An interrupt (Ctrl-C) waits for the handlers
+        that are at work, at most `revoke_timeout_s`, and is raised then; what they
+        finished is handled. A handler that goes on beyond that keeps its thread and its
+        partition until it returns.
+        """
+        run_threads(
+            self._twin,
+            self._thread,
+            handler,
+            concurrency=concurrency,
+            retry=retry,
+            timeout_s=timeout,
+        )
+
+    def commit(self, timeout: float | None = None) -> None:
+        """Commit everything handed out; see `AsyncConsumer.commit`."""
+        self._thread.run(self._twin.commit(timeout))
+
+    def seek(
+        self,
+        partition: TopicPartition,
+        offset: Offset,
+        timeout: float | None = None,
+    ) -> None:
+        """Go on at another offset; see `AsyncConsumer.seek`."""
+        limit_s = self._twin.limit_s(timeout)
+        self._thread.run(self._twin.seek(partition, offset), timeout_s=limit_s)
+
+    def rollback(self, timeout: float | None = None) -> None:
+        """Have everything since the last commit again; see `AsyncConsumer.rollback`."""
+        self._thread.run(self._twin.rollback(timeout))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """Return the partitions that are read now."""
+        self._thread.require_own()
+        return self._twin.assignment()
+
+    def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
+        """Return how far handling is behind; see `AsyncConsumer.lag`."""
+        return self._thread.run(self._twin.lag(timeout))
+
+    def health(self) -> Health:
+        """Return the consumer's condition; see `AsyncConsumer.health`."""
+        self._thread.require_own()
+        return self._twin.health()
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot of the counters."""
+        self._thread.require_own()
+        return self._twin.statistics()

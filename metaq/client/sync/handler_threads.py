@@ -1,0 +1,165 @@
+"""Handlers of the sync world: threads over the feed.
+
+Each thread takes batches and calls the handler, message after message; only failures
+cross over to the client's loop, where `Handling` judges them.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from metaq.client.consume.consumer import AsyncConsumer
+from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.consume.handling import Handling
+from metaq.client.consume.redelivery import RetryPolicy
+from metaq.client.options import check_callable
+from metaq.client.timeouts import wait_for
+from metaq.errors import ClosedError
+from metaq.loop_thread import LoopThread
+from metaq.model import Message
+
+Handler: TypeAlias = Callable[[Message], object]
+"""Handles a message; what it returns is ignored, what it raises is a failure."""
+
+TAKE_S: Final = 0.2
+"""How long an idle thread may take to notice that it is over."""
+
+
+def run_threads(
+    consumer: AsyncConsumer,
+    thread: LoopThread,
+    handler: Handler,
+    *,
+    concurrency: int,
+    retry: RetryPolicy,
+    timeout_s: float | None,
+) -> None:
+    """Have every message handled; `Consumer.run` says more.
+
+    Args:
+        consumer: whose messages.
+        thread: of its client.
+        handler: called in `concurrency` threads.
+        concurrency: how many messages are handled at once, 1 or more.
+        retry: what happens after failures.
+        timeout_s: when it ends by itself; None: never.
+    """
+    check_callable("handler", handler)
+
+    async def begin() -> Handling:
+        handling = consumer.begin_handling(concurrency, retry)
+        try:
+            await handling.start(timeout_s)
+        except BaseException:
+            await handling.close()
+            raise
+        return handling
+
+    handling = thread.run(begin())
+    try:
+        workers = _Workers(consumer, thread, handling, handler)
+        workers.run(concurrency, timeout_s)
+    finally:
+        thread.run_close(handling.close())
+
+
+class _Workers:
+    """The threads of one run."""
+
+    def __init__(
+        self,
+        consumer: AsyncConsumer,
+        thread: LoopThread,
+        handling: Handling,
+        handler: Handler,
+    ) -> None:
+        self._feed = consumer.feed
+        self._stop_timeout_s = consumer.options.revoke_timeout_s
+        self._thread = thread
+        self._handling = handling
+        self._handler = handler
+        self._is_over = threading.Event()
+        self._ended = threading.Condition()
+        self._at_work = 0
+        self._error: BaseException | None = None
+
+    def run(self, concurrency: int, timeout_s: float | None) -> None:
+        """Work until it is over; raise the first error."""
+        # `Thread.join` would not do: an interrupt makes it forget that a thread runs.
+        try:
+            for number in range(concurrency):
+                thread = threading.Thread(
+                    target=self._work, name=f"metaq-handler-{number}", daemon=True
+                )
+                self._begin(thread)
+            self._wait(timeout_s)
+        finally:
+            self._is_over.set()
+            self._wait(self._stop_timeout_s)
+        if self._error is not None:
+            raise self._error
+
+    def _begin(self, thread: threading.Thread) -> None:
+        # Counted before it begins: it may be at work when an interrupt ends `start`.
+        with self._ended:
+            self._at_work += 1
+        try:
+            thread.start()
+        except Exception:
+            with self._ended:
+                self._at_work -= 1
+            raise
+
+    def _wait(self, timeout_s: float | None) -> None:
+        with self._ended:
+            wait_for(self._ended, lambda: not self._at_work, timeout_s)
+
+    def _work(self) -> None:
+        try:
+            while not self._is_over.is_set() and self._thread.is_usable:
+                batch = self._feed.take(TAKE_S)
+                if batch is None:
+                    continue
+                replay = self._handling.take_replay(batch)
+                if replay is None:
+                    self._handle(batch)
+                else:
+                    replay(self._failure_of(batch.messages[0]))
+        except ClosedError:
+            self._is_over.set()
+        except BaseException as error:  # noqa: BLE001  # raised where `run` was called
+            self._error = self._error or error
+            self._is_over.set()
+        finally:
+            with self._ended:
+                self._at_work -= 1
+                self._ended.notify_all()
+
+    def _handle(self, batch: Batch) -> None:
+        """Have a batch handled; keep in step with `handling.py`."""
+        handling = self._handling
+        pause_s = None
+        try:
+            for message in batch.messages:
+                if batch.is_stopped or self._is_over.is_set():
+                    break
+                batch.handed += 1
+                error = None
+                is_given_up = handling.is_given_up(message)
+                if not is_given_up:
+                    error = self._failure_of(message)
+                if error is not None or is_given_up:
+                    pause_s = self._thread.run(handling.settle(batch, message, error))
+                    if pause_s is not None:
+                        break
+                batch.confirmed += 1
+        finally:
+            handling.give_back(batch, pause_s)
+
+    def _failure_of(self, message: Message) -> Exception | None:
+        """Return what the handler raised; None when it returned."""
+        try:
+            self._handler(message)
+        except Exception as error:  # noqa: BLE001  # whatever users raise is judged
+            return error
+        return None

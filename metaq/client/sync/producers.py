@@ -1,0 +1,267 @@
+"""The sync world's producers: any thread appends, the client's loop delivers.
+
+What happens per message happens in the caller's thread: it encodes the message and
+appends it to a batch under one lock. Only a topic's first message, `flush` and `close`
+cross over to the loop.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from metaq.client.errors import BufferFullError
+from metaq.client.names import check_topic, require_text
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.oneway import Handover
+from metaq.client.produce.ordered_producer import (
+    AsyncOrderedProducer,
+    OrderedStatistics,
+    Spooled,
+)
+from metaq.client.produce.producer import (
+    AsyncProducer,
+    ProducerStatistics,
+)
+from metaq.client.produce.runs import frozen
+from metaq.clock import Clock
+from metaq.errors import NoBrokerError
+from metaq.loop_thread import LoopThread
+from metaq.model import TopicPartition
+from metaq.record.checksum import BytesLike
+from metaq.record.flags import encode_payload
+
+
+class Producer:
+    """A producer for any number of threads; see `AsyncProducer`."""
+
+    def __init__(
+        self,
+        twin: AsyncProducer,
+        thread: LoopThread,
+        *,
+        options: ProducerOptions,
+        clock: Clock,
+    ) -> None:
+        """Wrap the async twin; `Client.producer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+        self._options = options
+        self._clock = clock
+        self._handover = Handover(
+            thread.loop,
+            send=lambda topic, message: twin.send_oneway(
+                topic, message.data, attribute=message.attribute, key=message.key
+            ),
+            drop=twin.oneway.drop,
+        )
+
+    def prepare(self, topic: str, *, timeout: float | None = None) -> None:
+        """Wait until a topic's partitions are known; see `AsyncProducer.prepare`."""
+        self._thread.run(self._twin.prepare(topic, timeout=timeout))
+
+    def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendResult:
+        """Send one message and wait until it is on the broker's disk.
+
+        Arguments, result and errors are those of `AsyncProducer.send`.
+        """
+        future = self.send_nowait(
+            topic,
+            data,
+            attribute=attribute,
+            key=key,
+            partition=partition,
+            timeout=timeout,
+        )
+        # The outcome comes by the deadline, whatever happens; see `Delivery`.
+        return future.result()
+
+    def send_nowait(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> SendFuture:
+        """Put one message on its way; see `AsyncProducer.send_nowait`."""
+        # Flat on purpose: nothing but the append happens for all but a few messages.
+        if not self._thread.is_usable:
+            self._thread.require_usable()
+        append = self._twin.accumulator.append
+        try:
+            return append(topic, data, attribute, key, partition, timeout)
+        except (BufferFullError, NoBrokerError):
+            deadline_s = self._deadline_s(timeout)
+        except TypeError:
+            require_text("topic", topic)
+            raise
+        while True:
+            left_s = max(0.0, deadline_s - self._clock.monotonic_s())
+            self._thread.run(self._twin.prepare(topic, timeout=left_s))
+            try:
+                return append(topic, data, attribute, key, partition, timeout)
+            except BufferFullError as error:
+                self._wait_room(error, deadline_s)
+
+    def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[SendResult]:
+        """Send a list and wait until all of it is on the brokers' disks.
+
+        Arguments, results and errors are those of `AsyncProducer.send_many`.
+        """
+        self._thread.require_usable()
+        require_text("topic", topic)
+        accumulator = self._twin.accumulator
+        if not accumulator.knows(topic):
+            self._thread.run(self._twin.prepare(topic, timeout=timeout))
+        appending = accumulator.append_many(topic, messages, timeout_s=timeout)
+        while not appending.is_over:
+            if not appending.step():
+                assert appending.lacking is not None
+                self._wait_room(appending.lacking, self._deadline_s(timeout))
+        for batch in appending.batches:
+            batch.wait(None)
+        results = appending.results()
+        results.raise_errors()
+        return results
+
+    def send_oneway(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+    ) -> None:
+        """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
+        self._thread.require_usable()
+        check_topic(topic)
+        data = frozen(data)
+        encode_payload(data, attribute)
+        self._handover.put(topic, OutgoingMessage(data, attribute, key))
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything appended before has an outcome, good or bad.
+
+        Raises:
+            RequestTimeoutError: some have none after `timeout` seconds; they go on.
+        """
+        self._thread.run(self._twin.flush(timeout))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        self._thread.require_own()
+        return self._twin.is_closed
+
+    def close(self, timeout: float | None = None) -> None:
+        """Send what was appended, then refuse more; see `AsyncProducer.close`."""
+        self._thread.run_close(self._twin.close(timeout))
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def statistics(self) -> ProducerStatistics:
+        """Return a snapshot of the counters."""
+        self._thread.require_own()
+        return self._twin.statistics()
+
+    def _deadline_s(self, timeout: float | None) -> float:
+        timeout_s = self._options.timeout_s if timeout is None else timeout
+        return self._clock.monotonic_s() + timeout_s
+
+    def _wait_room(self, full: BufferFullError, deadline_s: float) -> None:
+        """Wait until there is room; raise `full` when that is not wanted, or late."""
+        if self._options.when_full == "raise":
+            raise full
+        has_room = self._twin.accumulator.wait_room(
+            max(0.0, deadline_s - self._clock.monotonic_s()),
+            size_bytes=full.size_bytes,
+            message_count=full.message_count,
+        )
+        if not has_room:
+            raise full
+
+
+class OrderedProducer:
+    """An ordered producer for any number of threads; see `AsyncOrderedProducer`."""
+
+    def __init__(self, twin: AsyncOrderedProducer, thread: LoopThread) -> None:
+        """Wrap the async twin; `Client.ordered_producer` is the way in."""
+        self._twin = twin
+        self._thread = thread
+
+    @property
+    def topic(self) -> str:
+        """Where all messages go."""
+        return self._twin.topic
+
+    @property
+    def partitions(self) -> Sequence[TopicPartition]:
+        """The layout."""
+        return self._twin.partitions
+
+    def start(self, timeout: float | None = None) -> None:
+        """Open the spools, send what is in them; see `AsyncOrderedProducer.start`."""
+        self._thread.run(self._twin.start(timeout))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        self._thread.require_own()
+        return self._twin.is_closed
+
+    def close(self, timeout: float | None = None) -> None:
+        """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
+        self._thread.run_close(self._twin.close(timeout))
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def send(
+        self,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        timeout: float | None = None,
+    ) -> SendResult | Spooled:
+        """Send one message, or spool it; see `AsyncOrderedProducer.send`."""
+        return self._thread.run(
+            self._twin.send(data, attribute=attribute, key=key, timeout=timeout)
+        )
+
+    def statistics(self) -> OrderedStatistics:
+        """Return a snapshot of the counters."""
+        self._thread.require_own()
+        return self._twin.statistics()
