@@ -10,7 +10,7 @@ from metaq.broker.context import BrokerContext
 from metaq.errors import ClosedError, StorageError
 from metaq.record.ids import id_after
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 
 
 class BatchTicket:
@@ -42,7 +42,7 @@ class BatchTicket:
 def append_batch(
     log: PartitionLog,
     records: bytearray,
-    batch: Batch,
+    batch: StoredBatch,
     answerer: Answerer,
     context: BrokerContext,
     *,
@@ -77,7 +77,7 @@ def append_batch(
 
 def answer_repeated(
     log: PartitionLog,
-    batch: Batch,
+    batch: StoredBatch,
     answerer: Answerer,
     context: BrokerContext,
     *,
@@ -95,7 +95,7 @@ def answer_repeated(
 
 def _hold(
     log: PartitionLog,
-    batch: Batch,
+    batch: StoredBatch,
     answerer: Answerer,
     context: BrokerContext,
     *,

@@ -87,7 +87,7 @@ class Definitions(Service):
         self._copied: Mapping[str, TopicDefinition] | None = None
         self._removed: set[str] = set()
         self._told: dict[str, TopicStatus | None] = {}
-        self._told_epoch = 0
+        self._told_session_version = 0
         self._held_up: dict[str, str] = {}
         self._logged: tuple[str, ...] = ()
         self._error = ""
@@ -365,10 +365,10 @@ class Definitions(Service):
                 effect=Effect.DELETING,
                 text=error,
             )
-        epoch = coordinator.status.epoch
-        if epoch != self._told_epoch:
+        session_version = coordinator.status.session_version
+        if session_version != self._told_session_version:
             self._told = await self._read_told(coordinator)
-            self._told_epoch = epoch
+            self._told_session_version = session_version
         # What is not deleted yet keeps its status: the broker is waited for.
         busy = outcome.deleting - self._removed
         for topic in sorted(self._told.keys() - wanted.keys() - busy):

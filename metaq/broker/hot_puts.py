@@ -26,7 +26,7 @@ leaves all of it to the loop, and no row is expected until there was one again.
 
     Invariant: for any input, the bytes stored and the replies are those of the
     general path (tests/broker/test_hot_puts.py compares them).
-    Invariant: heads resolved under an older `topics.epoch` are never used.
+    Invariant: heads resolved under an older `topics.version` are never used.
 
 Keep in step: `handlers/put.py`, `record/layout.py`, `record/ids.py`.
 """
@@ -127,7 +127,7 @@ class HotPuts:
         self._runs: dict[LogId, _Run] = {}
         self._any: dict[str, _AnyPartition] = {}
         self._expected: _Head | None = None
-        self._epoch = 0
+        self._version = 0
         self._pass_number = 0
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
@@ -142,12 +142,12 @@ class HotPuts:
         Returns:
             The number of puts taken; each is answered by its run's ticket.
         """
-        if self._epoch != self._context.topics.epoch:
+        if self._version != self._context.topics.version:
             self._heads.clear()
             self._runs.clear()
             self._any.clear()
             self._expected = None
-            self._epoch = self._context.topics.epoch
+            self._version = self._context.topics.version
         self._pass_number += 1
         count = self._take_row(buffer)
         self.has_more = count >= ROW_MAX

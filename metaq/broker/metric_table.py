@@ -358,7 +358,7 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
     _registration(
         "metaq_zookeeper_sessions_total",
         "ZooKeeper sessions so far; each new one follows an expiry.",
-        lambda registration: registration.session.epoch,
+        lambda registration: registration.session.session_version,
     ),
     _registration(
         "metaq_registered_topics",

@@ -135,7 +135,7 @@ class SessionFigures(Protocol):
         ...
 
     @property
-    def epoch(self) -> int:
+    def session_version(self) -> int:
         """Return the number of the current or last session."""
         ...
 

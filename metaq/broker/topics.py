@@ -6,7 +6,7 @@ below the topic's count. Closed partitions refuse puts and gets until they are o
 again or the broker restarts. A topic that is being deleted is withdrawn: as if it had
 never been, whatever matches it.
 
-Who keeps what this module said must look at `epoch`: it grows with every change that
+Who keeps what this module said must look at `version`: it grows with every change that
 could make an earlier answer wrong.
 
 Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
@@ -44,7 +44,7 @@ class Topics:
             logs: opened; makes logs on demand.
             choose: returns a random number in 0..n-1 for n.
         """
-        self.epoch = 1
+        self.version = 1
         self.on_new_log: Callable[[LogId], None] = lambda _log_id: None
         """Called after a log was made for a put."""
         self._logs = logs
@@ -76,7 +76,7 @@ class Topics:
         self._accepts_any = lru_cache(NAMES_REMEMBERED_MAX)(accepts)
         self._has_stat = lru_cache(NAMES_REMEMBERED_MAX)(has_stat)
         self._config = config
-        self.epoch += 1
+        self.version += 1
 
     def withdraw(self, topics: frozenset[str]) -> None:
         """Serve these topics no more; others that were withdrawn are back.
@@ -87,7 +87,7 @@ class Topics:
         for topic in topics:
             self._closed.pop(topic, None)
         self._withdrawn = topics
-        self.epoch += 1
+        self.version += 1
 
     def _accepts(self, topic: str) -> bool:
         return topic not in self._withdrawn and self._accepts_any(topic)
@@ -112,7 +112,7 @@ class Topics:
     def open_for_put(self, topic: str, partition: int) -> Sequence[int]:
         """Return the partitions that a put may go to: one, or every open one for -1.
 
-        They are what they are until `epoch` changes.
+        They are what they are until `version` changes.
 
         Raises:
             ForbiddenError: as `resolve_put`.
@@ -195,7 +195,7 @@ class Topics:
         """
         closed = self._range_of(topic, start, end)
         self._closed.setdefault(topic, set()).update(closed)
-        self.epoch += 1
+        self.version += 1
 
     def open_partitions(
         self, topic: str, *, start: int = 0, end: int | None = None
@@ -209,7 +209,7 @@ class Topics:
         if not opened or (end is not None and len(opened) <= end - start):
             self._range_of(topic, start, end)
         closed -= opened
-        self.epoch += 1
+        self.version += 1
 
     def _range_of(self, topic: str, start: int, end: int | None) -> range:
         self._require_configured(topic)

@@ -11,7 +11,7 @@ from metaq.cli import pipeline_jobs as jobs
 from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import SecondsRange, example, json_option, target_options
-from metaq.cli.pipeline_jobs import Ingest, Run, Wire
+from metaq.cli.pipeline_jobs import Ingest, JobRun, Wire
 
 MASTER: Final = "local[*]"
 INTERVAL_S_MAX: Final = 86_400
@@ -54,7 +54,7 @@ def run_options(command: F) -> F:
         as_json: bool,
         **kwargs: Any,
     ) -> Any:
-        run = Run(master=master, settings=settings, log=log, as_json=as_json)
+        run = JobRun(master=master, settings=settings, log=log, as_json=as_json)
         try:
             return command(*args, run=run, **kwargs)
         except KeyboardInterrupt:
@@ -141,7 +141,7 @@ def archive_command(
     path: str,
     interval_s: float | None,
     wire: Wire,
-    run: Run,
+    run: JobRun,
 ) -> None:
     """Write what topics have beyond the last run to Parquet, each message once.
 
@@ -176,7 +176,7 @@ def replay_command(
     where: str | None,
     keeps_partitions: bool,
     wire: Wire,
-    run: Run,
+    run: JobRun,
 ) -> None:
     """Put the messages of ARCHIVE back into topics, at least once.
 
@@ -219,7 +219,7 @@ def replay_command(
 @click.option("--key", help="SQL expression; equal keys go to one partition.")
 @wire_options
 @run_options
-def ingest_command(wire: Wire, run: Run, **asked: Any) -> None:
+def ingest_command(wire: Wire, run: JobRun, **asked: Any) -> None:
     """Put whatever Spark can read into TOPIC, a message for each row, at least once."""
     jobs.ingest(run, wire, Ingest(**asked))
 
@@ -256,7 +256,7 @@ def stats_command(
     since: str,
     interval_s: float | None,
     wire: Wire,
-    run: Run,
+    run: JobRun,
 ) -> None:
     """Print messages, bytes and delay of topics per window of time.
 
@@ -288,7 +288,7 @@ def audit_command(
     copy: str | None,
     message_id: str | None,
     wire: Wire,
-    run: Run,
+    run: JobRun,
 ) -> bool:
     """Compare TOPIC with its archive or with a copy.
 
@@ -305,7 +305,7 @@ def audit_command(
 )
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @run_options
-def verify_command(paths: tuple[str, ...], run: Run) -> bool:
+def verify_command(paths: tuple[str, ...], run: JobRun) -> bool:
     """Check every stored byte of data directories or archived segments, in parallel.
 
     The exit code is 1 when anything is wrong.

@@ -21,7 +21,7 @@ CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class JobRun:
     """Where and how a job runs: what its command's options say."""
 
     master: str
@@ -76,7 +76,7 @@ class Wire:
 
 
 def archive(
-    run: Run, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
+    run: JobRun, wire: Wire, topics: Sequence[str], path: str, interval_s: float | None
 ) -> None:
     """Archive topics, and print the summary; see the job.
 
@@ -118,7 +118,7 @@ def archive(
 
 
 def replay(
-    run: Run,
+    run: JobRun,
     wire: Wire,
     path: str,
     *,
@@ -169,7 +169,7 @@ class Ingest:
     """Expression for the key."""
 
 
-def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
+def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
     """Put what Spark can read into a topic, and print the summary; see the job."""
     wire.require(asked.topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
@@ -195,7 +195,7 @@ def ingest(run: Run, wire: Wire, asked: Ingest) -> None:
 
 
 def stats(
-    run: Run,
+    run: JobRun,
     wire: Wire,
     topics: Sequence[str],
     *,
@@ -236,7 +236,7 @@ def stats(
 
 
 def audit(
-    run: Run,
+    run: JobRun,
     wire: Wire,
     topic: str,
     *,
@@ -279,7 +279,7 @@ def audit(
     return found.is_right
 
 
-def verify(run: Run, paths: Sequence[str]) -> bool:
+def verify(run: JobRun, paths: Sequence[str]) -> bool:
     """Check every stored byte of some paths; return whether nothing is wrong."""
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.verify import verify as run_job

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.consumer import AsyncConsumer
-from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.fetch_buffer import PartitionBufferStatistics
 from metaq.client.consume.progress import (
     ConsumerStatistics,
     Health,
@@ -44,7 +44,7 @@ class ConsumerSnapshot:
     """Its condition."""
     counters: ConsumerStatistics
     """Its counters."""
-    lanes: Mapping[TopicPartition, LaneStatistics]
+    buffers: Mapping[TopicPartition, PartitionBufferStatistics]
     """The partitions it reads now, and how far each is handled."""
     lags: Mapping[TopicPartition, Lag]
     """What `lag` said last of those partitions; empty while it was not asked."""
@@ -133,12 +133,12 @@ def _by_group(consumer: AsyncConsumer) -> Mapping[str, ConsumerStatistics]:
 
 
 def _snapshot_of_consumer(consumer: AsyncConsumer) -> ConsumerSnapshot:
-    lanes = consumer.feed.statistics()
+    buffers = consumer.fetch_buffer.statistics()
     lags = consumer.last_lags
     return ConsumerSnapshot(
         group=consumer.group,
         health=consumer.health(),
         counters=consumer.statistics(),
-        lanes=lanes,
-        lags={partition: lags[partition] for partition in lanes if partition in lags},
+        buffers=buffers,
+        lags={partition: lags[partition] for partition in buffers if partition in lags},
     )

@@ -10,7 +10,7 @@ from typing import Final
 from metaq import prometheus
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
-from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.fetch_buffer import PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, Lag
@@ -146,15 +146,15 @@ def of_fetch(
     return MetricSpec(name, text, BY_GROUP_PARTITION, samples)
 
 
-def of_lane(
-    name: str, text: str, read: Callable[[LaneStatistics], float]
+def of_buffer(
+    name: str, text: str, read: Callable[[PartitionBufferStatistics], float]
 ) -> MetricSpec:
     """Return a metric of each partition that is read."""
 
     def samples(client: ClientStatistics) -> Iterator[Sample]:
         for consumer in client.consumers:
-            for partition, lane in consumer.lanes.items():
-                yield _labels(consumer, partition), read(lane)
+            for partition, buffer in consumer.buffers.items():
+                yield _labels(consumer, partition), read(buffer)
 
     return MetricSpec(name, text, BY_GROUP_PARTITION, samples, max)
 

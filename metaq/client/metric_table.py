@@ -13,6 +13,7 @@ from metaq.client.metric_specs import (
     BY_PARTITION,
     HistogramSpec,
     MetricSpec,
+    of_buffer,
     of_client,
     of_connection,
     of_counters,
@@ -21,7 +22,6 @@ from metaq.client.metric_specs import (
     of_group,
     of_handling,
     of_lag,
-    of_lane,
     of_ordered,
     of_producer,
 )
@@ -153,7 +153,7 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
     of_client(
         "metaq_client_zookeeper_sessions_total",
         "ZooKeeper sessions so far; each new one follows an expiry.",
-        lambda c: None if c.session is None else c.session.epoch,
+        lambda c: None if c.session is None else c.session.session_version,
     ),
     # Producers.
     of_client(
@@ -346,15 +346,15 @@ METRICS: Final[tuple[MetricSpec | HistogramSpec, ...]] = (
         lambda c: c.commit_failure_count,
     ),
     # Partitions that are read.
-    of_lane(
+    of_buffer(
         "metaq_consumer_handled_bytes",
         "Offset behind the last handled message; `metaq_log_end_bytes` is the end.",
-        lambda lane: lane.handled.offset,
+        lambda buffer: buffer.handled.offset,
     ),
-    of_lane(
+    of_buffer(
         "metaq_consumer_buffered_messages",
         "Messages fetched and not handed out.",
-        lambda lane: lane.buffered_count,
+        lambda buffer: buffer.buffered_count,
     ),
     of_lag(
         "metaq_consumer_lag_messages",

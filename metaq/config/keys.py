@@ -40,7 +40,7 @@ SYSTEM_KEYS_WITHOUT_EFFECT: Final = frozenset(
 TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset({"topic", "filterClassNames"})
 
 
-class Kind(enum.Enum):
+class KeyKind(enum.Enum):
     """How the text of a value is read."""
 
     INTEGER = "integer"
@@ -65,7 +65,7 @@ class Key:
     """Spelling in `server.ini`."""
     field: str
     """Field of the settings class."""
-    kind: Kind = Kind.INTEGER
+    kind: KeyKind = KeyKind.INTEGER
     """How its text is read."""
     unit: str = ""
     """What an integer counts; "" for names, ports and switches."""
@@ -86,20 +86,20 @@ class Key:
                 expected.
         """
         match self.kind:
-            case Kind.INTEGER:
+            case KeyKind.INTEGER:
                 number = evaluate_integer(text)
                 if not self.low <= number <= self.high:
                     raise ValueError(f"expected {self.low}..{self.high}, got {number}")
                 return number
-            case Kind.BOOLEAN:
+            case KeyKind.BOOLEAN:
                 return evaluate_boolean(text)
-            case Kind.LENIENT_BOOLEAN:
+            case KeyKind.LENIENT_BOOLEAN:
                 return text.lower() == "true"
-            case Kind.TEXT:
+            case KeyKind.TEXT:
                 return text
-            case Kind.ZNODE:
+            case KeyKind.ZNODE:
                 return "/" + text.strip("/")
-            case Kind.POLICY:
+            case KeyKind.POLICY:
                 return read_delete_policy(text)
             case _:
                 assert_never(self.kind)
@@ -108,14 +108,14 @@ class Key:
 SYSTEM_KEYS: Final = (
     Key(name="brokerId", field="broker_id", low=0, high=BROKER_ID_MAX,
         is_required=True),
-    Key(name="hostName", field="host_name", kind=Kind.TEXT),
+    Key(name="hostName", field="host_name", kind=KeyKind.TEXT),
     Key(name="serverPort", field="server_port", low=0, high=PORT_MAX),
     Key(name="dashboardHttpPort", field="dashboard_http_port", low=0, high=PORT_MAX),
     Key(name="numPartitions", field="partition_count", unit="partitions",
         high=PARTITION_COUNT_MAX, is_required=True),
-    Key(name="dataPath", field="data_path", kind=Kind.TEXT),
-    Key(name="dataLogPath", field="data_log_path", kind=Kind.TEXT),
-    Key(name="appClassPath", field="app_class_path", kind=Kind.TEXT),
+    Key(name="dataPath", field="data_path", kind=KeyKind.TEXT),
+    Key(name="dataLogPath", field="data_log_path", kind=KeyKind.TEXT),
+    Key(name="appClassPath", field="app_class_path", kind=KeyKind.TEXT),
     Key(name="unflushThreshold", field="unflush_threshold", unit="records",
         low=INT32_MIN, is_required=True),
     Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
@@ -128,8 +128,8 @@ SYSTEM_KEYS: Final = (
         low=0, high=THREAD_COUNT_MAX),
     Key(name="putProcessThreadCount", field="put_thread_count", unit="threads",
         low=0, high=THREAD_COUNT_MAX),
-    Key(name="deletePolicy", field="delete_policy", kind=Kind.POLICY),
-    Key(name="deleteWhen", field="delete_when", kind=Kind.TEXT),
+    Key(name="deletePolicy", field="delete_policy", kind=KeyKind.POLICY),
+    Key(name="deleteWhen", field="delete_when", kind=KeyKind.TEXT),
     Key(name="quartzThreadCount", field="quartz_thread_count", unit="threads",
         high=THREAD_COUNT_MAX),
     Key(name="maxCheckpoints", field="checkpoints_max", unit="checkpoints",
@@ -140,22 +140,22 @@ SYSTEM_KEYS: Final = (
         unit="transactions"),
     Key(name="maxTxTimeoutInSeconds", field="tx_timeout_s_max", unit="s"),
     Key(name="flushTxLogAtCommit", field="flush_tx_log_at_commit", low=0, high=2),
-    Key(name="acceptPublish", field="accept_publish", kind=Kind.BOOLEAN),
-    Key(name="acceptSubscribe", field="accept_subscribe", kind=Kind.BOOLEAN),
-    Key(name="stat", field="stat", kind=Kind.BOOLEAN),
+    Key(name="acceptPublish", field="accept_publish", kind=KeyKind.BOOLEAN),
+    Key(name="acceptSubscribe", field="accept_subscribe", kind=KeyKind.BOOLEAN),
+    Key(name="stat", field="stat", kind=KeyKind.BOOLEAN),
     Key(name="updateConsumerOffsets", field="update_consumer_offsets",
-        kind=Kind.BOOLEAN),
+        kind=KeyKind.BOOLEAN),
     Key(name="loadMessageStoresInParallel", field="load_stores_in_parallel",
-        kind=Kind.BOOLEAN),
+        kind=KeyKind.BOOLEAN),
 )  # fmt: skip
 
 ZOOKEEPER_KEYS: Final = (
-    Key(name="zk.zkConnect", field="connect", kind=Kind.TEXT),
+    Key(name="zk.zkConnect", field="connect", kind=KeyKind.TEXT),
     Key(name="zk.zkSessionTimeoutMs", field="session_timeout_ms", unit="ms"),
     Key(name="zk.zkConnectionTimeoutMs", field="connection_timeout_ms", unit="ms"),
     Key(name="zk.zkSyncTimeMs", field="sync_time_ms", unit="ms", low=0),
-    Key(name="zk.zkEnable", field="is_enabled", kind=Kind.BOOLEAN),
-    Key(name="zk.zkRoot", field="root", kind=Kind.ZNODE),
+    Key(name="zk.zkEnable", field="is_enabled", kind=KeyKind.BOOLEAN),
+    Key(name="zk.zkRoot", field="root", kind=KeyKind.ZNODE),
 )
 
 LIMITS_KEYS: Final = (
@@ -189,26 +189,26 @@ LIMITS_KEYS: Final = (
     Key(name="scrubBytesPerS", field="scrub_bytes_per_s", unit="bytes/s", low=0),
     Key(name="shutdownTimeoutMs", field="shutdown_timeout_ms", unit="ms"),
     Key(name="httpPort", field="http_port", low=0, high=PORT_MAX),
-    Key(name="httpHost", field="http_host", kind=Kind.TEXT),
+    Key(name="httpHost", field="http_host", kind=KeyKind.TEXT),
     Key(name="slowSyncMs", field="slow_sync_ms", unit="ms"),
 )  # fmt: skip
 
 TOPIC_KEYS: Final = (
     Key(name="numPartitions", field="partition_count", unit="partitions",
         high=PARTITION_COUNT_MAX, is_reloadable=True),
-    Key(name="stat", field="stat", kind=Kind.LENIENT_BOOLEAN, is_reloadable=True),
-    Key(name="deletePolicy", field="delete_policy", kind=Kind.POLICY,
+    Key(name="stat", field="stat", kind=KeyKind.LENIENT_BOOLEAN, is_reloadable=True),
+    Key(name="deletePolicy", field="delete_policy", kind=KeyKind.POLICY,
         is_reloadable=True),
-    Key(name="deleteWhen", field="delete_when", kind=Kind.TEXT, is_reloadable=True),
+    Key(name="deleteWhen", field="delete_when", kind=KeyKind.TEXT, is_reloadable=True),
     # Logs that are open stay where they are.
-    Key(name="dataPath", field="data_path", kind=Kind.TEXT),
+    Key(name="dataPath", field="data_path", kind=KeyKind.TEXT),
     Key(name="unflushInterval", field="unflush_interval_ms", unit="ms",
         low=INT32_MIN, is_reloadable=True),
     Key(name="unflushThreshold", field="unflush_threshold", unit="records",
         low=INT32_MIN, is_reloadable=True),
-    Key(name="acceptPublish", field="accept_publish", kind=Kind.BOOLEAN,
+    Key(name="acceptPublish", field="accept_publish", kind=KeyKind.BOOLEAN,
         is_reloadable=True),
-    Key(name="acceptSubscribe", field="accept_subscribe", kind=Kind.BOOLEAN,
+    Key(name="acceptSubscribe", field="accept_subscribe", kind=KeyKind.BOOLEAN,
         is_reloadable=True),
 )  # fmt: skip
 

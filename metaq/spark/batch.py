@@ -17,7 +17,7 @@ from metaq.spark.bounds import NOTHING, resolve_ends, resolve_starts
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.dead_letters import Converting
 from metaq.spark.errors import one_sentence
-from metaq.spark.facts import BrokerFacts
+from metaq.spark.facts import PlanningFacts
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, plan_reads
@@ -57,7 +57,7 @@ class BatchReader(DataSourceReader):
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, shared_cluster(self._options.wire)
-        facts = BrokerFacts(cluster)
+        facts = PlanningFacts(cluster)
         cluster.require_whole(options)
         cluster.require_known(options.named)
         chosen = [p for p in cluster.partitions(options) if self._pushed.allows(p)]
@@ -94,7 +94,7 @@ def settle_all(
     wanted: Mapping[TopicPartition, LogSpan],
     logs: Mapping[TopicPartition, LogSpan | None],
     options: SourceOptions,
-    facts: BrokerFacts,
+    facts: PlanningFacts,
 ) -> dict[TopicPartition, LogSpan]:
     """Return what of each wanted span can be read; what is lost is a warning.
 
@@ -120,7 +120,7 @@ def settle_all(
 
 def plan_tasks(
     cluster: Cluster,
-    facts: BrokerFacts,
+    facts: PlanningFacts,
     options: SourceOptions,
     spans: Mapping[TopicPartition, LogSpan],
     bounds: Bounds,
@@ -148,7 +148,7 @@ def read_partition(
 
 
 def _narrowed(
-    facts: BrokerFacts, partition: TopicPartition, span: LogSpan, bounds: Bounds
+    facts: PlanningFacts, partition: TopicPartition, span: LogSpan, bounds: Bounds
 ) -> LogSpan:
     """Return the part of a settled span that can match; records at its ends may not."""
     start, end = span.start, span.end

@@ -6,7 +6,7 @@ from typing import assert_never
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.errors import LateStartError
-from metaq.spark.facts import BrokerFacts
+from metaq.spark.facts import PlanningFacts
 from metaq.spark.options import AtTime, Edge, SourceOptions
 from metaq.spark.plan import LogSpan
 
@@ -16,7 +16,7 @@ NOTHING = LogSpan(Offset(0), Offset(0))
 
 def resolve_starts(
     cluster: Cluster,
-    facts: BrokerFacts,
+    facts: PlanningFacts,
     options: SourceOptions,
     spans: Mapping[TopicPartition, LogSpan | None],
 ) -> dict[TopicPartition, Offset]:
@@ -62,7 +62,7 @@ def resolve_starts(
 
 
 def resolve_ends(
-    facts: BrokerFacts,
+    facts: PlanningFacts,
     options: SourceOptions,
     spans: Mapping[TopicPartition, LogSpan | None],
 ) -> dict[TopicPartition, Offset]:
@@ -80,7 +80,7 @@ def resolve_ends(
 
 
 def _first_since(
-    facts: BrokerFacts, partition: TopicPartition, span: LogSpan, time_ms: Millis
+    facts: PlanningFacts, partition: TopicPartition, span: LogSpan, time_ms: Millis
 ) -> Offset | None:
     """Return where the messages of a time begin; None where none is that young."""
     if not span.size_bytes:

@@ -51,7 +51,7 @@ from metaq.loop_thread import LoopThread
 from metaq.model import Offset, TopicPartition
 from metaq.spark.options import Edge, SourceOptions, WireOptions
 from metaq.spark.plan import LogSpan
-from metaq.spark.routing import Route, Routes
+from metaq.spark.routing import Route, WriteRoutes
 
 IDLE_S: Final = 60.0
 """Seconds after which a client that nobody asks is closed."""
@@ -69,7 +69,7 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Work(Protocol[T_co]):
+class ClusterWork(Protocol[T_co]):
     """A coroutine function over a client's parts, with an absolute deadline."""
 
     def __call__(
@@ -125,7 +125,7 @@ class Cluster:
             self._thread.run(self._close())
             self._thread.stop()
 
-    def run(self, work: Work[T]) -> T:
+    def run(self, work: ClusterWork[T]) -> T:
         """Run a coroutine over the client and wait for its end."""
         return self._thread.run(self._run(work))
 
@@ -201,7 +201,7 @@ class Cluster:
                     return
                 try:
                     snapshot = await context.metadata.wait_newer(
-                        snapshot.epoch, deadline_s=deadline_s
+                        snapshot.version, deadline_s=deadline_s
                     )
                 except NoBrokerError as error:
                     raise PartitionsAwayError(
@@ -249,7 +249,7 @@ class Cluster:
                 raise unknown_topic(missing[0], there)
             # It may have been made a moment ago.
             try:
-                await context.metadata.wait_newer(snapshot.epoch, deadline_s=soon_s)
+                await context.metadata.wait_newer(snapshot.version, deadline_s=soon_s)
             except NoBrokerError:
                 is_last_look = True
             self._topics = None
@@ -279,7 +279,7 @@ class Cluster:
             with suppress(NoBrokerError):
                 while any(context.address_of(p.broker_id) is None for p in wanted):
                     snapshot = await context.metadata.wait_newer(
-                        snapshot.epoch, deadline_s=deadline_s
+                        snapshot.version, deadline_s=deadline_s
                     )
             found = {p: context.address_of(p.broker_id) for p in wanted}
             return {p: str(at) for p, at in found.items() if at is not None}
@@ -321,7 +321,7 @@ class Cluster:
             while away := describe_absent(snapshot, wanted):
                 try:
                     snapshot = await context.metadata.wait_newer(
-                        snapshot.epoch, deadline_s=deadline_s
+                        snapshot.version, deadline_s=deadline_s
                     )
                 except NoBrokerError as error:
                     raise NoBrokerError(
@@ -335,7 +335,7 @@ class Cluster:
 
     def begin_batch(
         self, write: str, topics: Iterable[str], *, fail_on_lost_route: bool
-    ) -> tuple[Routes, dict[TopicPartition, str]]:
+    ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
         """Keep where the next batch of a write goes; what was kept before is the truth.
 
         What takes no puts of that is waited for.
@@ -356,20 +356,22 @@ class Cluster:
 
         async def begin(
             context: ClientContext, deadline_s: float
-        ) -> tuple[Routes, dict[TopicPartition, str]]:
+        ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
             snapshot = await read_takers(context, wanted, deadline_s=deadline_s)
 
-            async def keep(change: Callable[[Routes, Route], Routes]) -> Routes:
+            async def keep(
+                change: Callable[[WriteRoutes, Route], WriteRoutes],
+            ) -> WriteRoutes:
                 there = {topic: snapshot.put_partitions(topic) for topic in wanted}
                 text = await change_routes(
                     context,
                     write,
-                    lambda kept: change(Routes.from_json(kept), there).to_json(),
+                    lambda kept: change(WriteRoutes.from_json(kept), there).to_json(),
                     deadline_s=deadline_s,
                 )
-                return Routes.from_json(text)
+                return WriteRoutes.from_json(text)
 
-            routes = await keep(Routes.begun)
+            routes = await keep(WriteRoutes.begun)
             known = routes.last.keys() | routes.next.keys()
             snapshot = await read_cluster(context, known, deadline_s=deadline_s)
             begun = {partition for topic in wanted for partition in routes.next[topic]}
@@ -377,13 +379,13 @@ class Cluster:
                 with suppress(NoBrokerError):
                     while begun - put_addresses(snapshot, wanted).keys():
                         snapshot = await context.metadata.wait_newer(
-                            snapshot.epoch, deadline_s=deadline_s
+                            snapshot.version, deadline_s=deadline_s
                         )
                 return routes, put_addresses(snapshot, known)
             before = {p for topic in wanted for p in routes.last.get(topic, ())}
             if lost := (begun | before) - put_addresses(snapshot, wanted).keys():
                 _log.warning("rows go elsewhere now: away is %s", name_some(lost))
-                routes = await keep(Routes.moved)
+                routes = await keep(WriteRoutes.moved)
             return routes, put_addresses(snapshot, known)
 
         return self.run(begin)
@@ -395,7 +397,9 @@ class Cluster:
             await change_routes(
                 context,
                 write,
-                lambda kept: Routes.from_json(kept).written(batch, query).to_json(),
+                lambda kept: (
+                    WriteRoutes.from_json(kept).written(batch, query).to_json()
+                ),
                 deadline_s=deadline_s,
             )
 
@@ -521,7 +525,7 @@ class Cluster:
 
     # -- the client, all on its loop --------------------------------------------------
 
-    async def _run(self, work: Work[T]) -> T:
+    async def _run(self, work: ClusterWork[T]) -> T:
         context, wire = (await self._opened()).context, self._wire
         patience_s = max(wire.retry_timeout_s, wire.request_timeout_s)
         self._busy_count += 1

@@ -42,7 +42,7 @@ WALK_GET_BYTES: Final = MIB
 """What one get of that asks for."""
 
 
-class BrokerFacts:
+class PlanningFacts:
     """`SpanFacts` of a cluster. One thread; raises what `Cluster` raises."""
 
     def __init__(self, cluster: Cluster) -> None:

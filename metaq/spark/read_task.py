@@ -19,7 +19,7 @@ from metaq.spark.errors import DamagedRecordError
 from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, ReadRange
-from metaq.spark.rows import Damage, OnCorrupt, RowDecoder, decode_pieces
+from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
 from metaq.spark.segment_bounds import EVERYTHING, Bounds
 
 PIECE_BYTES: Final = 2 * GET_BYTES
@@ -110,7 +110,7 @@ def _read(
 
 def _named_damage(
     decoder: RowDecoder, error: CorruptRecordError, on_corrupt: OnCorrupt
-) -> Damage:
+) -> RowDamage:
     """Return what to leave out of a range in which the broker names damage.
 
     Raises:
@@ -124,7 +124,7 @@ def _named_damage(
         ) from error
     if error.next_good_offset is not None:
         good = min(good, error.next_good_offset)
-    return Damage(partition, start, good, error.detail)
+    return RowDamage(partition, start, good, error.detail)
 
 
 def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -35,7 +35,7 @@ _NO_ROUTES: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Routes:
+class WriteRoutes:
     """What is kept of one write."""
 
     committed: int = NO_BATCH
@@ -47,7 +47,7 @@ class Routes:
     next: Route = field(default_factory=dict)
     """Where the one goes that comes next, of topics that it has begun to write."""
 
-    def begun(self, available: Route) -> "Routes":
+    def begun(self, available: Route) -> "WriteRoutes":
         """Return the same with topics that a batch begins to write now.
 
         Args:
@@ -55,7 +55,7 @@ class Routes:
         """
         return replace(self, next={**available, **self.next})
 
-    def moved(self, available: Route) -> "Routes":
+    def moved(self, available: Route) -> "WriteRoutes":
         """Return the same with other partitions in the place of the known ones."""
         return replace(
             self,
@@ -63,9 +63,9 @@ class Routes:
             next={**self.next, **_same_topics(available, self.next)},
         )
 
-    def written(self, batch: int, query: str) -> "Routes":
+    def written(self, batch: int, query: str) -> "WriteRoutes":
         """Return the same after the commit of a batch."""
-        return Routes(batch, query, self.of(batch, query), {})
+        return WriteRoutes(batch, query, self.of(batch, query), {})
 
     def of(self, batch: int, query: str) -> Route:
         """Return where a batch of a query goes."""
@@ -83,7 +83,7 @@ class Routes:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str | None) -> "Routes":
+    def from_json(cls, text: str | None) -> "WriteRoutes":
         """Read what `to_json` wrote; None is nothing.
 
         Raises:

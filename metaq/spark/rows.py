@@ -57,7 +57,7 @@ class OnCorrupt(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class RowDamage:
     """Bytes that were left out because they are no records."""
 
     partition: TopicPartition
@@ -124,7 +124,7 @@ class RowDecoder:
         self.needed_bytes = SizeBytes(HEADER_BYTES)
         """From `next_offset` on, that much has to be there for any progress, unless
         `end` comes first."""
-        self.damage: list[Damage] = []
+        self.damage: list[RowDamage] = []
         """What was left out, in order."""
         self._on_corrupt = on_corrupt
         self._may_be_torn = may_be_torn
@@ -268,7 +268,7 @@ class RowDecoder:
         self._fail_if_asked(good)
         assert self._search is not None
         start, detail = self._search.start, self._search.detail
-        self.damage.append(Damage(self.partition, start, good, detail))
+        self.damage.append(RowDamage(self.partition, start, good, detail))
         self._search = None
         self.next_offset = good
         self.needed_bytes = SizeBytes(HEADER_BYTES)

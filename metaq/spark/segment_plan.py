@@ -31,7 +31,7 @@ class BoundedSplit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SegmentPlan:
     """What a query reads."""
 
     tasks: tuple[tuple[BoundedSplit, ...], ...]
@@ -40,7 +40,9 @@ class Plan:
     """Wanted files that cannot be read at all."""
 
 
-def plan_query(fs: FileSystem, options: SegmentOptions, pushed: PushedFilters) -> Plan:
+def plan_query(
+    fs: FileSystem, options: SegmentOptions, pushed: PushedFilters
+) -> SegmentPlan:
     """Look at the files, and give each task about as many bytes as the options say.
 
     Raises:
@@ -57,7 +59,7 @@ def plan_query(fs: FileSystem, options: SegmentOptions, pushed: PushedFilters) -
             found = split_file(fs, placed, bounds, bytes_max=size, budget=budget)
             splits += [BoundedSplit(split, bounds) for split in found]
     tasks = _pack(splits, options.bytes_per_partition)
-    return Plan(tasks, tuple(_unreadable(f) for f in files if f.flaw))
+    return SegmentPlan(tasks, tuple(_unreadable(f) for f in files if f.flaw))
 
 
 def _bounds_of(
@@ -94,7 +96,7 @@ def _unreadable(file: SegmentFile) -> Damage:
     return Damage(file.path, file.base_offset, None, file.flaw)
 
 
-def refuse_unreadable(plan: Plan) -> None:
+def refuse_unreadable(plan: SegmentPlan) -> None:
     """Raise what a query that fails on damage has to say about unreadable files.
 
     Raises:

@@ -24,7 +24,7 @@ from metaq.spark.cluster import shared_cluster
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.outbox import Outbox, Outlets, WriteName, Written
-from metaq.spark.routing import Routes, require_outlets
+from metaq.spark.routing import WriteRoutes, require_outlets
 from metaq.spark.sink_rows import check_columns
 from metaq.spark.task import write_name
 
@@ -79,7 +79,7 @@ class Sink:
         self._write = write
         self._kept_as = kept_as if options.wire.zookeeper else None
         self._is_repeatable = is_repeatable
-        self._routes, self._addresses = Routes(), dict[TopicPartition, str]()
+        self._routes, self._addresses = WriteRoutes(), dict[TopicPartition, str]()
         self._outlets: Outlets = {}
         if options.topic is not None:
             self._begin([options.topic])

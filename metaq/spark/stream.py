@@ -23,7 +23,7 @@ from metaq.spark.batch import plan_tasks, read_partition, settle_all
 from metaq.spark.bounds import NOTHING, resolve_starts
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.errors import BackwardRangeError, one_sentence
-from metaq.spark.facts import BrokerFacts
+from metaq.spark.facts import PlanningFacts
 from metaq.spark.loss import settle
 from metaq.spark.offsets import (
     format_offsets,
@@ -50,14 +50,14 @@ IDLE_WAIT_S: Final = 0.2
 """Longest delay of the answer that nothing is new."""
 
 
-class Progress:
+class StreamProgress:
     """The offsets of one query, on the driver. One thread."""
 
     def __init__(self, options: SourceOptions) -> None:
         """Know nothing yet; nothing is asked."""
         self._options = options
         self._cluster = shared_cluster(options.wire)
-        self._facts = BrokerFacts(self._cluster)
+        self._facts = PlanningFacts(self._cluster)
         self._limits = options.limits
         self._target: dict[TopicPartition, Offset] | None = None
         self._has_kept_start = options.pin_name is not None
@@ -256,17 +256,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Take what the user wants; nothing is asked yet."""
         self._options = options
         self._value_type = value_type
-        self._progress: Progress | None = None
+        self._progress: StreamProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what only the driver has behind."""
         return {**self.__dict__, "_progress": None}
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> StreamProgress:
         """Return the offsets of the query, on the driver."""
         if self._progress is None:
-            self._progress = Progress(self._options)
+            self._progress = StreamProgress(self._options)
         return self._progress
 
     @one_sentence
@@ -313,7 +313,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cluster = shared_cluster(self._options.wire)
         spans = self.progress.spans(offsets_from_json(start), offsets_from_json(end))
         tasks = plan_tasks(
-            cluster, BrokerFacts(cluster), self._options, spans, EVERYTHING
+            cluster, PlanningFacts(cluster), self._options, spans, EVERYTHING
         )
         return [InputPartition(task) for task in tasks]
 

@@ -10,8 +10,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
   next to each other in a batch become one write and one sync. A task (a sync by time,
   a close) is a barrier: what was queued before it is committed before it runs.
 * The loop is told with `post`, in the order things happened, and only with values. A
-  `Progress` says how far that log is written and synced; the loop's side knows which
-  appends that answers.
+  `WriterProgress` says how far that log is written and synced; the loop's side knows
+  which appends that answers.
 * The span index is written behind the news, and of small groups not before the thread
   `rest`s: the write would take the interpreter from a loop that has a reply to send,
   for a fifth of what a lonely put waits. A kill leaves whole records without an entry
@@ -20,7 +20,7 @@ Theory of operation. A data directory has one storage thread, and this is all it
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
   behind it for that log, because offsets were given out on the assumption that it
-  would succeed. The writer's epoch grows; requests of an older epoch are void and are
+  would succeed. The writer's version grows; requests of an older one are void and are
   dropped here without a word, since the loop's side has failed them when it heard.
 * Before a group is acknowledged its segment is looked for under its name, and at each
   look at the free space the lock of the directory: at most once a second each.
@@ -29,8 +29,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
   after a failed sync the page cache shows bytes that the disk does not have.
 
 Invariants: a log's high watermark as told to the loop is never beyond its last
-successful sync; a request is answered exactly once, by a `Progress`, a refusal or the
-end of the directory. Keep in step: `partition_log.py`, the other end of the posts.
+successful sync; a request is answered exactly once, by a `WriterProgress`, a refusal or
+the end of the directory. Keep in step: `partition_log.py`, the other end of the posts.
 """
 
 import logging
@@ -51,7 +51,7 @@ from metaq.storage.inventory import (
     write_holdings,
 )
 from metaq.storage.log_writer import LogWriter
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
 
 FREE_SPACE_REFRESH_S: Final = 1.0
@@ -89,7 +89,7 @@ class AppendTicket(Protocol):
 class AppendReceiver(Protocol):
     """The loop's side of a log."""
 
-    def on_progress(self, progress: "Progress") -> None:
+    def on_progress(self, progress: "WriterProgress") -> None:
         """Appends were written or synced."""
         ...
 
@@ -109,8 +109,8 @@ class AppendRequest(NamedTuple):
     """The log's side of the storage thread."""
     receiver: AppendReceiver
     """The log's side of the loop."""
-    epoch: int
-    """The writer's epoch that the offset belongs to."""
+    version: int
+    """The writer's version that the offset belongs to."""
     offset: Offset
     """Where its first byte goes."""
     chunks: Sequence[Buffer]
@@ -123,14 +123,14 @@ class AppendRequest(NamedTuple):
     """Id of the last of them."""
     ticket: AppendTicket
     """Who is told; used on the loop's thread only."""
-    batch: Batch | None = None
+    batch: StoredBatch | None = None
     """What is remembered of it, where a producer may send it again."""
 
 
 Request: TypeAlias = AppendRequest | Task
 
 
-class Progress(NamedTuple):
+class WriterProgress(NamedTuple):
     """What the loop's side of a log is told about its writer."""
 
     log_end: Offset
@@ -326,7 +326,7 @@ class Appender:
 
     def _commit(self, writer: LogWriter, queued: Sequence[AppendRequest]) -> None:
         """Write, sync and announce the appends of one log."""
-        group = [request for request in queued if request.epoch == writer.epoch]
+        group = [request for request in queued if request.version == writer.version]
         if not group:
             return
         receiver = group[0].receiver
@@ -343,7 +343,7 @@ class Appender:
                 batches=[request.batch for request in group if request.batch],
             )
         except NoSpaceError as error:
-            writer.epoch += 1
+            writer.version += 1
             self._post(partial(receiver.on_refused, error))
             return
         if writer.is_sync_due():
@@ -369,7 +369,7 @@ class Appender:
         self._post(partial(receiver.on_rolled, sealed, active))
 
     def _post_progress(self, writer: LogWriter, receiver: AppendReceiver) -> None:
-        progress = Progress(
+        progress = WriterProgress(
             writer.end,
             writer.synced_end,
             writer.last_sync_s,

@@ -45,7 +45,7 @@ from metaq.storage.opening import (
     stop_for,
 )
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.producers import Batch, ProducerTable
+from metaq.storage.producers import ProducerTable, StoredBatch
 from metaq.storage.recovery import RecoveredLog
 from metaq.storage.retention_run import Retention, RetentionReport
 from metaq.storage.segment import Damage, Segment, segment_file_name
@@ -717,7 +717,7 @@ class LogManager:
         writer: LogWriter,
         segments: Segments,
         found: RecoveredLog | None = None,
-        batches: Iterable[Batch] = (),
+        batches: Iterable[StoredBatch] = (),
     ) -> PartitionLog:
         limits, system = self._config.limits, self._config.system
         producers = ProducerTable(limits.producer_count_max)

@@ -30,7 +30,7 @@ from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.producer_file import ProducerFile
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import SpanIndexWriter
 
@@ -103,7 +103,7 @@ class LogWriter:
         end: Offset,
         last_id: MessageId,
         sync_latency: Histogram,
-        batches: Sequence[Batch] = (),
+        batches: Sequence[StoredBatch] = (),
     ) -> None:
         """Describe a log that has no segment yet; `reopen` gives it one.
 
@@ -133,7 +133,7 @@ class LogWriter:
         self.directory: Final = directory
         """The partition's directory."""
         self._interval_s = math.inf
-        self.epoch = 0
+        self.version = 0
         """Grows when queued appends become void because one before them failed."""
         self.end = end
         """Offset behind the last byte written."""
@@ -196,7 +196,7 @@ class LogWriter:
         *,
         record_count: int,
         last_id: MessageId,
-        batches: Sequence[Batch] = (),
+        batches: Sequence[StoredBatch] = (),
     ) -> None:
         """Write whole records behind the last one; `cover` is to follow.
 

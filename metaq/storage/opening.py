@@ -23,7 +23,7 @@ from metaq.stats import Histogram
 from metaq.storage.holdings import Extent
 from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
 from metaq.storage.retire import age_facts
 from metaq.storage.segment import Damage, Segment, segment_file_name
@@ -48,7 +48,7 @@ class RecoveredPartition:
     """What lies on the disk."""
     writer: LogWriter
     """Open at the end of the active segment, unless there is damage."""
-    batches: tuple[Batch, ...]
+    batches: tuple[StoredBatch, ...]
     """What is remembered of its producers, in the order of the appends."""
     last_id: MessageId
     """Largest id that was stored, or noted for a batch that was not: ids go on behind
@@ -102,7 +102,7 @@ def new_writer(
     end: Offset,
     last_id: MessageId,
     sync_latency: Histogram,
-    batches: Sequence[Batch] = (),
+    batches: Sequence[StoredBatch] = (),
 ) -> LogWriter:
     """Return the writer of a partition directory, configured and without files."""
     options = WriterOptions(
@@ -309,5 +309,5 @@ def _recover(
     )
 
 
-def _last_id_of(batch: Batch) -> MessageId:
+def _last_id_of(batch: StoredBatch) -> MessageId:
     return id_after(batch.first_id, batch.count - 1)

@@ -11,7 +11,7 @@ everything; the storage thread writes (`log_writer.py`) and reports (`appender.p
 * Reads stop at the high watermark: a consumer never sees a byte that a crash could
   take back. No file is opened on the loop's thread, and none is read there.
 * When an append finds no room, everything in flight fails with it, `next_offset` goes
-  back to the log end, and the epoch grows (see `appender.py`).
+  back to the log end, and the version grows (see `appender.py`).
 
 Invariant: log start <= high watermark <= log end <= next offset, asserted whenever one
 of them changes. Source: broker spec 2.4 to 2.8.
@@ -35,16 +35,16 @@ from metaq.errors import (
 )
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
-from metaq.storage.appender import AppendRequest, AppendTicket, Progress
+from metaq.storage.appender import AppendRequest, AppendTicket, WriterProgress
 from metaq.storage.damage import apart
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
 from metaq.storage.log_writer import LogWriter
-from metaq.storage.producers import Batch, ProducerTable
+from metaq.storage.producers import ProducerTable, StoredBatch
 from metaq.storage.segment import Damage, DamagedSegmentError, Segment
 from metaq.storage.segments import Segments
 from metaq.storage.slices import OpenFiles, Slice
-from metaq.storage.waiters import Waiters, WaitHandle
+from metaq.storage.waiters import LogWaiters, WaitHandle
 
 _log = logging.getLogger(__name__)
 
@@ -101,9 +101,9 @@ class PartitionLog:
         self._record_count = record_count
         self._damage = damage
         self._state = LogState.STOPPED if damage else LogState.OPEN
-        self._epoch = 0
+        self._version = 0
         self._in_flight: deque[AppendRequest] = deque()
-        self._waiters = Waiters()
+        self._waiters = LogWaiters()
         self._append_count = 0
         self._refused_count = 0
         self._interval_s = math.inf
@@ -200,7 +200,7 @@ class PartitionLog:
         record_count: int,
         last_id: MessageId,
         ticket: AppendTicket,
-        batch: Batch | None = None,
+        batch: StoredBatch | None = None,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -235,7 +235,7 @@ class PartitionLog:
         request = AppendRequest(
             self.writer,
             self,
-            self._epoch,
+            self._version,
             offset,
             chunks,
             SizeBytes(size_bytes),
@@ -254,7 +254,7 @@ class PartitionLog:
         self.log_dir.submit(request)
         return offset
 
-    def ticket_of(self, batch: Batch) -> AppendTicket | None:
+    def ticket_of(self, batch: StoredBatch) -> AppendTicket | None:
         """Return who is told of a batch that is in flight; None when it is not."""
         found = (each for each in self._in_flight if each.batch is batch)
         return next((request.ticket for request in found), None)
@@ -358,7 +358,7 @@ class PartitionLog:
 
     # -- what happens to it
 
-    def on_progress(self, progress: Progress) -> None:
+    def on_progress(self, progress: WriterProgress) -> None:
         """Take note of written and synced bytes; answer what they answer."""
         if self._state in {LogState.OFFLINE, LogState.CLOSED}:
             return
@@ -385,7 +385,7 @@ class PartitionLog:
 
     def on_refused(self, error: NoSpaceError) -> None:
         """Fail everything in flight: there was no room, and what comes next is void."""
-        self._epoch += 1
+        self._version += 1
         lacking = sum(request.size_bytes for request in self._in_flight)
         self.log_dir.note_full(error, lacking)
         self._fail_in_flight(error)

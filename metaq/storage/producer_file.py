@@ -44,7 +44,7 @@ from metaq.fs import FileSystem, UpdateFile
 from metaq.model import MessageId, Offset, Position, SizeBytes
 from metaq.record.layout import HEADER as RECORD_HEADER
 from metaq.record.layout import HEADER_BYTES as RECORD_HEADER_BYTES
-from metaq.storage.producers import BATCHES_KEPT, Batch, ProducerTable
+from metaq.storage.producers import BATCHES_KEPT, ProducerTable, StoredBatch
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import is_unreadable
 
@@ -73,7 +73,7 @@ _CRC_BYTES: Final = 4
 class Notes:
     """What a producer file says."""
 
-    batches: tuple[Batch, ...] = ()
+    batches: tuple[StoredBatch, ...] = ()
     """Undamaged entries, in the order of the file."""
     flaw: str = ""
     """What is wrong with the rest; "" for nothing."""
@@ -88,7 +88,7 @@ def encode_header() -> bytes:
     return packed + crc32(packed).to_bytes(_CRC_BYTES, "big")
 
 
-def encode_entry(batch: Batch) -> bytes:
+def encode_entry(batch: StoredBatch) -> bytes:
     """Return the 104 bytes of one entry; a field out of range is our own bug."""
     packed = ENTRY.pack(
         batch.producer.encode("ascii"),
@@ -124,13 +124,13 @@ def decode_notes(data: bytes) -> Notes:
     return Notes(tuple(batches), flaw)
 
 
-def _decode_entry(data: bytes) -> Batch | None:
+def _decode_entry(data: bytes) -> StoredBatch | None:
     name, sequence, count, checksum, first_id, offset, size, crc = ENTRY.unpack(data)
     if crc != crc32(data[:-_CRC_BYTES]):
         return None
     # The checksum was ours to write, so what it covers is a name of ours.
     producer = name.rstrip(b"\0").decode("ascii", "replace")
-    return Batch(
+    return StoredBatch(
         producer,
         sequence,
         count,
@@ -173,10 +173,10 @@ def read_notes(fs: FileSystem, directory: Path) -> Notes:
 def stored_batches(
     fs: FileSystem,
     segments: Sequence[Segment],
-    noted: Sequence[Batch],
+    noted: Sequence[StoredBatch],
     *,
     producer_count_max: int,
-) -> tuple[Batch, ...]:
+) -> tuple[StoredBatch, ...]:
     """Return what is to be remembered of the noted batches: those that the log has.
 
     Args:
@@ -192,7 +192,7 @@ def stored_batches(
         StorageError: The disk refused a read.
     """
     counts: dict[str, int] = {}
-    kept: list[Batch] = []
+    kept: list[StoredBatch] = []
     for batch in reversed(noted):
         count = counts.get(batch.producer, 0)
         is_wanted = count < BATCHES_KEPT and (count or len(counts) < producer_count_max)
@@ -205,11 +205,11 @@ def stored_batches(
 def torn_batch(
     fs: FileSystem,
     segment: Segment,
-    noted: Iterable[Batch],
+    noted: Iterable[StoredBatch],
     *,
     covered_end: Offset,
     end: Offset,
-) -> Batch | None:
+) -> StoredBatch | None:
     """Return the noted batch of which a log that ends at `end` has a part only.
 
     A batch is stored as a whole or not at all, so recovery cuts the part off.
@@ -231,7 +231,7 @@ def torn_batch(
     return None
 
 
-def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: Batch) -> bool:
+def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: StoredBatch) -> bool:
     for segment in segments:
         if segment.contains(batch.offset):
             is_whole = batch.end_offset <= segment.end_offset
@@ -268,7 +268,7 @@ class ProducerFile:
         directory: Path,
         *,
         producer_count_max: int,
-        batches: Iterable[Batch] = (),
+        batches: Iterable[StoredBatch] = (),
     ) -> None:
         """Go on with the batches that recovery found; nothing is opened yet."""
         self._fs = fs
@@ -280,7 +280,7 @@ class ProducerFile:
         for batch in batches:
             self._table.add(batch)
 
-    def note(self, batches: Sequence[Batch]) -> None:
+    def note(self, batches: Sequence[StoredBatch]) -> None:
         """Write entries for batches whose records are about to be written.
 
         Raises:
@@ -293,7 +293,7 @@ class ProducerFile:
         position = Position(HEADER.size + self._entries * ENTRY_BYTES)
         self._file.write_at(position, b"".join(map(encode_entry, batches)))
 
-    def keep(self, batches: Sequence[Batch]) -> None:
+    def keep(self, batches: Sequence[StoredBatch]) -> None:
         """Take note that the records of what was noted last are written."""
         self._entries += len(batches)
         for batch in batches:

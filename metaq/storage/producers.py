@@ -29,7 +29,7 @@ NO_CHECKSUM: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StoredBatch:
     """A batch as it is remembered."""
 
     producer: str
@@ -64,7 +64,7 @@ class ProducerTable:
     def __init__(self, producer_count_max: int) -> None:
         """Remember nothing yet, and never more than so many producers."""
         self._producer_count_max = producer_count_max
-        self._batches: dict[str, list[Batch]] = {}
+        self._batches: dict[str, list[StoredBatch]] = {}
         self.forgotten_count = 0
         """Producers that had to go for others."""
 
@@ -72,14 +72,14 @@ class ProducerTable:
         """Return the number of producers."""
         return len(self._batches)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[StoredBatch]:
         """Yield what is remembered; adding it in this order gives the same table."""
         for batches in self._batches.values():
             yield from batches
 
     def find(
         self, producer: str, sequence: int, count: int, checksum: int
-    ) -> Batch | None:
+    ) -> StoredBatch | None:
         """Return the batch that is repeated, or None where it is a new one.
 
         Raises:
@@ -102,7 +102,7 @@ class ProducerTable:
             )
         return None
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: StoredBatch) -> None:
         """Remember a batch as the last of its producer."""
         batches = self._batches.pop(batch.producer, [])
         self._batches[batch.producer] = [*batches, batch][-BATCHES_KEPT:]
@@ -110,7 +110,7 @@ class ProducerTable:
             del self._batches[next(iter(self._batches))]
             self.forgotten_count += 1
 
-    def remove(self, batch: Batch) -> None:
+    def remove(self, batch: StoredBatch) -> None:
         """Forget a batch that was not stored; harmless when nobody remembers it."""
         batches = self._batches.get(batch.producer, [])
         if batch in batches:
@@ -118,7 +118,7 @@ class ProducerTable:
             if not batches:
                 del self._batches[batch.producer]
 
-    def _require_same(self, batch: Batch, checksum: int) -> None:
+    def _require_same(self, batch: StoredBatch, checksum: int) -> None:
         if NO_CHECKSUM not in (checksum, batch.checksum) and checksum != batch.checksum:
             raise SequenceError(
                 f"sequence {batch.sequence} of producer {batch.producer} was used for"

@@ -55,7 +55,7 @@ from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
 from metaq.storage.damage import apart, check_tail, damage_in_spans
 from metaq.storage.listing import check_names, index_of, walk_segment
 from metaq.storage.producer_file import PRODUCERS_NAME, torn_batch
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.span_index import (
     ENTRY_BYTES,
@@ -63,7 +63,7 @@ from metaq.storage.span_index import (
     NO_ID,
     SpanIndex,
     SpanIndexWriter,
-    Totals,
+    SpanTotals,
     read_index,
     read_totals,
     spans_path,
@@ -146,7 +146,7 @@ def recover_log(
     unsynced_bytes_max: SizeBytes | None,
     span_bytes_min: int,
     now_ms: Millis,
-    noted: Sequence[Batch] = (),
+    noted: Sequence[StoredBatch] = (),
 ) -> RecoveredLog:
     """Recover one partition; see the head of this file.
 
@@ -267,7 +267,7 @@ def _without_torn_batch(
     fs: FileSystem,
     segment: Segment,
     active: _Active,
-    noted: Sequence[Batch],
+    noted: Sequence[StoredBatch],
     span_bytes_min: int,
 ) -> _Active:
     """End the log before a batch of which it has only the first records."""
@@ -324,7 +324,7 @@ def _count_records(fs: FileSystem, segments: list[Segment]) -> int:
     count = 0
     for segment in segments:
         read = partial(read_totals, fs, segment.path, segment.base_offset)
-        nothing = Totals(segment.base_offset, 0, None)
+        nothing = SpanTotals(segment.base_offset, 0, None)
         count += without_index(read, nothing).record_count
     return count
 

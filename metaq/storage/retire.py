@@ -28,7 +28,7 @@ from metaq.storage.damage import damage_in_spans
 from metaq.storage.segment import Segment
 from metaq.storage.span_index import (
     Span,
-    Totals,
+    SpanTotals,
     read_index,
     read_totals,
     spans_path,
@@ -64,7 +64,7 @@ def age_facts(fs: FileSystem, segment: Segment) -> AgeFacts:
         StorageError: The system refused something.
     """
     read = partial(read_totals, fs, segment.path, segment.base_offset)
-    totals = without_index(read, Totals(segment.base_offset, 0, None))
+    totals = without_index(read, SpanTotals(segment.base_offset, 0, None))
     mtime_ms = fs.mtime_ms(segment.path)
     is_whole = totals.end_offset == segment.end_offset
     newest = totals.newest_append_ms if is_whole else None

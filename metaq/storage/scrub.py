@@ -92,7 +92,7 @@ class ScrubSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScrubStep:
     """One piece of work."""
 
     target: ScrubTarget
@@ -178,7 +178,7 @@ class Scrub:
         self._ahead: deque[LogId] = deque()
         """The log at hand, and those behind it; that of the origin comes twice."""
         self._log_count = 0
-        self._next: Step | None = None
+        self._next: ScrubStep | None = None
         """Going on in the segment at hand; None: the one behind `_done`."""
         self._done: _Key | None = None
         self._passes = 0
@@ -186,7 +186,7 @@ class Scrub:
         self._total_bytes = 0
         self._damage_count = 0
 
-    def take_step(self, source: ScrubSource, monotonic_s: float) -> Step | None:
+    def take_step(self, source: ScrubSource, monotonic_s: float) -> ScrubStep | None:
         """Return the next step when it is due, or None.
 
         Args:
@@ -207,9 +207,11 @@ class Scrub:
         if going_on is not None and going_on.target.key == target.key:
             return replace(going_on, target=target, bytes_max=bytes_max)
         start = target.segment.base_offset
-        return Step(target, start, bytes_max, self._span_bytes_min)
+        return ScrubStep(target, start, bytes_max, self._span_bytes_min)
 
-    def finish_step(self, step: Step, result: StepResult, monotonic_s: float) -> None:
+    def finish_step(
+        self, step: ScrubStep, result: StepResult, monotonic_s: float
+    ) -> None:
         """Take in what came of a step; call `on_damage` for what it found."""
         self._due_s = monotonic_s + result.checked_bytes / self._bytes_per_s
         self._checked_bytes += result.checked_bytes
@@ -295,7 +297,7 @@ class Scrub:
         return target.segment.size_bytes > 0
 
 
-def run_step(fs: FileSystem, step: Step) -> StepResult:
+def run_step(fs: FileSystem, step: ScrubStep) -> StepResult:
     """Read and check; blocks.
 
     A segment that is gone was deleted by retention: it is done. If it was not, there is
@@ -323,7 +325,7 @@ def run_step(fs: FileSystem, step: Step) -> StepResult:
     return replace(result, damage=apart(named + result.damage)) if named else result
 
 
-def _check_names(fs: FileSystem, step: Step) -> tuple[Damage, ...]:
+def _check_names(fs: FileSystem, step: ScrubStep) -> tuple[Damage, ...]:
     """Check names and sizes once per pass, with the first step in a log."""
     segment = step.target.segment
     if not step.target.is_first or step.start != segment.base_offset:
@@ -339,7 +341,7 @@ def _check_names(fs: FileSystem, step: Step) -> tuple[Damage, ...]:
     return names.damage
 
 
-def _check(fs: FileSystem, step: Step) -> StepResult:
+def _check(fs: FileSystem, step: ScrubStep) -> StepResult:
     segment = step.target.segment
     index = step.index
     is_completing = step.target.is_sealed and bool(step.made)
@@ -369,7 +371,7 @@ def _check(fs: FileSystem, step: Step) -> StepResult:
     return StepResult(part.end, checked, part.damage, index, step.made + part.spans)
 
 
-def _complete_index(fs: FileSystem, step: Step, result: StepResult) -> None:
+def _complete_index(fs: FileSystem, step: ScrubStep, result: StepResult) -> None:
     """Write the index of a sealed segment that had none, or not all of it."""
     index = result.index
     may_write = step.target.is_sealed and step.target.may_write

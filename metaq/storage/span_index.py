@@ -157,7 +157,7 @@ class SpanIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class SpanTotals:
     """What the entries of an index add up to."""
 
     end_offset: Offset
@@ -250,7 +250,7 @@ def read_index(
         file.close()
 
 
-def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Totals:
+def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
     """Return what the index of a sealed segment adds up to, from its seal if it can.
 
     Raises:
@@ -261,7 +261,7 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Tota
         file = fs.open_read(path)
     except DiskError as error:
         if error.errno_name == "ENOENT":
-            return Totals(base_offset, 0, None)
+            return SpanTotals(base_offset, 0, None)
         raise
     try:
         size = file.size()
@@ -275,7 +275,7 @@ def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> Tota
     finally:
         file.close()
     index = read_index(fs, segment_path, base_offset) or SpanIndex(base_offset)
-    return Totals(index.end_offset, index.record_count, index.newest_append_ms)
+    return SpanTotals(index.end_offset, index.record_count, index.newest_append_ms)
 
 
 def is_unreadable(error: DiskError) -> bool:
@@ -325,7 +325,7 @@ def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
     return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
 
 
-def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> Totals | None:
+def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals | None:
     """Return what a seal says; None where there is none to believe.
 
     Args:
@@ -344,7 +344,7 @@ def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> Totals | Non
     is_seal = not (no_size or no_count or no_span) and seal_crc == crc
     if not (is_span and is_seal and start + size == end):
         return None
-    return Totals(Offset(end), records, Millis(time_ms))
+    return SpanTotals(Offset(end), records, Millis(time_ms))
 
 
 # -- writer ---------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CheckProgress:
     """How far a check has come."""
 
     log_id: LogId
@@ -120,7 +120,7 @@ def verify_directory(
     *,
     in_use: bool,
     unsynced_bytes_max: SizeBytes,
-    on_progress: Callable[[Progress], None] = lambda _progress: None,
+    on_progress: Callable[[CheckProgress], None] = lambda _progress: None,
 ) -> VerifyReport:
     """Check a data directory, or the one partition that the directory is.
 
@@ -194,7 +194,9 @@ class _Look:
         self.record_count = 0
         self.checked_bytes = 0
 
-    def run(self, on_progress: Callable[[Progress], None], before_bytes: int) -> None:
+    def run(
+        self, on_progress: Callable[[CheckProgress], None], before_bytes: int
+    ) -> None:
         """Look at names and sizes, and then at every byte; call once.
 
         Args:
@@ -320,7 +322,7 @@ class _Look:
 
     def _tell(self, path: Path) -> None:
         checked = SizeBytes(self._before_bytes + self.checked_bytes)
-        self._on_progress(Progress(self._log_id, path, checked))
+        self._on_progress(CheckProgress(self._log_id, path, checked))
 
     def _add(
         self, kind: FindingKind, path: Path, text: str, offset: Offset | None = None

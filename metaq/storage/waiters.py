@@ -16,11 +16,11 @@ class WaitHandle:
     __slots__ = ("_callback", "_waiters", "offset")
 
     def __init__(
-        self, waiters: "Waiters", offset: Offset, callback: Callable[[], None]
+        self, waiters: "LogWaiters", offset: Offset, callback: Callable[[], None]
     ) -> None:
         self.offset = offset
         """The byte that is waited for."""
-        self._waiters: Waiters | None = waiters
+        self._waiters: LogWaiters | None = waiters
         self._callback = callback
 
     def cancel(self) -> None:
@@ -36,7 +36,7 @@ class WaitHandle:
             self._callback()
 
 
-class Waiters:
+class LogWaiters:
     """The waiters of one log."""
 
     __slots__ = ("_handles",)

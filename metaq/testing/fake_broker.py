@@ -38,7 +38,7 @@ from metaq.protocol.commands import (
 from metaq.protocol.status import Status
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES, Record, encode_record
-from metaq.testing.fake_faults import Fault, FaultKind, Faults
+from metaq.testing.fake_faults import FakeFault, FaultKind, Faults
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
@@ -392,7 +392,7 @@ class FakeBroker:
             body: of the answer, for REFUSE.
         """
         with self._lock:
-            self._faults.add(Fault(kind, verb, after, count, status, body))
+            self._faults.add(FakeFault(kind, verb, after, count, status, body))
 
     def drop_connections(self) -> None:
         """Cut every open connection."""

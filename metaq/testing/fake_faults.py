@@ -15,7 +15,7 @@ class FaultKind(enum.Enum):
 
 
 @dataclass(slots=True)
-class Fault:
+class FakeFault:
     """A fault that waits for its commands; see `FakeBroker.inject`."""
 
     kind: FaultKind
@@ -39,13 +39,13 @@ class Faults:
         """Let everything pass."""
         self.met_count = 0
         """Faults that met their command."""
-        self._waiting: list[Fault] = []
+        self._waiting: list[FakeFault] = []
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: FakeFault) -> None:
         """Let a fault wait, behind those that wait already."""
         self._waiting.append(fault)
 
-    def take(self, verb: str) -> Fault | None:
+    def take(self, verb: str) -> FakeFault | None:
         """Return the fault that a command meets; all that wait count it."""
         taken = None
         for fault in [f for f in self._waiting if f.verb in {"", verb}]:

@@ -374,7 +374,7 @@ class MemoryCoordinator:
         """Let other tasks run, as a round trip would, and refuse what must fail."""
         require_legal_path(path)
         self.status.require_connected()
-        epoch = self.status.epoch
+        session_version = self.status.session_version
         remaining_s = deadline_s - self._clock.monotonic_s()
         if remaining_s <= 0:
             raise CoordinationTimeoutError(f"{what} {path}: no time left, not asked")
@@ -383,7 +383,7 @@ class MemoryCoordinator:
             raise CoordinationTimeoutError(f"{what} {path}: no answer in time")
         await asyncio.sleep(0)
         self.status.require_connected()
-        if self.status.epoch != epoch:
+        if self.status.session_version != session_version:
             raise SessionSuspendedError(f"{what} {path}: connection lost")
 
     def _serving(self, what: str, path: str) -> AbstractContextManager[None]:

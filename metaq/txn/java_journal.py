@@ -41,7 +41,7 @@ _KEY_TOKEN: Final = 6
 _PUT_TOKENS: Final = 8
 
 
-class Kind(enum.Enum):
+class JournalKind(enum.Enum):
     """What a record does to its transaction."""
 
     PUT = "put"
@@ -50,14 +50,15 @@ class Kind(enum.Enum):
 
 
 _OPERATIONS: Final = {
-    1: Kind.PREPARE, 2: Kind.END, 3: Kind.END, 4: Kind.END, 5: Kind.END,
+    1: JournalKind.PREPARE, 2: JournalKind.END, 3: JournalKind.END,
+    4: JournalKind.END, 5: JournalKind.END,
 }  # fmt: skip
 
 
 class JournalRecord(NamedTuple):
     """One record, as far as it matters here."""
 
-    kind: Kind
+    kind: JournalKind
     """What happened."""
     key: str
     """To which transaction."""
@@ -115,7 +116,7 @@ def _decode_put(put: int | bytes | None) -> JournalRecord | None:
     line = put.partition(b"\r\n")[0].split(b" ") if isinstance(put, bytes) else []
     if len(line) != _PUT_TOKENS or line[0] != b"put":
         return None
-    return JournalRecord(Kind.PUT, line[_KEY_TOKEN].decode(), 0)
+    return JournalRecord(JournalKind.PUT, line[_KEY_TOKEN].decode(), 0)
 
 
 def _number(value: int | bytes | None) -> int:
@@ -170,12 +171,12 @@ def find_open(fs: FileSystem, directory: Path) -> JournalReport:
         count += 1
         if count > RECORDS_MAX:
             return JournalReport(tuple(found.values()), is_whole=False)
-        if record.kind is Kind.END:
+        if record.kind is JournalKind.END:
             found.pop(record.key, None)
             continue
         each = found.setdefault(record.key, OpenTransaction(record.key))
-        each.put_count += record.kind is Kind.PUT
-        each.is_prepared |= record.kind is Kind.PREPARE
+        each.put_count += record.kind is JournalKind.PUT
+        each.is_prepared |= record.kind is JournalKind.PREPARE
     return JournalReport(tuple(found.values()), is_whole=True)
 
 

@@ -244,7 +244,7 @@ class KazooCoordinator:
     def _apply(
         self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
     ) -> None:
-        epoch = self.status.epoch
+        session_version = self.status.session_version
         status = self._tracker.apply(event, session_id, timeout_s)
         if status is None:
             return
@@ -252,7 +252,7 @@ class KazooCoordinator:
         for callback in tuple(self._listeners):
             # One callback's failure is the loop's to report and nobody else's.
             self._loop.call_soon(callback, status)
-        if status.epoch != epoch:
+        if status.session_version != session_version:
             self._beat_at_s = self._clock.monotonic_s()
         is_connected = status.state is SessionState.CONNECTED
         if is_connected:

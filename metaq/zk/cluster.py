@@ -5,14 +5,14 @@ somebody asked about, both of its topic nodes and its record in the catalog: nam
 payloads, so that a count that changes in place is seen, which MetaQ's clients miss.
 What is recorded and not served is away: it exists, and cannot be read.
 
-Each burst of changes gives one snapshot with the next epoch; snapshots that say the
+Each burst of changes gives one snapshot with the next version; snapshots that say the
 same are one. Nothing is created: a watch on a node that is missing fires when it
 appears.
 
 While ZooKeeper is out of reach the last snapshot holds: brokers work without it, and so
 do clients.
 
-    Invariant: the epoch grows with every snapshot; 0 says that nothing is known yet.
+    Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
 
 Source: client spec 4.
 """
@@ -69,7 +69,7 @@ class BrokerCopies:
 class ClusterSnapshot:
     """What was known at one moment."""
 
-    epoch: int = 0
+    version: int = 0
     """Number of the snapshot; 0 before the first one."""
     brokers: Mapping[BrokerId, BrokerCopies] = field(
         default_factory=lambda: MappingProxyType({})
@@ -196,7 +196,7 @@ class ClusterWatch:
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """The present snapshot; epoch 0 while nothing is known."""
+        """The present snapshot; version 0 while nothing is known."""
         return self._snapshot
 
     def start(self) -> None:
@@ -274,11 +274,11 @@ class ClusterWatch:
         self.watch_topic(topic)
         snapshot = self._snapshot
         while topic not in snapshot.topics:
-            snapshot = await self.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+            snapshot = await self.wait_newer(snapshot.version, deadline_s=deadline_s)
         return snapshot
 
-    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its epoch is above `epoch`.
+    async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its version is above `version`.
 
         Raises:
             CoordinationTimeoutError: there was none before the deadline.
@@ -286,11 +286,11 @@ class ClusterWatch:
         """
         try:
             async with asyncio.timeout(deadline_s - self._clock.monotonic_s()):
-                while not self._is_closed and self._snapshot.epoch <= epoch:
+                while not self._is_closed and self._snapshot.version <= version:
                     await self._changed.wait()
         except TimeoutError:
             raise CoordinationTimeoutError(
-                f"cluster: expected a snapshot after epoch {epoch}, got none in time"
+                f"cluster: expected one after version {version}, got none in time"
             ) from None
         self._require_open()
         return self._snapshot
@@ -372,12 +372,12 @@ class ClusterWatch:
                 if all(watch.has_names for watch in watches.values())
             ),
         )
-        if new == old and old.epoch:
+        if new == old and old.version:
             return
-        self._snapshot = replace(new, epoch=old.epoch + 1)
+        self._snapshot = replace(new, version=old.version + 1)
         log.info(
-            "cluster changed: epoch=%d brokers=%d topics=%d",
-            self._snapshot.epoch,
+            "cluster changed: version=%d brokers=%d topics=%d",
+            self._snapshot.version,
             len(self._snapshot.brokers),
             len(self._snapshot.topics),
         )

@@ -17,7 +17,7 @@ session of this very object is deleted and created again.
     our payload   any other             taken: error    False           left alone
     anything else any                   taken: error    False           left alone
 
-    Invariant: `_claims` maps each claimed partition to the epoch of the session it
+    Invariant: `_claims` maps each claimed partition to the version of the session it
     was claimed under; a claim counts only while that is the present session.
 
 Keep in step: `offsets.py` (which commits for owners only), this package's README.
@@ -137,7 +137,7 @@ class GroupMembership:
         self._group = group
         self._member = member_name(group, consumer_id)
         self._sessions: deque[int] = deque(maxlen=SESSIONS_REMEMBERED)
-        self._registered_epoch = 0
+        self._registered_session_version = 0
         self._payloads: set[bytes] = set()
         self._claims: dict[TopicPartition, int] = {}
         self._unanswered: set[TopicPartition] = set()
@@ -158,7 +158,7 @@ class GroupMembership:
         status = self._coordinator.status
         if status.state is SessionState.LOST:
             return frozenset()
-        return self.claims_of_epoch(status.epoch)
+        return self.claims_of_session_version(status.session_version)
 
     @property
     def unanswered_claims(self) -> frozenset[TopicPartition]:
@@ -169,9 +169,13 @@ class GroupMembership:
         """
         return frozenset(self._unanswered)
 
-    def claims_of_epoch(self, epoch: int) -> frozenset[TopicPartition]:
+    def claims_of_session_version(
+        self, session_version: int
+    ) -> frozenset[TopicPartition]:
         """Return what was claimed under a session and not released since."""
-        return frozenset(p for p, bound in self._claims.items() if bound == epoch)
+        return frozenset(
+            p for p, bound in self._claims.items() if bound == session_version
+        )
 
     # -- the group --------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class GroupMembership:
         """Become a member, or become one with other topics.
 
         Returns:
-            The epoch of the session that the membership is bound to.
+            The version of the session that the membership is bound to.
 
         Raises:
             MemberTakenError: somebody else is registered under our name. That may be
@@ -199,15 +203,19 @@ class GroupMembership:
                 f" {other.data.decode(errors='replace')!r} of session"
                 f" {other.owner_session_id:#x}; consumer ids are unique in a group"
             )
-        self._registered_epoch = status.epoch
-        log.info("member registered: member=%s epoch=%d", self._member, status.epoch)
-        return status.epoch
+        self._registered_session_version = status.session_version
+        log.info(
+            "member registered: member=%s session_version=%d",
+            self._member,
+            status.session_version,
+        )
+        return status.session_version
 
     async def unregister(self, *, deadline_s: float) -> None:
         """Leave the group; a node that is not ours stays. Claims are not released."""
         path = self._paths.member(self._group, self._member)
         await self._delete_ours(path, self._payloads, deadline_s)
-        self._registered_epoch = 0
+        self._registered_session_version = 0
 
     async def is_registered(self, *, deadline_s: float) -> bool:
         """Return whether our node is there, of the present session, asked now."""
@@ -265,11 +273,11 @@ class GroupMembership:
         Raises:
             SessionLostError: we are not registered under the present session.
         """
-        epoch = self._coordinator.status.epoch
-        if epoch != self._registered_epoch:
+        session_version = self._coordinator.status.session_version
+        if session_version != self._registered_session_version:
             raise SessionLostError(
-                f"member {self._member}: expected a registration under session epoch"
-                f" {epoch}, got {self._registered_epoch}"
+                f"member {self._member}: expected a registration under session version"
+                f" {session_version}, got {self._registered_session_version}"
             )
         data = encode_owner(self._member)
         path = self._paths.owner(self._group, partition)
@@ -284,7 +292,7 @@ class GroupMembership:
                 other.owner_session_id,
             )
             return False
-        self._claims[partition] = status.epoch
+        self._claims[partition] = status.session_version
         return True
 
     async def release(self, partition: TopicPartition, *, deadline_s: float) -> bool:
@@ -385,7 +393,8 @@ class GroupMembership:
     def _require_same_session(self, status: SessionStatus, path: str) -> None:
         """Refuse to go on with what was read under another session."""
         present = self._coordinator.status
-        if present.epoch != status.epoch:
+        if present.session_version != status.session_version:
             raise SessionLostError(
-                f"{path}: expected session epoch {status.epoch}, got {present.epoch}"
+                f"{path}: expected session version {status.session_version}, got"
+                f" {present.session_version}"
             )

@@ -71,7 +71,7 @@ class GroupOffsets:
         group_offset: GroupOffset,
         *,
         member: str,
-        epoch: int,
+        session_version: int,
         deadline_s: float,
     ) -> None:
         """Store where the group goes on, as the owner of the partition.
@@ -82,7 +82,7 @@ class GroupOffsets:
             partition: a partition that we claimed.
             group_offset: offset of the next message, and id of the last one.
             member: our name in the group.
-            epoch: session epoch of the claim.
+            session_version: session version of the claim.
             deadline_s: when to give up; whether it was stored is unknown then.
 
         Raises:
@@ -92,11 +92,11 @@ class GroupOffsets:
         path = self._paths.group_offset(self._group, partition)
         data = encode_group_offset(group_offset)
         for _ in range(COMMIT_TRIES):
-            self._require_epoch(partition, epoch)
+            self._require_session_version(partition, session_version)
             node = await self._coordinator.get(path, deadline_s=deadline_s)
             version = None if node is None else node.version
             await self._require_owner(partition, member, deadline_s)
-            self._require_epoch(partition, epoch)
+            self._require_session_version(partition, session_version)
             try:
                 await self._coordinator.replace(
                     path, data, version=version, deadline_s=deadline_s
@@ -136,12 +136,18 @@ class GroupOffsets:
         parsed = filter(None, map(parse_partition, names))
         return tuple(sorted(TopicPartition(topic, *numbers) for numbers in parsed))
 
-    def _require_epoch(self, partition: TopicPartition, epoch: int) -> None:
+    def _require_session_version(
+        self, partition: TopicPartition, session_version: int
+    ) -> None:
         status = self._coordinator.status
-        if status.state is SessionState.LOST or status.epoch != epoch:
+        if (
+            status.state is SessionState.LOST
+            or status.session_version != session_version
+        ):
             raise OwnershipLostError(
                 f"partition {partition} of group {self._group}: claimed under session"
-                f" epoch {epoch}, now it is {status.epoch}, {status.state.value}"
+                f" version {session_version}, now it is {status.session_version},"
+                f" {status.state.value}"
             )
 
     async def _require_owner(

@@ -18,9 +18,9 @@ Nobody waits for this task except `register` and `withdraw`, both with a deadlin
 and gets never do. Snapshots that arrive while one is being applied replace each other,
 so however many new topics appear at once, there is one pass for all of them.
 
-    Invariant: `_applied` holds the groups that are in ZooKeeper under session epoch
-    `_epoch`, but for those in `_unsure`, on which a pass has begun to work and failed;
-    both are forgotten when the epoch changes.
+    Invariant: `_applied` holds the groups that are in ZooKeeper under session version
+    `_session_version`, but for those in `_unsure`, on which a pass has begun to work
+    and failed; both are forgotten when the version changes.
 
 Keep in step: `plan.py`.
 
@@ -157,7 +157,7 @@ class BrokerRegistry:
         self._watches: dict[str, Cancel] = {}
         self._missing: dict[str, str | None] = {}
         self._repair: asyncio.TimerHandle | None = None
-        self._epoch = 0
+        self._session_version = 0
         self._is_check_due = False
         self._are_records_checked = False
         self._wake = asyncio.Event()
@@ -236,7 +236,7 @@ class BrokerRegistry:
         Returns at the deadline at the latest. What could not be deleted by then
         vanishes with the session; the persistent node `ids/N` may stay.
         """
-        is_registered = self._epoch != 0 and bool(self._applied)
+        is_registered = self._session_version != 0 and bool(self._applied)
         self._state = RegistrationState.WITHDRAWN
         await self._end_task()
         if not is_registered:
@@ -278,12 +278,15 @@ class BrokerRegistry:
     def _on_status(self, status: SessionStatus) -> None:
         if status.state is SessionState.CONNECTED:
             self._failures_in_a_row = 0
-            log.info("zookeeper session connected: epoch=%d", status.epoch)
+            log.info(
+                "zookeeper session connected: session_version=%d",
+                status.session_version,
+            )
         else:
             log.warning(
-                "zookeeper session %s: epoch=%d; puts and gets go on",
+                "zookeeper session %s: session_version=%d; puts and gets go on",
                 status.state.value,
-                status.epoch,
+                status.session_version,
             )
         is_registered = self._state is RegistrationState.REGISTERED
         if status.state is SessionState.LOST:
@@ -292,7 +295,7 @@ class BrokerRegistry:
             if is_registered:
                 self._state = RegistrationState.PENDING
         # The same session with everything in place needs nothing.
-        if not is_registered or status.epoch != self._epoch:
+        if not is_registered or status.session_version != self._session_version:
             self._wake.set()
 
     async def _run(self) -> None:
@@ -329,11 +332,11 @@ class BrokerRegistry:
     async def _reconcile(
         self, wanted: tuple[DesiredGroup, ...], status: SessionStatus
     ) -> None:
-        if status.epoch != self._epoch:
+        if status.session_version != self._session_version:
             self._applied.clear()
             self._unsure.clear()
             self._forget_nodes([*self._watches, *self._missing])
-            self._epoch = status.epoch
+            self._session_version = status.session_version
             self._is_check_due = False
             self._are_records_checked = False
         is_check, changed = self._is_check_due, frozenset(self._missing.values())
@@ -511,11 +514,11 @@ class BrokerRegistry:
             self._state = RegistrationState.REGISTERED
             assert self._snapshot is not None
             log.info(
-                "registered: broker=%s address=%s topics=%d epoch=%d",
+                "registered: broker=%s address=%s topics=%d session_version=%d",
                 self._snapshot.role,
                 self._snapshot.address,
                 len(self._applied) - 1,
-                self._epoch,
+                self._session_version,
             )
         if self._first is not None and not self._first.done():
             self._first.set_result(None)

@@ -12,17 +12,17 @@ mixed up, and the right reactions are opposites.
                 so its end is known here before others can see it.
 
 `SessionTracker` turns what the client library reports into these states. Each *new*
-session gets the next epoch; coming back to the same session keeps it. Whoever
-created ephemeral nodes remembers the epoch they belong to, and compares: epochs never
-repeat within a process, session ids might.
+session gets the next version; coming back to the same session keeps it. Whoever
+created ephemeral nodes remembers the version they belong to, and compares: it never
+repeats within a process, session ids might.
 
-          ESTABLISHED (epoch + 1)          DISCONNECTED
+         ESTABLISHED (version + 1)         DISCONNECTED
     LOST -----------------------> CONNECTED ------------> SUSPENDED
      ^                             |     ^   ESTABLISHED   |     |
      +------------ EXPIRED --------+     +-----------------+     |
      +------------------------------- EXPIRED -------------------+
 
-    Invariant: the epoch grows exactly when an ESTABLISHED event names a session other
+    Invariant: the version grows exactly when an ESTABLISHED event names a session other
     than the last one, or follows LOST.
 
 `Coordinator` is all that anybody may ask of ZooKeeper. It is implemented by
@@ -78,7 +78,7 @@ class SessionStatus:
 
     state: SessionState
     """What may be assumed."""
-    epoch: int
+    session_version: int
     """Number of the current or last session; 0 before the first one."""
     session_id: int
     """ZooKeeper's number for that session, owner of our ephemeral nodes; 0 if none."""
@@ -105,7 +105,7 @@ class SessionTracker:
     """The session's state machine; pure, owned by one coordinator."""
 
     def __init__(self) -> None:
-        self._status = SessionStatus(SessionState.LOST, epoch=0, session_id=0)
+        self._status = SessionStatus(SessionState.LOST, session_version=0, session_id=0)
 
     @property
     def status(self) -> SessionStatus:
@@ -127,13 +127,13 @@ class SessionTracker:
         """
         old = self._status
         state = TRANSITIONS[old.state, event]
-        epoch, number = old.epoch, old.session_id
+        session_version, number = old.session_version, old.session_id
         if event is SessionEvent.ESTABLISHED:
             is_new = old.state is SessionState.LOST or session_id != number
-            epoch, number = epoch + is_new, session_id
+            session_version, number = session_version + is_new, session_id
         else:
             timeout_s = old.timeout_s
-        self._status = SessionStatus(state, epoch, number, timeout_s)
+        self._status = SessionStatus(state, session_version, number, timeout_s)
         return self._status if self._status != old else None
 
 

@@ -58,7 +58,7 @@ class Session:
     """A `SessionFigures`."""
 
     state: enum.Enum = Word.CONNECTED
-    epoch: int = 2
+    session_version: int = 2
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from metaq.client.cluster.broker_description import parse_facts
+from metaq.client.cluster.broker_facts import parse_facts
 from metaq.testing.broker import Peer, running_broker
 
 

@@ -87,16 +87,16 @@ def test_a_wrong_range_closes_nothing(topic: str, start: int, end: int) -> None:
     assert topics.closed_partitions() == {}
 
 
-def test_whatever_changes_an_answer_changes_the_epoch() -> None:
-    """Who remembers answers looks at the epoch alone."""
+def test_whatever_changes_an_answer_changes_the_version() -> None:
+    """Who remembers answers looks at the version alone."""
     topics = make_topics()
-    seen = [topics.epoch]
+    seen = [topics.version]
     topics.close_partitions("test", start=0, end=0)
-    seen.append(topics.epoch)
+    seen.append(topics.version)
     topics.open_partitions("test", start=0, end=None)
-    seen.append(topics.epoch)
+    seen.append(topics.version)
     topics.apply(make_config(DATA))
-    seen.append(topics.epoch)
+    seen.append(topics.version)
     assert seen == sorted(set(seen))
 
 

@@ -328,7 +328,7 @@ class FixedMetadata:
         }
         puts = {self.topic_name: {BrokerId(i): n for i, n in counts.items()}}
         self.snapshot = ClusterSnapshot(
-            self.snapshot.epoch + 1,
+            self.snapshot.version + 1,
             MappingProxyType(copies),
             MappingProxyType(puts),
             MappingProxyType(puts),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.accumulator import RESERVE_COUNT, Accumulator
-from metaq.client.produce.batches import Batch, Outcome, SendResult
+from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
@@ -44,17 +44,17 @@ class Box:
         )
         everything = [at(n) for n in range(partitions)]
         self.accumulator.routes.set_partitions("test", everything)
-        self.lane = self.accumulator.routes.lane(at(0))
+        self.queue = self.accumulator.routes.queue(at(0))
 
     def _on_ready(self) -> None:
         self.told += 1
 
     def take(self, now_s: float = 1e9) -> Batch | float | None:
-        return self.accumulator.take(self.lane, now_s)
+        return self.accumulator.take(self.queue, now_s)
 
     def resolve(self, batch: Batch | float | None) -> None:
         assert isinstance(batch, Batch)
-        self.accumulator.resolve(batch, [Outcome(0, STORED, None)])
+        self.accumulator.resolve(batch, [BatchOutcome(0, STORED, None)])
 
 
 def test_bounds_are_exact() -> None:
@@ -100,24 +100,24 @@ def test_room_is_never_lost_nor_given_twice(
             3, buffer_bytes_max=bytes_max, buffer_count_max=count_max, batch_count_max=7
         )
         accumulator = box.accumulator
-        lanes = [accumulator.routes.lane(at(n)) for n in range(3)]
+        queues = [accumulator.routes.queue(at(n)) for n in range(3)]
         taken: list[Batch] = []
         count = size = 0
-        for kind, lane, n in steps:
+        for kind, queue, n in steps:
             if kind == "a":
                 try:
-                    accumulator.append("test", bytes(n), partition=f"0-{lane}")
+                    accumulator.append("test", bytes(n), partition=f"0-{queue}")
                     count, size = count + 1, size + n + 20
                 except BufferFullError:
                     assert count or n + 20 > bytes_max
             elif kind == "A" and n:
-                appending = accumulator.append_many("test", [bytes(lane)] * n)
+                appending = accumulator.append_many("test", [bytes(queue)] * n)
                 while not appending.is_over and appending.step():
                     pass
                 added = sum(part[2] for part in appending._parts)
-                count, size = count + added, size + added * (lane + 20)
+                count, size = count + added, size + added * (queue + 20)
             elif kind == "t":
-                batch = accumulator.take(lanes[lane], 1e9)
+                batch = accumulator.take(queues[queue], 1e9)
                 if isinstance(batch, Batch):
                     assert 0 < len(batch.payloads) <= 7
                     taken.append(batch)
@@ -129,7 +129,7 @@ def test_room_is_never_lost_nor_given_twice(
             assert (seen.buffered_count, seen.buffered_bytes) == (count, size)
             assert count <= count_max
             assert size <= bytes_max
-        for each in lanes:
+        for each in queues:
             while isinstance(batch := accumulator.take(each, 1e9), Batch):
                 taken.append(batch)
         for batch in taken:
@@ -151,7 +151,7 @@ def test_the_loop_is_told_once_until_it_found_nothing() -> None:
             box.accumulator.append("test", b"x")
         await asyncio.sleep(0)
         assert box.told == 1
-        assert box.accumulator.take_ready() == [box.lane]
+        assert box.accumulator.take_ready() == [box.queue]
         assert isinstance(box.take(), Batch)
         box.accumulator.append("test", b"x")
         await asyncio.sleep(0)
@@ -173,7 +173,7 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         for timeout_s in (None, None, 3.0, 3.0, None):
             box.accumulator.append("test", b"x", timeout_s=timeout_s)
         box.accumulator.set_limits(
-            box.lane,
+            box.queue,
             Announced(Capabilities("v", batch_bytes_max=60, batch_records_max=9)),
         )
         for _ in range(3):
@@ -195,11 +195,11 @@ def test_late_batches_are_given_out_and_old_ones_sealed() -> None:
         box = Box(timeout_s=5.0)
         box.accumulator.append("test", b"old")
         start_s = SystemClock().monotonic_s()
-        assert box.accumulator.take_late(box.lane, start_s + 0.4) == []
+        assert box.accumulator.take_late(box.queue, start_s + 0.4) == []
         box.accumulator.append("test", b"same")
-        assert box.accumulator.take_late(box.lane, start_s + 0.6) == []
+        assert box.accumulator.take_late(box.queue, start_s + 0.6) == []
         box.accumulator.append("test", b"new")
-        late = box.accumulator.take_late(box.lane, start_s + 5.5)
+        late = box.accumulator.take_late(box.queue, start_s + 5.5)
         assert [b.payloads for b in late] == [[b"old", b"same"], [b"new"]]
 
     run_virtual(main())
@@ -218,11 +218,11 @@ def test_what_is_due_is_old_or_past_its_deadline_and_unanswered() -> None:
         quick = box.take()
         assert accumulator.take_due(start_s, 1.0) == []
         box.resolve(quick)
-        assert accumulator.take_due(start_s + 2.0, 1.0) == [(slow, box.lane)]
+        assert accumulator.take_due(start_s + 2.0, 1.0) == [(slow, box.queue)]
         assert accumulator.take_due(start_s + 4.0, 1.0) == []
         for seconds in (6.0, 7.0):
             due = accumulator.take_due(start_s + seconds, 1.0)
-            assert due == [(slow, box.lane)]
+            assert due == [(slow, box.queue)]
         assert accumulator.take_due(start_s + 7.5, 1.0) == []
         box.resolve(slow)
         assert accumulator.take_due(start_s + 9.0, 1.0) == []

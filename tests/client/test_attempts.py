@@ -10,7 +10,7 @@ from metaq.client.errors import OutcomeUnknownError
 from metaq.client.produce.attempts import (
     PUTS_BYTES_MAX,
     PUTS_MAX,
-    Span,
+    BatchSpan,
     Verdict,
     final_error,
     on_failure,
@@ -182,13 +182,13 @@ def test_without_mput_single_puts_leave_in_runs() -> None:
     large = PUTS_BYTES_MAX + 1
     ends = [0, 21, 42, 63, 63 + large, 84 + large]
     assert plan_spans(ends, 1, 5, java) == [
-        Span(1, 3, is_mput=False),
-        Span(3, 4, is_mput=False),
-        Span(4, 5, is_mput=False),
+        BatchSpan(1, 3, is_mput=False),
+        BatchSpan(3, 4, is_mput=False),
+        BatchSpan(4, 5, is_mput=False),
     ]
     assert plan_spans(ends, 0, 2, java, 1) == [
-        Span(0, 1, is_mput=False),
-        Span(1, 2, is_mput=False),
+        BatchSpan(0, 1, is_mput=False),
+        BatchSpan(1, 2, is_mput=False),
     ]
     many = range(0, 21 * PUTS_MAX + 22, 21)
     spans = plan_spans(many, 0, PUTS_MAX + 1, java)

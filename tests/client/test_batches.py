@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.client.produce.batches import (
     Batch,
+    BatchOutcome,
     Home,
-    Outcome,
     SendFuture,
     SendResult,
     SendResults,
@@ -74,7 +74,7 @@ def test_every_message_finds_its_own_outcome(
         batch = make_batch([bytes(size) for size in sizes])
         firsts = [0, *sorted(cut for cut in cuts if cut < len(sizes))]
         outcomes = [
-            Outcome(first, receipt(first_id + n * 10**6, n * 10**4), None)
+            BatchOutcome(first, receipt(first_id + n * 10**6, n * 10**4), None)
             for n, first in enumerate(firsts)
         ]
         batch.resolve(outcomes)
@@ -105,9 +105,9 @@ def test_a_part_that_failed_fails_its_own_messages() -> None:
         error = ServerError("no")
         batch.resolve(
             [
-                Outcome(0, receipt(1, 0), None),
-                Outcome(1, None, error),
-                Outcome(2, receipt(5, 21), None),
+                BatchOutcome(0, receipt(1, 0), None),
+                BatchOutcome(1, None, error),
+                BatchOutcome(2, receipt(5, 21), None),
             ]
         )
         assert future.done()
@@ -153,7 +153,7 @@ def test_an_outcome_is_awaited_on_another_loop() -> None:
         thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
         thread.start()
         is_waiting.wait(30)
-        batch.resolve([Outcome(0, receipt(1, 2), None)])
+        batch.resolve([BatchOutcome(0, receipt(1, 2), None)])
         thread.join(30)
         assert found == [receipt(1, 2)]
 
@@ -165,8 +165,8 @@ def test_results_follow_the_order_of_the_list() -> None:
 
     async def main() -> None:
         one, two = make_batch([b"", b"", b""]), make_batch([b"", b""])
-        one.resolve([Outcome(0, receipt(100, 0), None)])
-        two.resolve([Outcome(0, receipt(200, 0), None)])
+        one.resolve([BatchOutcome(0, receipt(100, 0), None)])
+        two.resolve([BatchOutcome(0, receipt(200, 0), None)])
         parts = [(one, 1, 2), (two, 0, 2)]
         assert [r.message_id for r in SendResults(parts, None)] == [101, 102, 200, 201]
         mixed = SendResults(parts, [3, 0, 2, 1])
@@ -186,7 +186,9 @@ def test_failures_of_others_in_the_same_batch_do_not_count() -> None:
     async def main() -> None:
         batch = make_batch([b"", b""])
         error = ForbiddenError("no")
-        batch.resolve([Outcome(0, None, error), Outcome(1, receipt(1, 20), None)])
+        batch.resolve(
+            [BatchOutcome(0, None, error), BatchOutcome(1, receipt(1, 20), None)]
+        )
         SendResults([(batch, 1, 1)], None).raise_errors()
         with pytest.raises(ForbiddenError):
             SendResults([(batch, 0, 1)], None).raise_errors()
@@ -203,7 +205,7 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
 
     async def main() -> None:
         batch = make_batch([b"a"])
-        batch.resolve([Outcome(0, receipt(1, 0), None)])
+        batch.resolve([BatchOutcome(0, receipt(1, 0), None)])
         futures.append(SendFuture(batch, 0))
 
     run_virtual(main())

@@ -487,10 +487,10 @@ def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
         future = out.send_nowait("test", b"1")
         assert future.result(20)
         locks: list[Any] = [
-            consumer._twin.feed._lock,
+            consumer._twin.fetch_buffer._lock,
             out._twin.accumulator._lock,
             client._require_thread()._entry,
-            *(lane.spool._lock for lane in ordered._twin._lanes.values()),
+            *(queue.spool._lock for queue in ordered._twin._queues.values()),
         ]
         held, let_go = threading.Event(), threading.Event()
 
@@ -537,7 +537,7 @@ def test_a_client_that_was_closed_before_a_fork_waits_for_no_lock_either(
     client.start()
     consumer = client.consumer("g", ["test"], **IDLE)
     client.close()
-    with consumer._twin.feed._lock:
+    with consumer._twin.fetch_buffer._lock:
         assert _in_child({"health": consumer.health}) == []
 
 

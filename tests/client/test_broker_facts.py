@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.cluster.broker_description import (
+from metaq.client.cluster.broker_facts import (
     BrokerFacts,
     parse_facts,
 )

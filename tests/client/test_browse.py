@@ -305,7 +305,7 @@ def test_a_broker_that_cannot_be_asked_ends_the_questions_to_the_others() -> Non
         number: SimpleNamespace(leader=leader, followers={})
         for number, leader in enumerate(("silent", "absent", "mute"))
     }
-    snapshot = SimpleNamespace(epoch=1, brokers=brokers)
+    snapshot = SimpleNamespace(version=1, brokers=brokers)
     context: Any = SimpleNamespace(
         metadata=SimpleNamespace(snapshot=snapshot), pool=SimpleNamespace(get=get)
     )

@@ -49,8 +49,8 @@ def lost(seen: list[Message], committed: GroupOffset) -> int:
 
 
 def buffered(consumer: AsyncConsumer) -> int:
-    lanes = consumer.feed.statistics().values()
-    return sum(lane.buffered_count for lane in lanes)
+    buffers = consumer.fetch_buffer.statistics().values()
+    return sum(buffer.buffered_count for buffer in buffers)
 
 
 def test_what_is_received_while_a_consumer_closes_leaves_nothing_out(

@@ -315,12 +315,14 @@ def test_gets_of_many_partitions_share_the_bound(broker: Any, client: Any) -> No
 
 
 def _asked_bytes(consumer: Any) -> int:
-    fetchers = consumer._reading._fetchers.values()
+    fetchers = consumer._subscription._fetchers.values()
     return sum(fetcher.cursor.size_bytes for fetcher in fetchers)
 
 
 def _feed(consumer: Any) -> Any:
-    return (getattr(consumer, "_twin", None) and consumer._twin.feed) or consumer.feed
+    return (
+        getattr(consumer, "_twin", None) and consumer._twin.fetch_buffer
+    ) or consumer.fetch_buffer
 
 
 def test_filtered_messages_are_not_delivered_and_count_as_handled(
@@ -691,7 +693,7 @@ def test_a_partition_that_stands_still_with_data_is_an_error(
     with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
         assert consumer.receive(0.3) is None  # silence without data is no error
         twin = getattr(consumer, "_twin", None) or consumer.twin
-        twin._reading._fetchers[ZERO].stop()
+        twin._subscription._fetchers[ZERO].stop()
         broker.put(b"m")
         with pytest.raises(MetaqError, match=r"test/0-0: no progress .*bound 0\.1 s"):
             consumer.receive(30)

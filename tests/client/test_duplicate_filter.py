@@ -18,7 +18,7 @@ from metaq.client.consume import (
     duplicate_filter as duplicate_filter_module,
 )
 from metaq.client.consume.duplicate_filter import DuplicateFilter
-from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.duplicate_ids import key_of
 from metaq.clock import SystemClock
 from metaq.model import MessageId, Offset
@@ -354,7 +354,7 @@ def test_after_an_unclean_take_over_each_message_was_delivered_once(
             for number in range(50):
                 await put_each(client, f"{number}")
             await until_async(lambda: len(one.texts + two.texts) == 200)
-            one.consumer.hand.count()
+            one.consumer.current_batch.count()
             coordinator = client.context.coordinator
             assert isinstance(coordinator, MemoryCoordinator)
             broker.zookeeper.expire(coordinator)
@@ -381,12 +381,12 @@ def skipped_by(consumer: AsyncConsumer) -> int:
 # -- the filter alone -----------------------------------------------------------------
 
 
-def batch_of(*ids: int) -> Batch:
+def batch_of(*ids: int) -> FetchedBatch:
     messages = [
         Message("t", b"", None, MessageId(id_), ZERO, Offset(id_), Offset(id_ + 1))
         for id_ in ids
     ]
-    return Batch(ZERO, messages, Offset(ids[-1] + 1), 0)
+    return FetchedBatch(ZERO, messages, Offset(ids[-1] + 1), 0)
 
 
 def make_filter(ids: Any, **options: Any) -> DuplicateFilter:
@@ -398,7 +398,7 @@ def make_filter(ids: Any, **options: Any) -> DuplicateFilter:
 
 def test_a_partition_that_went_gets_nothing_of_what_was_asked_about() -> None:
     async def scenario() -> None:
-        delivered: list[Batch] = []
+        delivered: list[FetchedBatch] = []
         ids = make_filter(LruDuplicateIds())
         ids.sift(batch_of(1), delivered.append)
         assert ids.is_asking(ZERO)

@@ -8,8 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.client.consume.current_batch import Hand
-from metaq.client.consume.fetch_buffer import LANE_BATCHES_MAX, Batch, Feed
+from metaq.client.consume.current_batch import CurrentBatch
+from metaq.client.consume.fetch_buffer import (
+    PARTITION_BATCHES_MAX,
+    FetchBuffer,
+    FetchedBatch,
+)
 from metaq.errors import ClosedError, OwnershipLostError
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
@@ -22,7 +26,7 @@ STEP = 30
 BEGIN = GroupOffset(Offset(0), MessageId(-1))
 
 
-def batch(partition: TopicPartition, first: int, count: int) -> Batch:
+def batch(partition: TopicPartition, first: int, count: int) -> FetchedBatch:
     """Return messages number `first` and on; their offsets follow from the number."""
     messages = [
         Message(
@@ -37,11 +41,11 @@ def batch(partition: TopicPartition, first: int, count: int) -> Batch:
         for number in range(first, first + count)
     ]
     end = Offset((first + count) * STEP)
-    return Batch(partition, messages, end, count * STEP)
+    return FetchedBatch(partition, messages, end, count * STEP)
 
 
-def make_feed(on_room: Callable[[], None] = lambda: None) -> Feed:
-    feed = Feed(
+def make_feed(on_room: Callable[[], None] = lambda: None) -> FetchBuffer:
+    feed = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,
@@ -52,7 +56,7 @@ def make_feed(on_room: Callable[[], None] = lambda: None) -> Feed:
     return feed
 
 
-def take(feed: Feed) -> Batch:
+def take(feed: FetchBuffer) -> FetchedBatch:
     taken = feed.take_nowait()
     assert taken is not None
     return taken
@@ -90,7 +94,7 @@ def test_what_is_not_handled_comes_again_first() -> None:
 def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -> None:
     told = []
     feed = make_feed(on_room=lambda: told.append(1))
-    for number in range(LANE_BATCHES_MAX):
+    for number in range(PARTITION_BATCHES_MAX):
         assert feed.has_room(ZERO)
         feed.put(batch(ZERO, number, 1))
     assert not feed.has_room(ZERO)
@@ -106,11 +110,11 @@ def test_room_is_bounded_per_partition_and_in_bytes_and_told_when_it_is_back() -
 
 def test_a_filtered_batch_moves_the_offset_behind_what_is_before_it() -> None:
     feed = make_feed()
-    empty = Batch(ZERO, [], Offset(70), 70)
+    empty = FetchedBatch(ZERO, [], Offset(70), 70)
     feed.put(empty)
     assert feed.handled()[ZERO].offset == 70
     feed.put(batch(ZERO, 3, 1))
-    feed.put(Batch(ZERO, [], Offset(200), 0))
+    feed.put(FetchedBatch(ZERO, [], Offset(200), 0))
     taken = take(feed)
     assert feed.handled()[ZERO].offset == 70
     taken.handed = 1
@@ -123,7 +127,7 @@ def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
     feed = make_feed()
     feed.put(batch(ZERO, 0, 3))
     feed.put(batch(ZERO, 3, 3))
-    hand = Hand(feed)
+    hand = CurrentBatch(feed)
     hand.hold(take(feed))
     messages = hand.messages()
     assert int(next(messages).data) == 0
@@ -138,7 +142,7 @@ def test_a_fenced_partition_is_handed_out_no_more_and_reports_nothing() -> None:
 def test_committing_what_was_taken_away_is_refused() -> None:
     feed = make_feed()
     feed.put(batch(ZERO, 0, 3))
-    hand = Hand(feed)
+    hand = CurrentBatch(feed)
     hand.hold(take(feed))
     next(hand.messages())
     feed.fence(ZERO)
@@ -151,7 +155,7 @@ def test_revoking_waits_for_the_message_in_hand() -> None:
     async def scenario() -> None:
         feed = make_feed()
         feed.put(batch(ZERO, 0, 3))
-        hand = Hand(feed)
+        hand = CurrentBatch(feed)
         hand.hold(take(feed))
         messages = hand.messages()
         next(messages)
@@ -190,7 +194,7 @@ def test_nothing_overtakes_what_a_partition_left_in_a_batch_that_was_stopped() -
     stopped.is_stopped = True
     feed.done(stopped)
     feed.put(batch(ZERO, 4, 1))
-    feed.put(Batch(ZERO, [], Offset(9 * STEP), 0))
+    feed.put(FetchedBatch(ZERO, [], Offset(9 * STEP), 0))
     assert feed.take_nowait() is None
     assert not feed.has_room(ZERO)
     assert feed.fence(ZERO) == GroupOffset(Offset(STEP), MessageId(1))
@@ -233,7 +237,7 @@ def test_a_cancelled_wait_takes_nothing_and_passes_its_wake_up_on() -> None:
 
 def test_a_thread_that_waits_is_woken() -> None:
     feed = make_feed()
-    taken: list[Batch | None] = []
+    taken: list[FetchedBatch | None] = []
     thread = threading.Thread(target=lambda: taken.append(feed.take(20)))
     thread.start()
     feed.put(batch(ZERO, 0, 1))
@@ -251,7 +255,7 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
     sizes: list[int], breaks: list[int]
 ) -> None:
     """A loop that breaks and a next one over the same hand see one sequence."""
-    feed = Feed(
+    feed = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10**9,
         buffer_count_max=10**9,
@@ -262,7 +266,7 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
     for size in sizes:
         feed.put(batch(ZERO, total, size))
         total += size
-    hand = Hand(feed)
+    hand = CurrentBatch(feed)
     seen: list[int] = []
     stops = iter(breaks)
     while True:
@@ -284,7 +288,7 @@ def test_loops_that_end_anywhere_deliver_each_message_once_in_order(
 def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> None:
     feed = make_feed()
     feed.put(batch(ZERO, 0, 6))
-    hand = Hand(feed)
+    hand = CurrentBatch(feed)
     hand.hold(take(feed))
     assert numbers(hand.some(3)) == [0, 1, 2]
     loop = hand.messages()
@@ -301,7 +305,7 @@ def test_a_partition_that_goes_leaves_the_line() -> None:
         feed.put(batch(ZERO, 0, 1))
         feed.put(batch(ONE, 0, 1))
         feed.fence(ZERO)
-        assert [lane.partition for lane in feed._line] == [ONE]
+        assert [buffer.partition for buffer in feed._line] == [ONE]
         await feed.revoke(ONE, timeout_s=1)
         assert not feed._line
         assert feed.take(0) is None
@@ -355,9 +359,9 @@ def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
         await asyncio.sleep(0)
         feed._sleepers.discard(sleeper)  # the first one's wake-up is on its way
         sleeper.set_result(None)
-        feed._line.append(feed._lanes[ZERO])
-        feed._lanes[ZERO].ready.append(batch(ZERO, 0, 1))
-        feed._lanes[ZERO].is_queued = True
+        feed._line.append(feed._buffers[ZERO])
+        feed._buffers[ZERO].ready.append(batch(ZERO, 0, 1))
+        feed._buffers[ZERO].is_queued = True
         first.cancel()
         taken = await asyncio.wait_for(second, 30)
         assert taken.partition == ZERO
@@ -387,7 +391,7 @@ def test_what_is_put_aside_wakes_a_worker_and_moves_no_offset() -> None:
 def test_each_handled_message_is_told_once() -> None:
     """In hand, given back in pieces, fenced in hand, and given back after that."""
     told: list[int] = []
-    feed = Feed(
+    feed = FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=10 * STEP,
         buffer_count_max=100,

@@ -77,7 +77,7 @@ class Reader:
             self.texts.append(bytes(message.data).decode())
 
     async def stop(self) -> None:
-        self.consumer.hand.count()
+        self.consumer.current_batch.count()
         await self.consumer.close()
         await self.task
 

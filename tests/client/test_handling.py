@@ -622,7 +622,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
             AsyncClient(**broker.client_options) as client,
             client.consumer("g", ["test"]) as consumer,
         ):
-            consumer.feed.fail(StuckError("stuck"))
+            consumer.fetch_buffer.fail(StuckError("stuck"))
             with pytest.raises(StuckError, match="stuck"):
                 await consumer.run(handler, concurrency=3)
 
@@ -631,7 +631,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
         Client(**broker.client_options) as client,
         client.consumer("g", ["test"]) as consumer,
     ):
-        consumer._twin.feed.fail(StuckError("stuck"))
+        consumer._twin.fetch_buffer.fail(StuckError("stuck"))
         with pytest.raises(StuckError, match="stuck"):
             consumer.run(lambda _: None, concurrency=3)
 

@@ -8,7 +8,7 @@ import pytest
 from metaq.client import AsyncClient
 from metaq.client.cluster import metadata as metadata_module
 from metaq.client.cluster.addresses import parse_address
-from metaq.client.cluster.broker_description import BrokerFacts
+from metaq.client.cluster.broker_facts import BrokerFacts
 from metaq.client.cluster.metadata import (
     AddressMetadata,
     Metadata,
@@ -118,9 +118,9 @@ def test_brokers_tell_their_ids_and_partitions() -> None:
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
     ) -> None:
-        assert metadata.snapshot.epoch == 0
+        assert metadata.snapshot.version == 0
         snapshot = await metadata.topic("t", deadline_s=soon())
-        assert snapshot.epoch == 1
+        assert snapshot.version == 1
         assert partitions(snapshot, "t") == ["t/0-0", "t/0-1", "t/1-0"]
         assert snapshot.get_partitions("u") == (TopicPartition("u", BrokerId(1), 0),)
         leaders = {key: copies.leader for key, copies in snapshot.brokers.items()}
@@ -143,16 +143,16 @@ def test_brokers_are_asked_again_and_only_changes_are_news() -> None:
         await until(lambda: len(zero.commands) > asked + 12)
         assert metadata.snapshot is first
         zero.answer = Tells(0, {"t": 3})
-        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        second = await metadata.wait_newer(first.version, deadline_s=soon())
         assert len(partitions(second, "t")) == 4
         await until(lambda: heard)
         assert heard == [second]
         cancel()
         cancel()
         zero.answer = Tells(0, {"t": 4})
-        third = await metadata.wait_newer(second.epoch, deadline_s=soon())
+        third = await metadata.wait_newer(second.version, deadline_s=soon())
         await asyncio.sleep(0)
-        assert third.epoch == 3
+        assert third.version == 3
         assert heard == [second]
         assert zero.accepted_count == 1
 
@@ -191,12 +191,12 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
         first = await metadata.topic("t", deadline_s=soon())
         one._server.close()
         one.cut()
-        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        second = await metadata.wait_newer(first.version, deadline_s=soon())
         assert set(second.brokers) == {0}
         assert second.puts == first.puts
         async with ScriptedBroker(one.address.port) as again:
             again.answer = one.answer
-            third = await metadata.wait_newer(second.epoch, deadline_s=soon())
+            third = await metadata.wait_newer(second.version, deadline_s=soon())
             assert set(third.brokers) == {0, 1}
 
     run(scenario)
@@ -211,7 +211,7 @@ def test_another_broker_at_the_same_address_takes_the_place() -> None:
     ) -> None:
         first = await metadata.topic("u", deadline_s=soon())
         one.answer = Tells(5, {"t": 1})
-        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        second = await metadata.wait_newer(first.version, deadline_s=soon())
         assert set(second.brokers) == {0, 5}
         assert second.put_partitions("u") == ()
 
@@ -232,7 +232,7 @@ def test_a_silent_broker_does_not_delay_the_others_for_ever(
         first = await metadata.topic("t", deadline_s=soon())
         assert set(first.brokers) == {0}
         one.answer = told
-        second = await metadata.wait_newer(first.epoch, deadline_s=soon())
+        second = await metadata.wait_newer(first.version, deadline_s=soon())
         assert set(second.brokers) == {0, 1}
 
     options = ClientOptions(metadata_s=0.01, request_timeout_s=0.2)
@@ -263,7 +263,7 @@ def test_a_topic_that_nobody_serves_is_an_error_at_the_deadline() -> None:
             await metadata.topic("nope", deadline_s=soon(0.1))
         assert "nope" in metadata.snapshot.topics
         with pytest.raises(NoBrokerError, match="no news"):
-            await metadata.wait_newer(metadata.snapshot.epoch, deadline_s=soon(0.01))
+            await metadata.wait_newer(metadata.snapshot.version, deadline_s=soon(0.01))
 
     run(scenario)
 
@@ -275,7 +275,7 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
         # Whether the topic is served, nobody has said.
         with pytest.raises(NoBrokerError, match=r"topic '.*': no news from meta://"):
             await metadata.topic("t", deadline_s=soon(0.05))
-        assert metadata.snapshot.epoch == 0
+        assert metadata.snapshot.version == 0
 
     with free_address() as address:
         asyncio.run(with_addresses([address], scenario))
@@ -289,7 +289,7 @@ def test_stopping_wakes_who_waits() -> None:
     ) -> None:
         first = await metadata.topic("t", deadline_s=soon())
         waiting = asyncio.ensure_future(
-            metadata.wait_newer(first.epoch, deadline_s=soon())
+            metadata.wait_newer(first.version, deadline_s=soon())
         )
         await asyncio.sleep(0)
         await metadata.stop()
@@ -406,7 +406,7 @@ def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
         with pytest.raises(NoBrokerError, match=r"'t' \(waited"):
             await metadata.topic("t", deadline_s=soon(0.05))
         with pytest.raises(NoBrokerError, match="no news"):
-            await metadata.wait_newer(metadata.snapshot.epoch, deadline_s=soon(0.01))
+            await metadata.wait_newer(metadata.snapshot.version, deadline_s=soon(0.01))
 
     with_zookeeper(scenario)
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from metaq.client import AsyncClient, Client, LruDuplicateIds, metrics
 from metaq.client.client_statistics import ClientStatistics, ConsumerSnapshot
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
-from metaq.client.consume.fetch_buffer import LaneStatistics
+from metaq.client.consume.fetch_buffer import PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import (
@@ -95,7 +95,11 @@ CONSUMER = ConsumerSnapshot(
         handling=HandlingStatistics(80, 81, 82, 83, 84, 85, 86),
         duplicates=DuplicateStatistics(90, 91, 92),
     ),
-    lanes={PART: LaneStatistics(GroupOffset(Offset(95), MessageId(1)), 96, True, 1.0)},
+    buffers={
+        PART: PartitionBufferStatistics(
+            GroupOffset(Offset(95), MessageId(1)), 96, True, 1.0
+        )
+    },
     lags={PART: Lag(97, 98, 99.5)},
 )
 FULL = ClientStatistics(
@@ -268,7 +272,7 @@ def test_series_by_partition_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     """The first ones by name; what is told by group has all of them in it."""
     monkeypatch.setattr(metrics, "PARTITION_SERIES_MAX", 2)
     parts = [TopicPartition("t", BrokerId(0), number) for number in (3, 2, 1)]
-    many = replace(CONSUMER, lanes=dict.fromkeys(parts, CONSUMER.lanes[PART]))
+    many = replace(CONSUMER, buffers=dict.fromkeys(parts, CONSUMER.buffers[PART]))
     found = samples(Told(replace(FULL, consumers=(many,))))
     assert [key for key in found if "handled_bytes" in key] == [
         "metaq_consumer_handled_bytes{group=g,partition=0-1,topic=t}",

@@ -238,7 +238,7 @@ def test_a_connection_that_is_lost_between_batches_is_made_again() -> None:
     with MemoryBroker() as broker, sender_to(broker) as sender:
         send_all(sender, 10)
         is_lost = threading.Event()
-        sender._lanes[ID].connection.on_closed(lambda _reason: is_lost.set())
+        sender._queues[ID].connection.on_closed(lambda _reason: is_lost.set())
         broker.drop_connections()
         assert is_lost.wait(30)
         send(sender, [b"b"] * 10, sequence=10)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from metaq.client.consume.fetch_buffer import Feed
+from metaq.client.consume.fetch_buffer import FetchBuffer
 from metaq.client.consume.handling import Handling
-from metaq.client.consume.local_retry_store import Parking
+from metaq.client.consume.local_retry_store import LocalRetryStore
 from metaq.client.consume.redelivery import Reject, RetryPolicy
 from metaq.client.session import AsyncClient
 from metaq.client.spool import Spool, spool_name
@@ -158,8 +158,8 @@ def test_a_directory_that_another_one_uses_is_an_error(
 
 
 @pytest.mark.slow
-def empty_feed() -> Feed:
-    return Feed(
+def empty_feed() -> FetchBuffer:
+    return FetchBuffer(
         clock=ManualClock(),
         buffer_bytes_max=1000,
         buffer_count_max=10,
@@ -188,7 +188,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
             clock=ManualClock(),
             make_producer=lambda: pytest.fail("no dead letters here"),
         )
-        handling._parking = Parking(
+        handling._retry_store = LocalRetryStore(
             feed, group="g", topics=["t"], policy=options, fs=fs
         )
         await handling.start(None)
@@ -229,7 +229,7 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(
         return True
 
     async def scenario() -> None:
-        parking = Parking(
+        parking = LocalRetryStore(
             empty_feed(), group="g", topics=["test"], policy=policy(tmp_path)
         )
         starting = asyncio.create_task(parking.start())

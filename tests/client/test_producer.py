@@ -10,7 +10,7 @@ from metaq.client.names import check_topic
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
-from metaq.client.produce.partition_queue import Lane
+from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -122,13 +122,13 @@ def test_a_lingering_batch_waits_for_company_or_until_it_is_full() -> None:
 def test_what_waits_costs_nothing_for_the_partitions_that_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While one message waits for its answer nothing goes through the others' lanes."""
+    """While one message waits for its answer nothing looks at the others' queues."""
     looks: list[TopicPartition] = []
     take_late = Accumulator.take_late
 
-    def look(self: Accumulator, lane: Lane, now_s: float) -> list[Batch]:
-        looks.append(lane.partition)
-        return take_late(self, lane, now_s)
+    def look(self: Accumulator, queue: PartitionQueue, now_s: float) -> list[Batch]:
+        looks.append(queue.partition)
+        return take_late(self, queue, now_s)
 
     monkeypatch.setattr(Accumulator, "take_late", look)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.client.consume import progress
-from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.progress import (
     Sight,
     Standing,
@@ -42,13 +42,13 @@ class Bench:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.clock = ManualClock()
-        self.feed = Feed(
+        self.fetch_buffer = FetchBuffer(
             clock=self.clock,
             buffer_bytes_max=1000,
             buffer_count_max=10,
             on_room=lambda: None,
         )
-        self.feed.add(ZERO, BEGIN)
+        self.fetch_buffer.add(ZERO, BEGIN)
         self.ends: Any = (Offset(0), Offset(100))
         self.standing: Standing | None = Standing(Offset(0), None)
         self.while_asked: Callable[[], None] = lambda: None
@@ -56,13 +56,13 @@ class Bench:
         context: Any = SimpleNamespace(clock=self.clock)
         self.dog = Watchdog(
             context,
-            self.feed,
+            self.fetch_buffer,
             group="g",
             bound_s=BOUND_S,
             standing_of=lambda _partition: self.standing,
             on_stuck=lambda _error: None,
         )
-        self.feed._waiting_count = 1
+        self.fetch_buffer._waiting_count = 1
         monkeypatch.setattr(progress, "log_range", self._log_range)
 
     async def _log_range(self, *_args: object, **_named: object) -> Any:
@@ -128,9 +128,11 @@ def test_a_message_that_is_long_in_hand_is_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who works on it is not disturbed; the next message has the whole bound again."""
-    bench.feed._waiting_count = 0
-    bench.feed.put(Batch(ZERO, [message(0), message(20)], Offset(40), 40))
-    batch = bench.feed.take_nowait()
+    bench.fetch_buffer._waiting_count = 0
+    bench.fetch_buffer.put(
+        FetchedBatch(ZERO, [message(0), message(20)], Offset(40), 40)
+    )
+    batch = bench.fetch_buffer.take_nowait()
     assert batch is not None
     batch.handed = 1
     assert bench.looks_until_alarm(4) is None
@@ -147,7 +149,7 @@ def test_a_message_that_is_long_in_hand_is_told_once(
     assert bench.looks_until_alarm(4) is None
     assert "offset=20" in caplog.messages[1]
     batch.confirm()
-    bench.feed.done(batch)
+    bench.fetch_buffer.done(batch)
     assert bench.looks_until_alarm(20) is None
     assert len(caplog.messages) == 2
 
@@ -161,19 +163,19 @@ def test_a_broker_that_cannot_say_is_no_alarm(bench: Bench, ends: Any) -> None:
 def test_nobody_who_waits_is_no_alarm_and_nobody_is_asked(bench: Bench) -> None:
     for _ in range(3):
         assert bench.look() is None
-    bench.feed._waiting_count = 0
+    bench.fetch_buffer._waiting_count = 0
     questions = bench.questions
     assert bench.looks_until_alarm() is None
     assert bench.questions == questions
-    bench.feed._waiting_count = 1
+    bench.fetch_buffer._waiting_count = 1
     count = bench.looks_until_alarm()
     assert count is not None
     assert count >= 4  # the suspicion of before is forgotten
 
 
 def test_a_batch_in_hand_is_no_alarm(bench: Bench) -> None:
-    bench.feed.put(Batch(ZERO, [message(0)], Offset(20), 20))
-    assert bench.feed.take_nowait() is not None
+    bench.fetch_buffer.put(FetchedBatch(ZERO, [message(0)], Offset(20), 20))
+    assert bench.fetch_buffer.take_nowait() is not None
     assert bench.looks_until_alarm() is None
 
 
@@ -216,17 +218,19 @@ def test_a_broker_that_refuses_to_say_where_its_log_ends_has_said_it_before(
 
 def test_a_partition_is_stuck_beside_one_that_flows(bench: Bench) -> None:
     """The only worker is never free when the watchdog looks."""
-    bench.feed.add(ONE, BEGIN)
-    bench.feed._waiting_count = 0
+    bench.fetch_buffer.add(ONE, BEGIN)
+    bench.fetch_buffer._waiting_count = 0
     found = []
     for _ in range(6):
-        bench.feed.put(Batch(ONE, [message(0)._replace(partition=ONE)], Offset(20), 20))
-        batch = bench.feed.take_nowait()
+        bench.fetch_buffer.put(
+            FetchedBatch(ONE, [message(0)._replace(partition=ONE)], Offset(20), 20)
+        )
+        batch = bench.fetch_buffer.take_nowait()
         assert batch is not None
         found.append(bench.look())
         batch.handed = 1
         batch.confirm()
-        bench.feed.done(batch)
+        bench.fetch_buffer.done(batch)
     assert any(str(one).startswith("test/0-0: no progress") for one in found)
 
 
@@ -288,25 +292,27 @@ def test_progress_clears_the_suspicion(bench: Bench) -> None:
     for _ in range(20):
         for _ in range(3):
             assert bench.look() is None
-        bench.feed.put(Batch(ZERO, [], Offset(1), 0))
+        bench.fetch_buffer.put(FetchedBatch(ZERO, [], Offset(1), 0))
 
 
 def test_progress_while_the_broker_is_asked_clears_it_too(bench: Bench) -> None:
     for _ in range(4):
         assert bench.look() is None
-    bench.while_asked = lambda: bench.feed.put(Batch(ZERO, [], Offset(1), 0))
+    bench.while_asked = lambda: bench.fetch_buffer.put(
+        FetchedBatch(ZERO, [], Offset(1), 0)
+    )
     assert bench.look() is None
 
 
 def test_a_partition_that_goes_meanwhile_is_no_alarm(bench: Bench) -> None:
     for _ in range(4):
         assert bench.look() is None
-    bench.while_asked = lambda: bench.feed.fence(ZERO) and None
+    bench.while_asked = lambda: bench.fetch_buffer.fence(ZERO) and None
     assert bench.look() is None
 
 
 def test_one_of_several_partitions_is_named(bench: Bench) -> None:
-    bench.feed.add(ONE, GroupOffset(Offset(100), MessageId(-1)))
+    bench.fetch_buffer.add(ONE, GroupOffset(Offset(100), MessageId(-1)))
     for _ in range(4):
         assert bench.look() is None
     assert str(bench.look()).startswith("test/0-0: ")

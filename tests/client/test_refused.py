@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from metaq.client.errors import MessageTooLargeError
 from metaq.client.produce import dead_letter_files
 from metaq.client.produce.dead_letter_files import (
-    RefusedMessages,
+    DeadLetterFiles,
     encode_refused,
 )
 from metaq.client.produce.ordered_producer import Spooled
@@ -73,14 +73,14 @@ def test_files_are_bounded_until_somebody_takes_them_away(
     monkeypatch.setattr(dead_letter_files, "REFUSED_FILES_MAX", 2)
     fs = FaultyFileSystem()
     fs.make_directory(SPOOL)
-    kept = RefusedMessages(fs, SPOOL)
+    kept = DeadLetterFiles(fs, SPOOL)
     kept.recount()
     first = kept.keep(message_of(b"a"), 1, ERROR, Millis(5))
     second = kept.keep(message_of(b"b"), 1, ERROR, Millis(6))
     with pytest.raises(NoSpaceError, match="2 refused messages lie in /spool/refused"):
         kept.keep(message_of(b"c"), 2, ERROR, Millis(6))
     disk = fs.crash()
-    after = RefusedMessages(disk, SPOOL)
+    after = DeadLetterFiles(disk, SPOOL)
     after.recount()
     assert after.count == 2
     assert first != second

@@ -147,7 +147,7 @@ def test_a_rollback_meets_a_partition_that_goes_before_it_or_behind_it(
             first, second = await consumer.receive(), await consumer.receive()
             assert first is not None
             assert second is not None
-            reading = consumer._reading
+            reading = consumer._subscription
             last_commits = reading.last_commits
 
             async def lose_one(deadline_s: float) -> dict[TopicPartition, Offset]:
@@ -259,7 +259,7 @@ def test_a_client_waits_for_a_close_that_is_under_way(
         )
         await consumer.start()
         await consumer.receive_many(2)
-        consumer.hand.count()
+        consumer.current_batch.count()
         one = client if is_client_twice else consumer
         first = asyncio.ensure_future(one.close())
         await committing.wait()
@@ -322,7 +322,7 @@ def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
             await closing
         assert closed.is_set()
         with pytest.raises(ClosedError):
-            await consumer.feed.take_async()
+            await consumer.fetch_buffer.take_async()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -379,7 +379,7 @@ def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
 
     async def scenario(client: AsyncClient) -> None:
         async with client.consumer("g", ["test"], **IDLE) as consumer:
-            feed = consumer.feed
+            feed = consumer.fetch_buffer
             waiters = [asyncio.ensure_future(feed.take_async()) for _ in range(2)]
             await asyncio.sleep(0)
             assert len(feed._sleepers) == 2

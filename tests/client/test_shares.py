@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from metaq.assignment import Strategy
 from metaq.client.group.rebalance_plan import (
-    Plan,
+    RebalancePlan,
     plan_rebalance,
     share_of,
 )
@@ -24,13 +24,13 @@ def test_what_is_lost_goes_and_what_is_new_comes() -> None:
     plan = plan_rebalance(
         owned=parts({0, 1}), reading=parts({0, 1}), share=parts({1, 2})
     )
-    assert plan == Plan(give_up=parts({0}), take=parts({2}))
+    assert plan == RebalancePlan(revoke=parts({0}), claim=parts({2}))
 
 
 def test_what_is_owned_and_not_read_is_taken_again() -> None:
     """Its reading could not begin; or, if it is another's by now, it is released."""
     plan = plan_rebalance(owned=parts({0, 1}), reading=parts(set()), share=parts({1}))
-    assert plan == Plan(give_up=parts({0}), take=parts({1}))
+    assert plan == RebalancePlan(revoke=parts({0}), claim=parts({1}))
 
 
 @given(owned=numbers, reading=numbers, share=numbers)
@@ -41,10 +41,10 @@ def test_a_plan_leads_to_the_share(
     plan = plan_rebalance(
         owned=parts(owned), reading=parts(reading), share=parts(share)
     )
-    assert (parts(reading) - plan.give_up) | plan.take == parts(share)
-    assert parts(owned) - plan.give_up <= parts(share)
-    assert plan.give_up.isdisjoint(plan.take)
-    assert plan.take.isdisjoint(parts(reading))
+    assert (parts(reading) - plan.revoke) | plan.claim == parts(share)
+    assert parts(owned) - plan.revoke <= parts(share)
+    assert plan.revoke.isdisjoint(plan.claim)
+    assert plan.claim.isdisjoint(parts(reading))
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from metaq.client import Client, FileOffsets, Spooled
-from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.offsets.offset_store import MemoryOffsets
 from metaq.client.spool import Spool
 from metaq.errors import ClosedError, RequestTimeoutError
@@ -271,13 +271,13 @@ def test_a_receive_that_takes_what_goes_away_does_not_begin_its_time_anew(
     ):
         waits: list[float | None] = []
 
-        def take_revoked(timeout_s: float | None) -> Batch | None:
+        def take_revoked(timeout_s: float | None) -> FetchedBatch | None:
             waits.append(timeout_s)
             clock.advance_s(3.0)
-            gone = Batch(ZERO, [], Offset(0), 0, is_stopped=True)
+            gone = FetchedBatch(ZERO, [], Offset(0), 0, is_stopped=True)
             return gone if len(waits) < 4 else None
 
-        monkeypatch.setattr(consumer._twin.feed, "take", take_revoked)
+        monkeypatch.setattr(consumer._twin.fetch_buffer, "take", take_revoked)
         monkeypatch.setattr(consumer, "_clock", clock)
         assert consumer.receive_many(5, timeout=7.0) == []
         assert waits == [7.0, 4.0, 1.0, 0.0]

@@ -66,7 +66,7 @@ def test_who_lost_the_session_commits_nothing() -> None:
         store = ZooKeeperOffsets(one.coordinator, PATHS)
         old = one.source.fence
         server.expire(one.coordinator)
-        await until(lambda: one.coordinator.status.epoch == 2)
+        await until(lambda: one.coordinator.status.session_version == 2)
         server.put(owner_path(part(0)), b"g_c2", session_id=77)
         for fence in (old, Fence(old.member, 2)):
             failed = await store.commit(
@@ -87,7 +87,7 @@ def test_without_a_group_there_is_no_fence() -> None:
         coordinator = server.coordinator(CLOCK)
         coordinator.start()
         store = ZooKeeperOffsets(coordinator, PATHS)
-        await until(lambda: coordinator.status.epoch)
+        await until(lambda: coordinator.status.session_version)
         offsets = {part(0): AT_10}
         assert not await store.commit(GROUP, offsets, fence=None, deadline_s=in_s())
         assert await store.load(GROUP, part(0), deadline_s=in_s()) == AT_10
@@ -114,7 +114,9 @@ def test_what_waits_for_another_commit_keeps_its_fence() -> None:
             commit = asyncio.create_task(committer.commit({part(0): AT_10}))
             await asyncio.sleep(0)
             server.expire(one.coordinator)
-            await until(lambda: one.is_settled and one.source.fence.epoch == 2)
+            await until(
+                lambda: one.is_settled and one.source.fence.session_version == 2
+            )
         failed = await commit
         assert isinstance(failed[part(0)], OwnershipLostError)
         await one.leave()

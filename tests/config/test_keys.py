@@ -16,7 +16,7 @@ from metaq.config.keys import (
     SYSTEM_KEYS,
     TOPIC_KEYS,
     ZOOKEEPER_KEYS,
-    Kind,
+    KeyKind,
 )
 
 
@@ -36,11 +36,11 @@ def test_table_and_classes_agree(settings_class, keys, extra) -> None:
     assert sorted(key.field for key in keys) == sorted(set(fields) - extra)
     assert len({key.name for key in keys}) == len(keys)
     example = {
-        Kind.BOOLEAN: "true",
-        Kind.LENIENT_BOOLEAN: "true",
-        Kind.TEXT: "/x",
-        Kind.ZNODE: "/x",
-        Kind.POLICY: "delete,1",
+        KeyKind.BOOLEAN: "true",
+        KeyKind.LENIENT_BOOLEAN: "true",
+        KeyKind.TEXT: "/x",
+        KeyKind.ZNODE: "/x",
+        KeyKind.POLICY: "delete,1",
     }
     for key in keys:
         value = key.read(example.get(key.kind, str(key.low)))

@@ -64,6 +64,7 @@ PLANTED: list[tuple[Callable[[Tree], list[str]], str, str, str]] = [
     (tidy.door_faults, "zk/a.py", "pathlib.Path('x').open()", "Path.open"),
     (tidy.door_faults, "zk/a.py", "datetime.now()", "datetime.now"),
     (tidy.door_faults, "zk/a.py", "def f():\n import shutil", "shutil"),
+    (tidy.doubled_name_faults, "a.py", "class A: ...\nclass A: ...", "class A is"),
     (tidy.leftover_faults, "a.py", "# TO" + "DO later", "without (issue)"),
     (tidy.leftover_faults, "a.py", "# XX" + "X later", "without (issue)"),
     (tidy.leftover_faults, "a.py", "x = [print('a')]", "print"),

@@ -19,7 +19,7 @@ from metaq.config.keys import (
     TOPIC_KEYS,
     ZOOKEEPER_KEYS,
     Key,
-    Kind,
+    KeyKind,
 )
 
 FILE = Path(__file__).parents[2] / "config" / "server.ini"
@@ -50,11 +50,11 @@ def fact_line(section: str, key: Key) -> str:
         shown = DERIVED[key.name]
     else:
         shown = str(getattr(default, key.field))
-        shown = shown.lower() if key.kind is Kind.BOOLEAN else shown
-    kind = "boolean" if key.kind is Kind.LENIENT_BOOLEAN else key.kind.value
+        shown = shown.lower() if key.kind is KeyKind.BOOLEAN else shown
+    kind = "boolean" if key.kind is KeyKind.LENIENT_BOOLEAN else key.kind.value
     facts = [f"type: {kind}" + (f", {key.unit}" if key.unit else "")]
     facts.append(f"default: {shown}")
-    if key.kind is Kind.INTEGER:
+    if key.kind is KeyKind.INTEGER:
         facts.append(f"range: {key.low}..{key.high}")
     facts.append(f"change takes: {'reload' if key.is_reloadable else 'restart'}")
     return "; " + "; ".join(facts)

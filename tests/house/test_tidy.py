@@ -204,6 +204,21 @@ def silencer_faults(tree: Tree) -> list[str]:
     return faults
 
 
+def doubled_name_faults(tree: Tree) -> list[str]:
+    places: dict[str, list[str]] = {}
+    for path in tree.sources:
+        module = tree.nodes(path)[0]
+        assert isinstance(module, ast.Module)
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(tree.rel(path))
+    return [
+        f"class {name} is in {' and in '.join(found)}"
+        for name, found in places.items()
+        if len(found) > 1
+    ]
+
+
 def dead_file_faults(tree: Tree) -> list[str]:
     imported = {
         item.own
@@ -258,6 +273,11 @@ def test_no_bare_reminders_or_leftovers() -> None:
 def test_every_silencer_gives_a_reason() -> None:
     """`type: ignore` and `noqa` carry their code and a reason."""
     assert silencer_faults(PROJECT) == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """The name of a class says which one is meant."""
+    assert doubled_name_faults(PROJECT) == []
 
 
 def test_there_are_no_dead_files() -> None:

@@ -73,7 +73,7 @@ def test_a_proxy_suspends_a_session_and_gives_it_back(zookeeper: str) -> None:
         await until(lambda: coordinator.status.state is SessionState.SUSPENDED)
         proxy.accept()
         await until(lambda: coordinator.status.state is SessionState.CONNECTED)
-        assert {status.epoch for status in heard} == {1}
+        assert {status.session_version for status in heard} == {1}
         await coordinator.stop(deadline_s=CLOCK.monotonic_s() + PATIENCE_S)
 
     with Proxy(host, int(port)) as proxy:

@@ -94,7 +94,7 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
     async def scenario() -> None:
         coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=30_000)
         coordinator.start()
-        await until(lambda: coordinator.status.epoch == 1)
+        await until(lambda: coordinator.status.session_version == 1)
         port = int(zookeeper_alone.address.rpartition(":")[2])
         zookeeper_alone.stop()
         with socket.create_server(("127.0.0.1", port)) as mute:
@@ -103,7 +103,7 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
         with connection:
             zookeeper_alone.start()
             await until(lambda: coordinator.status.state is SessionState.CONNECTED)
-        assert coordinator.status.epoch == 1
+        assert coordinator.status.session_version == 1
         await coordinator.stop(deadline_s=in_s())
 
     asyncio.run(scenario())
@@ -120,7 +120,7 @@ def test_a_session_is_believed_in_for_the_time_that_the_server_chose(
     async def scenario() -> float:
         coordinator = coordinator_on(zookeeper, session_timeout_ms=int(asked_s * 1000))
         coordinator.start()
-        await until(lambda: coordinator.status.epoch == 1)
+        await until(lambda: coordinator.status.session_version == 1)
         life_left_s = coordinator._life_left_s()
         timeout_s = coordinator.status.timeout_s
         await coordinator.stop(deadline_s=in_s())
@@ -140,13 +140,13 @@ def test_a_session_cut_off_counts_as_lost(zookeeper_alone: ZooKeeperServer) -> N
     async def scenario() -> None:
         coordinator = coordinator_on(zookeeper_alone.address, session_timeout_ms=1000)
         coordinator.start()
-        await until(lambda: coordinator.status.epoch == 1)
+        await until(lambda: coordinator.status.session_version == 1)
         zookeeper_alone.pause()
         try:
             await until(lambda: coordinator.status.state is SessionState.LOST)
         finally:
             zookeeper_alone.resume()
-        await until(lambda: coordinator.status.epoch == 2)
+        await until(lambda: coordinator.status.session_version == 2)
         assert coordinator.status.state is SessionState.CONNECTED
         await coordinator.stop(deadline_s=in_s())
 
@@ -178,7 +178,9 @@ def test_who_loses_a_session_knows_it_before_its_nodes_go(
         near = coordinator_on(zookeeper)
         far.start()
         near.start()
-        await until(lambda: far.status.epoch == near.status.epoch == 1)
+        await until(
+            lambda: far.status.session_version == near.status.session_version == 1
+        )
         await far.create_ephemeral("/e", b"", deadline_s=in_s())
         far.add_listener(lambda status: events.append(status.state.value))
         near.watch_data(
@@ -192,7 +194,7 @@ def test_who_loses_a_session_knows_it_before_its_nodes_go(
         if bothering is not None:
             bothering.cancel()
         proxy.pass_all()
-        await until(lambda: far.status.epoch == 2)
+        await until(lambda: far.status.session_version == 2)
         await far.stop(deadline_s=in_s())
         await near.stop(deadline_s=in_s())
 

@@ -156,11 +156,11 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def connected(coordinator: Coordinator, *, epoch: int) -> None:
+async def connected(coordinator: Coordinator, *, session_version: int) -> None:
     await until(
         lambda: (
             coordinator.status.state is SessionState.CONNECTED
-            and coordinator.status.epoch == epoch
+            and coordinator.status.session_version == session_version
         )
     )
 
@@ -169,7 +169,7 @@ async def connected(coordinator: Coordinator, *, epoch: int) -> None:
 async def client_of(world: World) -> AsyncIterator[Coordinator]:
     coordinator = world.coordinator()
     coordinator.start()
-    await connected(coordinator, epoch=1)
+    await connected(coordinator, session_version=1)
     yield coordinator
     await coordinator.stop(deadline_s=in_s())
 
@@ -198,7 +198,7 @@ def test_a_session_begins_lost_and_becomes_connected(world: World) -> None:
         coordinator.start()
         await until(lambda: bool(heard))
         assert heard[0].state is SessionState.CONNECTED
-        assert heard[0].epoch == 1
+        assert heard[0].session_version == 1
         assert heard[0].session_id != 0
         assert heard[0].timeout_s > 0
         await coordinator.stop(deadline_s=in_s())
@@ -352,7 +352,9 @@ def test_a_deadline_that_has_passed_asks_nothing(world: World) -> None:
     run(scenario, world)
 
 
-def test_a_dropped_connection_suspends_and_keeps_epoch_and_nodes(world: World) -> None:
+def test_a_dropped_connection_suspends_and_keeps_session_version_and_nodes(
+    world: World,
+) -> None:
     """Suspended is not lost."""
 
     async def scenario(world: World) -> None:
@@ -371,7 +373,7 @@ def test_a_dropped_connection_suspends_and_keeps_epoch_and_nodes(world: World) -
 
 
 def test_an_expired_session_is_lost_with_its_nodes_and_replaced(world: World) -> None:
-    """The next session has the next epoch, and nothing of the last one."""
+    """The next session has the next version, and nothing of the last one."""
 
     async def scenario(world: World) -> None:
         async with client_of(world) as one, client_of(world) as two:
@@ -380,13 +382,13 @@ def test_an_expired_session_is_lost_with_its_nodes_and_replaced(world: World) ->
             await one.create_ephemeral("/e", b"", deadline_s=in_s())
             old = one.status.session_id
             await world.expire(one)
-            await connected(one, epoch=2)
+            await connected(one, session_version=2)
             assert one.status.session_id != old
             assert not await two.exists("/e", deadline_s=in_s())
             await until(lambda: heard[-1].state is SessionState.CONNECTED)
             states = [status.state for status in heard]
             assert states[-2:] == [SessionState.LOST, SessionState.CONNECTED]
-            assert heard[-2].epoch == 1
+            assert heard[-2].session_version == 1
 
     run(scenario, world)
 
@@ -470,7 +472,7 @@ def test_watches_survive_reconnects_and_new_sessions(world: World, fault: str) -
             await getattr(world, fault)(one)
             await two.set_or_create("/w/b", b"", deadline_s=in_s())
             await until(lambda: seen[-1] == ("a", "b"))
-            await connected(one, epoch=1 + (fault == "expire"))
+            await connected(one, session_version=1 + (fault == "expire"))
             await two.set_or_create("/w/c", b"", deadline_s=in_s())
             await until(lambda: seen[-1] == ("a", "b", "c"))
 

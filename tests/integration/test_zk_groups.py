@@ -65,17 +65,20 @@ class Consumer:
             self.coordinator, PATHS, group=group, consumer_id=consumer_id
         )
         self.offsets = GroupOffsets(self.coordinator, PATHS, group=group)
-        self.epoch = 0
+        self.session_version = 0
 
-    async def connected(self, epoch: int = 1) -> None:
+    async def connected(self, session_version: int = 1) -> None:
         def is_there() -> bool:
             status = self.coordinator.status
-            return status.state is SessionState.CONNECTED and status.epoch == epoch
+            return (
+                status.state is SessionState.CONNECTED
+                and status.session_version == session_version
+            )
 
         await until(is_there)
 
     async def register(self) -> None:
-        self.epoch = await self.group.register(["test"], deadline_s=in_s())
+        self.session_version = await self.group.register(["test"], deadline_s=in_s())
 
     async def claim(self, partition: TopicPartition = P0) -> bool:
         return await self.group.claim(partition, deadline_s=in_s())
@@ -88,7 +91,7 @@ class Consumer:
             partition,
             offset,
             member=self.group.member,
-            epoch=self.epoch,
+            session_version=self.session_version,
             deadline_s=in_s(),
         )
 
@@ -154,11 +157,11 @@ def test_an_expired_owner_loses_everything_and_commits_nothing(zookeeper: str) -
             await one.commit(10)
             assert not await two.claim()
             await one.expire()
-            await one.connected(epoch=2)
+            await one.connected(session_version=2)
             await until(lambda: seen[-1].keys() == {"g_c2"})
             await until_true(two.claim)
             await two.commit(20)
-            with pytest.raises(OwnershipLostError, match="epoch 1, now it is 2"):
+            with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
                 await one.commit(15)
             await one.register()
             assert one.group.claims == frozenset()
@@ -220,7 +223,7 @@ def test_a_session_that_lives_on_is_taken_over(
             await until(lambda: one.coordinator.status.state is SessionState.LOST)
             assert one.group.claims == frozenset()
             zookeeper_alone.start()
-            await one.connected(epoch=2)
+            await one.connected(session_version=2)
             await one.register()
             assert await one.claim()
 
@@ -258,10 +261,12 @@ def test_snapshots_follow_a_broker(zookeeper: str) -> None:
             async def newer(condition: Callable[[ClusterSnapshot], bool]) -> None:
                 snapshot = watch.snapshot
                 while not condition(snapshot):
-                    snapshot = await watch.wait_newer(snapshot.epoch, deadline_s=in_s())
+                    snapshot = await watch.wait_newer(
+                        snapshot.version, deadline_s=in_s()
+                    )
 
             first = await watch.wait_topic("test", deadline_s=in_s())
-            assert (first.epoch, first.brokers, first.gets) == (1, {}, {})
+            assert (first.version, first.brokers, first.gets) == (1, {}, {})
             assert await registry.register(broker(2), deadline_s=in_s())
             await newer(lambda s: s.gets == s.puts == {"test": {B0: 2}})
             leader = watch.snapshot.brokers[B0].leader
@@ -269,7 +274,7 @@ def test_snapshots_follow_a_broker(zookeeper: str) -> None:
             registry.update(broker(3))
             await newer(lambda s: s.gets == s.puts == {"test": {B0: 3}})
             await one.expire()
-            await one.connected(epoch=2)
+            await one.connected(session_version=2)
             registry.update(broker(4))
             await newer(lambda s: s.gets == s.puts == {"test": {B0: 4}})
             assert watch.snapshot.get_partitions("test")[3] == TopicPartition(

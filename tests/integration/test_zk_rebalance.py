@@ -292,7 +292,7 @@ def test_a_server_that_lost_its_data(zookeeper_alone: ZooKeeperServer) -> None:
             zookeeper_alone.stop()
             zookeeper_alone.wipe()
             zookeeper_alone.start()
-            await until(lambda: one.coordinator.status.epoch > 1)
+            await until(lambda: one.coordinator.status.session_version > 1)
             await until(lambda: one.coordinator.status.state is SessionState.CONNECTED)
             await serve(one)
             await shared(one, two)

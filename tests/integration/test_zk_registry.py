@@ -177,7 +177,7 @@ def test_an_expired_session_is_followed_by_a_full_registration(zookeeper: str) -
             await registry.register(snapshot_of(*TWO), deadline_s=in_s())
             identity = coordinator._client.client_id
             await asyncio.to_thread(expire_session, zookeeper, *identity)
-            await until(lambda: coordinator.status.epoch >= 2)
+            await until(lambda: coordinator.status.session_version >= 2)
             await until_tree(zookeeper, recorded("after_broker_start"))
             _, owners = await asyncio.to_thread(read_tree, zookeeper)
             assert owners == {coordinator.status.session_id}
@@ -218,7 +218,7 @@ def test_nodes_that_others_delete_or_overwrite_come_back_by_a_watch(
                 await until(lambda: registry.statistics().repair_count > repairs)  # noqa: B023
                 await until_tree(zookeeper, wanted)
                 await until(lambda: not registry.statistics().last_error)
-            assert one.status.epoch == 1
+            assert one.status.session_version == 1
             assert registry.statistics().state is RegistrationState.REGISTERED
             await registry.withdraw(deadline_s=in_s())
 
@@ -301,7 +301,7 @@ def test_a_server_restart_keeps_session_and_nodes(
             await until(lambda: coordinator.status.state is SessionState.SUSPENDED)
             zookeeper_alone.start()
             await until(lambda: coordinator.status.state is SessionState.CONNECTED)
-            assert coordinator.status.epoch == 1
+            assert coordinator.status.session_version == 1
             assert await tree_of(zookeeper_alone.address) == recorded(
                 "after_broker_start"
             )
@@ -322,7 +322,7 @@ def test_a_server_that_lost_its_data_is_filled_again(
             zookeeper_alone.kill()
             zookeeper_alone.wipe()
             zookeeper_alone.start()
-            await until(lambda: coordinator.status.epoch >= 2)
+            await until(lambda: coordinator.status.session_version >= 2)
             await until_tree(zookeeper_alone.address, recorded("after_broker_start"))
             await registry.withdraw(deadline_s=in_s())
 

@@ -102,7 +102,7 @@ class Member(threading.Thread):
     def _tap(self, consumer: Consumer) -> None:
         """Have the ledger told of what the group and the store are told."""
         twin: Any = consumer._twin
-        reading = twin._reading
+        reading = twin._subscription
         store = reading._store
         assign, revoke, fence = reading.assign, reading.revoke, reading.fence
         commit, note = store.commit, self._ledger.note

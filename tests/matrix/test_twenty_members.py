@@ -89,7 +89,7 @@ class _Group:
 
 
 async def _serve(member: Member) -> None:
-    await until(lambda: member.coordinator.status.epoch)
+    await until(lambda: member.coordinator.status.session_version)
     await member.coordinator.set_or_create(
         PATHS.topic(NodeKind.TOPIC_SUB, "t", ROLE),
         encode_registration(TopicRegistration(PARTITION_COUNT, ROLE)),

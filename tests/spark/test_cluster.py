@@ -14,7 +14,7 @@ from metaq.model import Offset
 from metaq.spark import cluster as clusters
 from metaq.spark.batch import BatchReader
 from metaq.spark.options import SourceOptions
-from metaq.spark.stream import Progress
+from metaq.spark.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 
@@ -58,11 +58,11 @@ def test_a_partition_that_nobody_has_is_named(
     offset = {"subscribe": TOPIC, "startingOffsets": json.dumps({TOPIC: {name: 0}})}
     for more in (picked, offset):
         with pytest.raises(NoBrokerError, match=re.escape(sentence)):
-            Progress(source_options(broker, **QUICKLY, **more)).start()
+            StreamProgress(source_options(broker, **QUICKLY, **more)).start()
         reader = BatchReader(source_options(broker, **QUICKLY, **more), pa.binary())
         with pytest.raises(NoBrokerError, match=re.escape(sentence)):
             reader.partitions()
-    goes_on = Progress(source_options(broker, **QUICKLY, **picked))
+    goes_on = StreamProgress(source_options(broker, **QUICKLY, **picked))
     with pytest.raises(NoBrokerError, match=re.escape(sentence)):
         goes_on.advance({P0: Offset(0)})
 
@@ -76,6 +76,8 @@ def test_an_assigned_partition_whose_broker_comes_later_is_waited_for(
     coming.start()
     try:
         picked = {"assign": json.dumps({TOPIC: ["0-0"]}), **EARLIEST}
-        assert Progress(source_options(broker, **picked)).start() == {P0: Offset(0)}
+        assert StreamProgress(source_options(broker, **picked)).start() == {
+            P0: Offset(0)
+        }
     finally:
         coming.join()

@@ -7,7 +7,7 @@ import pytest
 from metaq.model import Offset
 from metaq.spark import facts as spark_facts
 from metaq.spark.cluster import Cluster
-from metaq.spark.facts import BrokerFacts
+from metaq.spark.facts import PlanningFacts
 from metaq.spark.options import WireOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
 from metaq.testing.fake_broker import FakeBroker
@@ -46,7 +46,7 @@ def cluster(broker: FakeBroker) -> Iterator[Cluster]:
     found.close()
 
 
-def batch_end(facts: BrokerFacts, start: int = 0, **limits: int) -> Offset:
+def batch_end(facts: PlanningFacts, start: int = 0, **limits: int) -> Offset:
     backlog = {P0: LogSpan(Offset(start), ALL.end)}
     ends = plan_batch_end(backlog, BatchLimits(**limits), facts, waited_s=0.0)
     return ends[P0]
@@ -56,7 +56,7 @@ def test_a_limit_in_bytes_is_met_although_nobody_names_boundaries(
     cluster: Cluster,
 ) -> None:
     """What a batch may hold is read, and no more."""
-    facts = BrokerFacts(cluster)
+    facts = PlanningFacts(cluster)
     assert batch_end(facts, bytes_max=10 * SIZE) == 10 * SIZE
     assert batch_end(facts, bytes_max=11 * SIZE - 1) == 10 * SIZE
     assert batch_end(facts, start=10 * SIZE, bytes_max=SIZE) == 11 * SIZE
@@ -65,7 +65,7 @@ def test_a_limit_in_bytes_is_met_although_nobody_names_boundaries(
 
 def test_a_limit_in_messages_follows_what_was_seen(cluster: Cluster) -> None:
     """Of 512 bytes each before anything was read; of their average then."""
-    facts = BrokerFacts(cluster)
+    facts = PlanningFacts(cluster)
     assert batch_end(facts, messages_max=2) < 100 * SIZE
     assert batch_end(facts, messages_max=20) == 20 * SIZE
     assert batch_end(facts, start=20 * SIZE, messages_max=7) == 27 * SIZE
@@ -78,7 +78,7 @@ def test_one_search_reads_so_much_and_no_more(
     monkeypatch.setattr(spark_facts, "WALK_GET_BYTES", 10 * SIZE + 5)
     monkeypatch.setattr(spark_facts, "WALK_BYTES_MAX", 30 * SIZE)
     before = broker.statistics().commands
-    facts, start = BrokerFacts(cluster), 0
+    facts, start = PlanningFacts(cluster), 0
     for number in range(1, 4):
         start = batch_end(facts, start=start, bytes_max=100 * SIZE)
         assert start == number * 30 * SIZE
@@ -93,20 +93,20 @@ def test_a_record_that_is_longer_than_a_get_ends_where_its_head_says(
 ) -> None:
     """Nothing else of it has to be there."""
     monkeypatch.setattr(spark_facts, "WALK_GET_BYTES", 20)
-    assert batch_end(BrokerFacts(cluster), bytes_max=SIZE) == SIZE
+    assert batch_end(PlanningFacts(cluster), bytes_max=SIZE) == SIZE
 
 
 def test_damage_ends_the_search(cluster: Cluster, broker: FakeBroker) -> None:
     """The batch ends before it; the next one meets it."""
     broker.corrupt(5 * SIZE, topic=TOPIC)
-    facts = BrokerFacts(cluster)
+    facts = PlanningFacts(cluster)
     assert batch_end(facts, bytes_max=50 * SIZE) == 5 * SIZE
     assert batch_end(facts, start=5 * SIZE, bytes_max=50 * SIZE) == ALL.end
 
 
 def test_tasks_are_not_cut_by_reading(cluster: Cluster, broker: FakeBroker) -> None:
     """The driver would read what the tasks are there to read."""
-    facts = BrokerFacts(cluster)
+    facts = PlanningFacts(cluster)
     before = broker.statistics().commands["get"]
     assert facts.boundaries(P0, ALL.start, ALL.end, 100) == []
     assert broker.statistics().commands["get"] == before

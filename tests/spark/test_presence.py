@@ -17,7 +17,7 @@ from metaq.spark import cluster as clusters
 from metaq.spark.batch import BatchReader
 from metaq.spark.options import SourceOptions
 from metaq.spark.read_task import ReadTask
-from metaq.spark.stream import Progress
+from metaq.spark.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot
@@ -83,11 +83,11 @@ def plan(**more: Any) -> list[ReadTask]:
 
 
 def begin(**more: Any) -> Any:
-    return Progress(options(is_stream=True, **more)).start()
+    return StreamProgress(options(is_stream=True, **more)).start()
 
 
 def go_on(stand: dict[TopicPartition, Offset], **more: Any) -> Any:
-    return Progress(options(is_stream=True, **more)).advance(stand)
+    return StreamProgress(options(is_stream=True, **more)).advance(stand)
 
 
 @pytest.mark.usefixtures("two")
@@ -107,12 +107,14 @@ def test_a_topic_that_nobody_has_is_an_error_that_lists_near_names() -> None:
 def test_a_stream_may_wait_for_a_topic(two: Two) -> None:
     """It reads the topic when that comes, and others meanwhile."""
     for chosen in ({"subscribe": "later"}, {"subscribePattern": "later|latest"}):
-        query = Progress(options(is_stream=True, waitForTopic="true", **chosen))
+        query = StreamProgress(options(is_stream=True, waitForTopic="true", **chosen))
         assert query.start() == {}
         assert query.advance({}) == {}
     two.brokers[0].create_topic("later", 1)
     publish(two.brokers[0], numbered(3), partition=tp(0, topic="later"))
-    query = Progress(options(is_stream=True, waitForTopic="true", subscribe="later"))
+    query = StreamProgress(
+        options(is_stream=True, waitForTopic="true", subscribe="later")
+    )
     assert set(query.advance({})) == {tp(0, topic="later")}
 
 
@@ -152,7 +154,7 @@ def test_without_a_record_what_was_read_before_is_known(
         "describe_away",
         lambda snapshot, *more: describe_away(replace(snapshot, recorded={}), *more),
     )
-    query = Progress(options(is_stream=True, progressGroup="g"))
+    query = StreamProgress(options(is_stream=True, progressGroup="g"))
     stand = query.start()
     end = query.advance(stand)
     query.commit(end)
@@ -174,7 +176,7 @@ def test_what_was_forgotten_on_purpose_is_not_missed() -> None:
     """A record that says less than a checkpoint is the newer one."""
     here = BrokerCopies(BrokerAddress("h", 1), {})
     snapshot = ClusterSnapshot(
-        epoch=1,
+        version=1,
         brokers={BrokerId(0): here},
         gets={TOPIC: {BrokerId(0): 1}},
         recorded={TOPIC: {BrokerId(0): 2}},

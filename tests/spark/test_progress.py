@@ -25,7 +25,7 @@ from metaq.spark.offsets import offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
 from metaq.spark.read_task import ReadTask
-from metaq.spark.stream import OldStreamReader, Progress, StreamReader
+from metaq.spark.stream import OldStreamReader, StreamProgress, StreamReader
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.offsets import GroupOffsets
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
@@ -55,8 +55,8 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedBroker]:
             cluster.close()
 
 
-def progress(broker: EmbeddedBroker, **more: Any) -> Progress:
-    return Progress(source_options(broker, **more))
+def progress(broker: EmbeddedBroker, **more: Any) -> StreamProgress:
+    return StreamProgress(source_options(broker, **more))
 
 
 def source_options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
@@ -194,7 +194,7 @@ def test_an_idle_query_asks_nobody(
     assert after[1] == before[1]
 
 
-def request_count(query: Progress) -> int:
+def request_count(query: StreamProgress) -> int:
     """Return how many requests the query has sent to brokers."""
 
     async def count(context: ClientContext, deadline_s: float) -> int:

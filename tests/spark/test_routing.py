@@ -19,7 +19,7 @@ from metaq.spark import sink as sinks
 from metaq.spark.errors import RoutesError
 from metaq.spark.options import SinkOptions
 from metaq.spark.outbox import WriteName
-from metaq.spark.routing import Routes
+from metaq.spark.routing import WriteRoutes
 from metaq.spark.sink import BatchWriter
 from metaq.spark.stream_sink import StreamWriter, routes_name
 from metaq.testing.embedded import EmbeddedBroker
@@ -60,9 +60,9 @@ class Brokers:
         there = [broker for broker in self.all if broker.port]
         return sorted(v for broker in there for v in data_of(stored(broker)))
 
-    def kept(self) -> Routes:
+    def kept(self) -> WriteRoutes:
         path = NodePaths().query_routes(routes_name(CHECKPOINT))
-        return Routes.from_json(self.zookeeper.tree()[path].data.decode())
+        return WriteRoutes.from_json(self.zookeeper.tree()[path].data.decode())
 
 
 @pytest.fixture
@@ -278,12 +278,12 @@ def test_routes_come_back(
     following: dict[str, tuple[TopicPartition, ...]],
 ) -> None:
     """What is kept is what is read, in order."""
-    routes = Routes(committed, "query", last, following)
-    assert Routes.from_json(routes.to_json()) == routes
+    routes = WriteRoutes(committed, "query", last, following)
+    assert WriteRoutes.from_json(routes.to_json()) == routes
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"committed":0,"last":{"t":["x"]}}'])
 def test_what_are_no_routes_is_refused(text: str) -> None:
     """Never taken for a write that has not begun."""
     with pytest.raises(RoutesError, match="expected the routes of a write, got"):
-        Routes.from_json(text)
+        WriteRoutes.from_json(text)

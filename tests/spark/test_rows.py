@@ -17,8 +17,8 @@ from metaq.spark import rows, runs
 from metaq.spark.columns import ROW_SCHEMA, VALUE_BYTES_MAX
 from metaq.spark.errors import BackwardRangeError, DamagedRecordError
 from metaq.spark.rows import (
-    Damage,
     OnCorrupt,
+    RowDamage,
     RowDecoder,
     decode_pieces,
 )
@@ -268,8 +268,8 @@ def test_a_good_record_far_behind_damage_is_found(
         (row,) = table(decode_pieces(reader, pieces))
         assert row["offset"] == BASE + 3000
         assert reader.damage == [
-            Damage(PARTITION, BASE, Offset(BASE + 3000), "length -1"),
-            Damage(PARTITION, Offset(BASE + 3170), Offset(BASE + 5170), "length -1"),
+            RowDamage(PARTITION, BASE, Offset(BASE + 3000), "length -1"),
+            RowDamage(PARTITION, Offset(BASE + 3170), Offset(BASE + 5170), "length -1"),
         ]
 
 

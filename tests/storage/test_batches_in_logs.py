@@ -10,7 +10,7 @@ from metaq.model import MessageId, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producer_file import PRODUCERS_NAME
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 from metaq.storage.verify import FindingKind, verify_directory
 from metaq.testing.fs import FaultyFileSystem
 from metaq.testing.storage import StorageBench, Ticket
@@ -21,7 +21,7 @@ PARTITION = DATA / "test-0"
 
 def send(
     bench: StorageBench, sequence: int, count: int = 3, producer: str = "p"
-) -> tuple[Batch, Ticket]:
+) -> tuple[StoredBatch, Ticket]:
     """Queue a batch; the payloads are the sequences of its records."""
     log, first = log_of(bench), MessageId(bench.next_id)
     records = [
@@ -30,7 +30,7 @@ def send(
     ]
     bench.next_id += count
     data = b"".join(records)
-    batch = Batch(
+    batch = StoredBatch(
         producer, sequence, count, -1, first, log.next_offset, SizeBytes(len(data))
     )
     ticket = Ticket()
@@ -45,7 +45,7 @@ def send(
     return batch, ticket
 
 
-def known(log: PartitionLog, batch: Batch) -> bool:
+def known(log: PartitionLog, batch: StoredBatch) -> bool:
     found = log.producers.find(batch.producer, batch.sequence, batch.count, -1)
     assert found in (None, batch)
     return found is not None

@@ -12,7 +12,7 @@ from metaq.errors import (
 from metaq.model import LogId, Offset
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import appender, log_writer
-from metaq.storage.appender import Progress
+from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.testing.fs import FaultyFileSystem, Operation, keep_none
@@ -106,7 +106,7 @@ def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
     fs.on_call(lambda call: seen.append(f"{call.name} {call.path.suffix}"))
     on_progress = log.on_progress
 
-    def note(progress: Progress) -> None:
+    def note(progress: WriterProgress) -> None:
         seen.append("told")
         on_progress(progress)
 
@@ -169,7 +169,7 @@ def test_an_append_is_answered_when_the_high_watermark_has_passed_it(
     bench = opened(fs)
     log = log_of(bench)
     first, second = put(bench, log), put(bench, log)
-    news = Progress(
+    news = WriterProgress(
         log_end=Offset(2 * RECORD),
         high_watermark=Offset(2 * RECORD - 1),
         last_sync_s=0.0,
@@ -463,7 +463,7 @@ def test_a_refused_batch_does_not_come_back_after_a_power_cut(
 def test_puts_queued_behind_a_failed_one_are_void_and_newer_ones_are_not(
     fs: FaultyFileSystem,
 ) -> None:
-    """Requests of two epochs in one queue: the old ones go, the new ones stay."""
+    """Requests of two versions in one queue: the old ones go, the new ones stay."""
     bench = opened(fs)
     log = log_of(bench)
     put(bench, log)

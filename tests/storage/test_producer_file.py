@@ -23,7 +23,7 @@ from metaq.storage.producer_file import (
     stored_batches,
     torn_batch,
 )
-from metaq.storage.producers import BATCHES_KEPT, Batch
+from metaq.storage.producers import BATCHES_KEPT, StoredBatch
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.testing.fs import FaultyFileSystem
 from tests.storage.logs import (
@@ -34,7 +34,7 @@ from tests.storage.logs import (
     record,
 )
 
-EXAMPLE = Batch(
+EXAMPLE = StoredBatch(
     "host-1",
     4000,
     2,
@@ -57,10 +57,10 @@ def with_crc(data: bytes) -> bytes:
     return data + crc32(data).to_bytes(4, "big")
 
 
-def batch(first: int, count: int = 2, *, producer: str = "p") -> Batch:
+def batch(first: int, count: int = 2, *, producer: str = "p") -> StoredBatch:
     """Return the batch that RECORDS[first:first + count] would be."""
     size = STARTS[first + count] - STARTS[first]
-    return Batch(
+    return StoredBatch(
         producer,
         first,
         count,
@@ -138,10 +138,12 @@ def test_a_note_counts_where_the_log_has_the_batch() -> None:
     disk = disk_with_directory()
     segments = log_of(disk, (2, 4), (4, 7))
     trimmed, first, second = batch(0), batch(2), batch(4)
-    other_id = Batch("p", 4, 2, -1, MessageId(99), second.offset, second.size_bytes)
+    other_id = StoredBatch(
+        "p", 4, 2, -1, MessageId(99), second.offset, second.size_bytes
+    )
     cut, behind = (
         batch(6),
-        Batch("p", 9, 1, -1, MessageId(9), Offset(9999), SizeBytes(1)),
+        StoredBatch("p", 9, 1, -1, MessageId(9), Offset(9999), SizeBytes(1)),
     )
     noted = [trimmed, first, other_id, second, cut, behind]
     kept = stored_batches(disk, segments, noted, producer_count_max=9)
@@ -174,7 +176,8 @@ def test_a_part_of_a_batch_is_told_by_where_the_log_ends(end: int) -> None:
     covered = Offset(STARTS[end])
     assert torn_batch(disk, segment, noted, covered_end=covered, end=covered) is None
     others = [
-        Batch("p", 0, 9, -1, MessageId(77), one.offset, one.size_bytes) for one in noted
+        StoredBatch("p", 0, 9, -1, MessageId(77), one.offset, one.size_bytes)
+        for one in noted
     ]
     end_offset = Offset(STARTS[end])
     assert (
@@ -185,7 +188,9 @@ def test_a_part_of_a_batch_is_told_by_where_the_log_ends(end: int) -> None:
 # -- the writer
 
 
-def writer(disk: FaultyFileSystem, *batches: Batch, limit: int = 2) -> ProducerFile:
+def writer(
+    disk: FaultyFileSystem, *batches: StoredBatch, limit: int = 2
+) -> ProducerFile:
     return ProducerFile(disk, DIRECTORY, producer_count_max=limit, batches=batches)
 
 
@@ -221,7 +226,7 @@ def test_the_file_is_written_again_when_it_has_too_many_entries() -> None:
     bound = FILE_FACTOR * BATCHES_KEPT * 2
     sizes = []
     for number in range(3 * bound):
-        one = Batch(
+        one = StoredBatch(
             "ab"[number % 2], number, 1, -1, MessageId(1), Offset(0), SizeBytes(1)
         )
         file.note([one])

@@ -6,13 +6,18 @@ from hypothesis import strategies as st
 
 from metaq.errors import SequenceError
 from metaq.model import MessageId, Offset, SizeBytes
-from metaq.storage.producers import BATCHES_KEPT, NO_CHECKSUM, Batch, ProducerTable
+from metaq.storage.producers import (
+    BATCHES_KEPT,
+    NO_CHECKSUM,
+    ProducerTable,
+    StoredBatch,
+)
 
 
 def batch(
     sequence: int, count: int = 1, producer: str = "p", checksum: int = NO_CHECKSUM
-) -> Batch:
-    return Batch(
+) -> StoredBatch:
+    return StoredBatch(
         producer,
         sequence,
         count,
@@ -23,7 +28,7 @@ def batch(
     )
 
 
-def table(*batches: Batch, producer_count_max: int = 3) -> ProducerTable:
+def table(*batches: StoredBatch, producer_count_max: int = 3) -> ProducerTable:
     made = ProducerTable(producer_count_max)
     for one in batches:
         made.add(one)

@@ -18,7 +18,7 @@ from metaq.storage.span_index import (
     Span,
     SpanIndex,
     SpanIndexWriter,
-    Totals,
+    SpanTotals,
     decode_index,
     encode_index,
     read_index,
@@ -278,18 +278,20 @@ def test_the_seal_has_the_bytes_of_the_drawing() -> None:
 def test_totals_come_from_the_seal_and_without_it_from_the_entries() -> None:
     """Every flipped bit of the file gives the same totals or such of a prefix."""
     disk = disk_with_directory()
-    assert read_totals(disk, META, BASE) == Totals(BASE, 0, None)
+    assert read_totals(disk, META, BASE) == SpanTotals(BASE, 0, None)
     writer = writer_on(disk)
     for number in range(3):
         append(writer, b"x" * 70, 2, number)
     writer.seal()
-    whole = Totals(Offset(BASE + 210), 6, Millis(2))
+    whole = SpanTotals(Offset(BASE + 210), 6, Millis(2))
     calls = disk.calls
     assert read_totals(disk, META, BASE) == whole
     assert disk.log[calls].name == "open"
     assert sum(call.size for call in disk.log[calls:] if call.name == "read") == 96
-    prefixes = [Totals(Offset(BASE + 70 * n), 2 * n, Millis(n - 1)) for n in (1, 2, 3)]
-    prefixes.append(Totals(BASE, 0, None))
+    prefixes = [
+        SpanTotals(Offset(BASE + 70 * n), 2 * n, Millis(n - 1)) for n in (1, 2, 3)
+    ]
+    prefixes.append(SpanTotals(BASE, 0, None))
     for bit in range(disk.size_of(DIRECTORY / SPANS) * 8):
         damaged = disk.snapshot()
         damaged.flip_bit(DIRECTORY / SPANS, bit)
@@ -306,4 +308,4 @@ def test_a_seal_that_found_no_room_is_not_missed() -> None:
     append(writer, b"x" * 70, 2, 5)
     disk.set_capacity(1)
     writer.seal()
-    assert read_totals(disk, META, BASE) == Totals(Offset(BASE + 70), 2, Millis(5))
+    assert read_totals(disk, META, BASE) == SpanTotals(Offset(BASE + 70), 2, Millis(5))

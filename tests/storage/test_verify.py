@@ -9,7 +9,12 @@ from metaq.model import LogId, Offset, SizeBytes
 from metaq.storage import verify
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import read_index, write_index
-from metaq.storage.verify import FindingKind, Progress, VerifyReport, verify_directory
+from metaq.storage.verify import (
+    CheckProgress,
+    FindingKind,
+    VerifyReport,
+    verify_directory,
+)
 from metaq.testing.fs import FaultyFileSystem, Operation
 from tests.storage.logs import (
     DIRECTORY,
@@ -235,7 +240,7 @@ def test_a_partition_directory_can_be_checked_alone() -> None:
 def test_progress_is_told_as_the_work_goes_on(monkeypatch) -> None:
     """In parts of a bounded size, with the file at hand."""
     monkeypatch.setattr(verify, "PART_BYTES", 100)
-    seen: list[Progress] = []
+    seen: list[CheckProgress] = []
     verify_directory(
         small(),
         DIRECTORY.parent,

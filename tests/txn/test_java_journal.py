@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from metaq.testing.fs import FaultyFileSystem
 from metaq.txn import java_journal
 from metaq.txn.java_journal import (
+    JournalKind,
     JournalRecord,
-    Kind,
     OpenTransaction,
     decode_record,
     find_open,
@@ -82,17 +82,17 @@ def keys(fs: FaultyFileSystem) -> list[str]:
 @pytest.mark.parametrize(
     ("data", "record"),
     [
-        (PUT_1, JournalRecord(Kind.PUT, "TX:s1:1", 0)),
-        (PUT_2, JournalRecord(Kind.PUT, "TX:s1:1", 0)),
-        (COMMIT, JournalRecord(Kind.END, "TX:s1:1", 26)),
-        (ROLLBACK, JournalRecord(Kind.END, "TX:s1:5", 0)),
-        (PREPARE, JournalRecord(Kind.PREPARE, "XID:100:0a0b:0c0d:uq", 0)),
-        (XA_COMMIT, JournalRecord(Kind.END, "XID:100:0a0b:0c0d:uq", 26)),
-        (XA_ROLLBACK, JournalRecord(Kind.END, "XID:101:0a0b::uq", 0)),
+        (PUT_1, JournalRecord(JournalKind.PUT, "TX:s1:1", 0)),
+        (PUT_2, JournalRecord(JournalKind.PUT, "TX:s1:1", 0)),
+        (COMMIT, JournalRecord(JournalKind.END, "TX:s1:1", 26)),
+        (ROLLBACK, JournalRecord(JournalKind.END, "TX:s1:5", 0)),
+        (PREPARE, JournalRecord(JournalKind.PREPARE, "XID:100:0a0b:0c0d:uq", 0)),
+        (XA_COMMIT, JournalRecord(JournalKind.END, "XID:100:0a0b:0c0d:uq", 26)),
+        (XA_ROLLBACK, JournalRecord(JournalKind.END, "XID:101:0a0b::uq", 0)),
     ],
 )
 def test_records_of_a_java_broker_are_read(data: bytes, record: JournalRecord) -> None:
-    """Kind, key, and how many bytes follow that belong to it."""
+    """JournalKind, key, and how many bytes follow that belong to it."""
     length = int.from_bytes(data[:4], "big")
     assert decode_record(data[4 : 4 + length]) == record
     assert len(data) == 4 + length + record.attachment_bytes

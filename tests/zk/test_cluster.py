@@ -78,7 +78,7 @@ def test_a_snapshot_holds_brokers_and_watched_topics() -> None:
         async with watch_on(server) as (watch, _):
             assert watch.snapshot == ClusterSnapshot()
             snapshot = await watch.wait_topic("t", deadline_s=in_s())
-            assert snapshot.epoch == 1
+            assert snapshot.version == 1
             assert watch.snapshot is snapshot
             assert list(snapshot.brokers) == [B0, B1]
             assert snapshot.brokers[B0].leader == BrokerAddress("h0", 8123)
@@ -198,7 +198,7 @@ def test_what_a_broker_takes_puts_for_is_not_away() -> None:
 
 
 def test_a_burst_of_changes_is_one_snapshot_and_no_change_is_none() -> None:
-    """Epochs count what differs, not what happened."""
+    """Versions count what differs, not what happened."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -212,27 +212,27 @@ def test_a_burst_of_changes_is_one_snapshot_and_no_change_is_none() -> None:
             watch.watch_topic("t")
             watch.watch_topic("t")
             await settle()
-            assert [snapshot.epoch for snapshot in seen] == [1]
+            assert [snapshot.version for snapshot in seen] == [1]
             for number in range(20):
                 broker(server, number)
                 topic(server, "t", f"{number}-m", 4)
             await settle()
-            assert [snapshot.epoch for snapshot in seen] == [1, 2]
+            assert [snapshot.version for snapshot in seen] == [1, 2]
             assert len(seen[-1].brokers) == len(seen[-1].gets["t"]) == 20
             broker(server, 0, port=9)
             await asyncio.sleep(0)
             broker(server, 0)
             topic(server, "unwatched", "0-m", 4)
             await settle()
-            assert [snapshot.epoch for snapshot in seen] == [1, 2]
+            assert [snapshot.version for snapshot in seen] == [1, 2]
             server.remove("/meta/brokers/ids/19/master")
             server.remove("/meta/brokers/ids/19")
             await settle()
-            assert seen[-1].epoch == 3
+            assert seen[-1].version == 3
             assert seen[-1].brokers.keys() == set(range(19))
             server.reap(50)
             await settle()
-            assert seen[-1].epoch == 4
+            assert seen[-1].version == 4
             assert (seen[-1].brokers, seen[-1].gets) == ({}, {})
             assert seen[-1].topics == {"t"}
             assert deaf == []
@@ -251,7 +251,7 @@ def test_a_count_that_changes_in_place_is_seen() -> None:
             server.write(
                 "/meta/brokers/topics-sub/t/0-m", b'{"numParts":5,"broker":"0-m"}'
             )
-            second = await watch.wait_newer(first.epoch, deadline_s=in_s())
+            second = await watch.wait_newer(first.version, deadline_s=in_s())
             assert second.gets == {"t": {B0: 5}}
             assert second.puts == {"t": {B0: 1}}
 
@@ -269,7 +269,7 @@ def test_a_topic_that_does_not_exist_is_known_and_nothing_is_created() -> None:
             assert first.get_partitions("t") == ()
             assert server.nodes == {}
             topic(server, "t", "0-m", 1)
-            second = await watch.wait_newer(first.epoch, deadline_s=in_s())
+            second = await watch.wait_newer(first.version, deadline_s=in_s())
             assert second.gets == {"t": {B0: 1}}
 
     run_virtually(scenario())
@@ -303,7 +303,7 @@ def test_what_nobody_can_read_is_left_out_and_logged_once(
             server.suspend(coordinator)
             server.resume(coordinator)
             broker(server, 5)
-            await watch.wait_newer(snapshot.epoch, deadline_s=in_s())
+            await watch.wait_newer(snapshot.version, deadline_s=in_s())
 
     run_virtually(scenario())
     left_out = [record.getMessage() for record in caplog.records]
@@ -335,8 +335,8 @@ def test_the_last_snapshot_holds_while_zookeeper_is_away(fault: str) -> None:
                 server.resume(coordinator)
             else:
                 server.start()
-            after = await watch.wait_newer(before.epoch, deadline_s=in_s())
-            assert after.epoch == before.epoch + 1
+            after = await watch.wait_newer(before.version, deadline_s=in_s())
+            assert after.version == before.version + 1
             assert after.gets == {"t": {B0: 2}}
 
     run_virtually(scenario())
@@ -403,7 +403,7 @@ def test_an_empty_cluster_is_known_to_be_empty() -> None:
     async def scenario() -> None:
         async with watch_on(MemoryZooKeeper()) as (watch, _):
             snapshot = await watch.wait_newer(0, deadline_s=in_s())
-            assert snapshot == ClusterSnapshot(epoch=1)
+            assert snapshot == ClusterSnapshot(version=1)
 
     run_virtually(scenario())
 
@@ -416,7 +416,7 @@ def test_waiting_ends_at_the_deadline_and_at_the_close() -> None:
         server.stop()
         async with watch_on(server) as (watch, _):
             begin_s = CLOCK.monotonic_s()
-            with pytest.raises(CoordinationTimeoutError, match="epoch 0"):
+            with pytest.raises(CoordinationTimeoutError, match="version 0"):
                 await watch.wait_topic("t", deadline_s=in_s(3))
             assert CLOCK.monotonic_s() - begin_s == pytest.approx(3, abs=0.1)
             waiting = asyncio.ensure_future(watch.wait_newer(0, deadline_s=in_s(99)))

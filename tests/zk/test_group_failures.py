@@ -49,8 +49,8 @@ def test_claims_end_with_the_session_and_survive_a_suspension() -> None:
             assert one.claims == frozenset()
             await settle()
             assert one.claims == frozenset()
-            assert one.claims_of_epoch(1) == {P0}
-            with pytest.raises(SessionLostError, match="epoch 2, got 1"):
+            assert one.claims_of_session_version(1) == {P0}
+            with pytest.raises(SessionLostError, match="version 2, got 1"):
                 await one.claim(P0, deadline_s=in_s())
 
     run_virtually(scenario())
@@ -72,7 +72,7 @@ def test_a_session_that_ends_under_a_claim_gives_nothing(call: str) -> None:
             with pytest.raises((SessionLostError, SessionSuspendedError)):
                 await claiming
             assert one.unanswered_claims == {P0}
-            assert one.claims_of_epoch(2) == frozenset()
+            assert one.claims_of_session_version(2) == frozenset()
 
     run_virtually(scenario())
 
@@ -105,7 +105,7 @@ def test_an_answer_of_the_last_session_is_not_acted_upon(
                 "release": lambda: one.release(P0, deadline_s=in_s()),
                 "unregister": lambda: one.unregister(deadline_s=in_s()),
             }
-            with pytest.raises(SessionLostError, match="epoch 1, got 2"):
+            with pytest.raises(SessionLostError, match="version 1, got 2"):
                 await calls[call]()
             path = OWNER if call in {"claim", "release"} else MEMBER
             assert path in server.nodes
@@ -205,7 +205,7 @@ def test_every_request_may_fail_once(failing: int, *, is_lost: bool) -> None:
         flaky: Any = FlakyCoordinator(real, failing, is_lost=is_lost)
         one = GroupMembership(flaky, PATHS, group="g", consumer_id="c1")
         store = GroupOffsets(flaky, PATHS, group="g")
-        epoch = await again(lambda: one.register(["a"], deadline_s=in_s()))
+        session_version = await again(lambda: one.register(["a"], deadline_s=in_s()))
         await again(lambda: one.register(["a", "test"], deadline_s=in_s()))
         assert server.nodes[MEMBER].data == b"a,test"
         assert await again(lambda: one.claim(P0, deadline_s=in_s()))
@@ -216,7 +216,7 @@ def test_every_request_may_fail_once(failing: int, *, is_lost: bool) -> None:
                 P0,
                 decode_group_offset(b"7-10"),
                 member="g_c1",
-                epoch=epoch,
+                session_version=session_version,
                 deadline_s=in_s(),
             )
         )

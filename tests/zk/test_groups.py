@@ -73,14 +73,14 @@ def test_members_owners_and_offsets_are_the_nodes_of_metaq() -> None:
         joining = member_on(server, consumer_id, group="golden-group")
         async with joining as (member, coordinator):
             store = GroupOffsets(coordinator, PATHS, group="golden-group")
-            epoch = await member.register(["test"], deadline_s=in_s())
+            session_version = await member.register(["test"], deadline_s=in_s())
             for partition, text in offsets.items():
                 assert await member.claim(partition, deadline_s=in_s())
                 await store.commit_offset(
                     partition,
                     decode_group_offset(text.encode()),
                     member=member.member,
-                    epoch=epoch,
+                    session_version=session_version,
                     deadline_s=in_s(),
                 )
             assert written(server) == running
@@ -243,8 +243,8 @@ def test_one_owner_at_a_time() -> None:
             assert not await two.claim(P1, deadline_s=in_s())
             server.reap(coordinator.status.session_id)
             assert await two.claim(P1, deadline_s=in_s())
-            assert two.claims_of_epoch(1) == {P0, P1}
-            assert two.claims_of_epoch(2) == frozenset()
+            assert two.claims_of_session_version(1) == {P0, P1}
+            assert two.claims_of_session_version(2) == frozenset()
 
     run_virtually(scenario())
 
@@ -279,7 +279,7 @@ def test_who_has_left_claims_nothing() -> None:
         async with member_on(server) as (one, _):
             await one.register(["test"], deadline_s=in_s())
             await one.unregister(deadline_s=in_s())
-            with pytest.raises(SessionLostError, match="epoch 1, got 0"):
+            with pytest.raises(SessionLostError, match="version 1, got 0"):
                 await one.claim(P0, deadline_s=in_s())
             assert OWNER not in server.nodes
 

@@ -45,10 +45,10 @@ class Owner:
             coordinator, PATHS, group="g", consumer_id=consumer_id
         )
         self.offsets = GroupOffsets(coordinator, PATHS, group="g")
-        self.epoch = 0
+        self.session_version = 0
 
     async def claim(self) -> None:
-        self.epoch = await self.group.register(["test"], deadline_s=in_s())
+        self.session_version = await self.group.register(["test"], deadline_s=in_s())
         assert await self.group.claim(P0, deadline_s=in_s())
 
     async def commit(self, offset: int) -> None:
@@ -56,7 +56,7 @@ class Owner:
             P0,
             at(offset),
             member=self.group.member,
-            epoch=self.epoch,
+            session_version=self.session_version,
             deadline_s=in_s(),
         )
 
@@ -129,7 +129,7 @@ def test_nobody_but_the_owner_commits() -> None:
     async def scenario() -> None:
         server = MemoryZooKeeper()
         async with owner_on(server) as one, owner_on(server, "c2") as two:
-            two.epoch = await two.group.register(["test"], deadline_s=in_s())
+            two.session_version = await two.group.register(["test"], deadline_s=in_s())
             with pytest.raises(OwnershipLostError, match="g_c2, it has none"):
                 await two.commit(5)
             await one.claim()
@@ -161,9 +161,9 @@ def test_a_claim_is_good_for_its_session_alone() -> None:
                 await one.commit(6)
             server.put(OWNER, b"g_c1", session_id=old)
             await asyncio.sleep(0.1)
-            with pytest.raises(OwnershipLostError, match="epoch 1, now it is 2"):
+            with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
                 await one.commit(6)
-            one.epoch = 2
+            one.session_version = 2
             with pytest.raises(OwnershipLostError, match="of session"):
                 await one.commit(6)
             assert server.nodes[OFFSET].data == b"7-5"
@@ -220,7 +220,7 @@ def test_a_commit_does_not_outlive_its_session(
                 return node
 
             monkeypatch.setattr(one.coordinator, "get", get)
-            with pytest.raises(OwnershipLostError, match="epoch 1, now it is 2"):
+            with pytest.raises(OwnershipLostError, match="version 1, now it is 2"):
                 await one.commit(20)
             assert server.nodes[OFFSET].data == b"7-10"
 
@@ -235,7 +235,7 @@ def test_two_consumers_of_one_process_are_two_owners() -> None:
         async with owner_on(server) as one:
             two = Owner(one.coordinator, "c2")
             await one.claim()
-            two.epoch = await two.group.register(["test"], deadline_s=in_s())
+            two.session_version = await two.group.register(["test"], deadline_s=in_s())
             with pytest.raises(OwnershipLostError, match=r"g_c2 .* got g_c1"):
                 await two.commit(5)
 

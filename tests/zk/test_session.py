@@ -21,12 +21,16 @@ def test_the_table_covers_every_state_and_event() -> None:
     assert set(TRANSITIONS) == {(s, e) for s in SessionState for e in SessionEvent}
 
 
-def test_a_new_session_starts_a_new_epoch_and_a_resumed_one_does_not() -> None:
-    """Suspended is not lost: the same session keeps its epoch."""
+def test_a_new_session_starts_a_new_session_version_and_a_resumed_one_does_not() -> (
+    None
+):
+    """Suspended is not lost: the same session keeps its version."""
     tracker = SessionTracker()
-    assert tracker.status == SessionStatus(SessionState.LOST, epoch=0, session_id=0)
-    epochs = [
-        (status.state.value, status.epoch)
+    assert tracker.status == SessionStatus(
+        SessionState.LOST, session_version=0, session_id=0
+    )
+    session_versions = [
+        (status.state.value, status.session_version)
         for event, number in [
             (E.ESTABLISHED, 5),
             (E.DISCONNECTED, 0),
@@ -37,7 +41,7 @@ def test_a_new_session_starts_a_new_epoch_and_a_resumed_one_does_not() -> None:
         ]
         if (status := tracker.apply(event, number))
     ]
-    assert epochs == [
+    assert session_versions == [
         ("connected", 1),
         ("suspended", 1),
         ("connected", 1),
@@ -63,30 +67,34 @@ def test_the_time_out_of_a_session_is_remembered_until_the_next_greeting() -> No
     assert found == [4.0, 4.0, 6.0, 6.0]
 
 
-def test_another_session_without_a_report_of_loss_is_a_new_epoch() -> None:
+def test_another_session_without_a_report_of_loss_is_a_new_session_version() -> None:
     """An expiry that was never reported is noticed by the session's number."""
     tracker = SessionTracker()
     tracker.apply(E.ESTABLISHED, 5)
     status = tracker.apply(E.ESTABLISHED, 6)
-    assert status == SessionStatus(SessionState.CONNECTED, epoch=2, session_id=6)
+    assert status == SessionStatus(
+        SessionState.CONNECTED, session_version=2, session_id=6
+    )
 
 
-def test_the_same_number_after_a_loss_is_a_new_epoch() -> None:
-    """Epochs never repeat, even where session numbers do."""
+def test_the_same_number_after_a_loss_is_a_new_session_version() -> None:
+    """Versions never repeat, even where session numbers do."""
     tracker = SessionTracker()
     tracker.apply(E.ESTABLISHED, 5)
     tracker.apply(E.EXPIRED)
     status = tracker.apply(E.ESTABLISHED, 5)
-    assert status == SessionStatus(SessionState.CONNECTED, epoch=2, session_id=5)
+    assert status == SessionStatus(
+        SessionState.CONNECTED, session_version=2, session_id=5
+    )
 
 
 @given(
     st.lists(st.tuples(st.sampled_from(SessionEvent), st.integers(1, 3)), max_size=20)
 )
-def test_epochs_grow_exactly_with_new_sessions(
+def test_session_versions_grow_exactly_with_new_sessions(
     reports: list[tuple[SessionEvent, int]],
 ) -> None:
-    """Over any history the epoch grows only when ephemeral nodes may be gone."""
+    """Over any history the version grows only when ephemeral nodes may be gone."""
     tracker = SessionTracker()
     for event, number in reports:
         before = tracker.status
@@ -96,13 +104,19 @@ def test_epochs_grow_exactly_with_new_sessions(
         is_new = event is E.ESTABLISHED and (
             before.state is SessionState.LOST or before.session_id != number
         )
-        assert after.epoch == before.epoch + is_new
+        assert after.session_version == before.session_version + is_new
 
 
 def test_require_connected_tells_suspended_from_lost() -> None:
     """Callers learn which of the two it is by the error's class."""
-    SessionStatus(SessionState.CONNECTED, epoch=1, session_id=9).require_connected()
+    SessionStatus(
+        SessionState.CONNECTED, session_version=1, session_id=9
+    ).require_connected()
     with pytest.raises(SessionSuspendedError, match="0x9"):
-        SessionStatus(SessionState.SUSPENDED, epoch=1, session_id=9).require_connected()
+        SessionStatus(
+            SessionState.SUSPENDED, session_version=1, session_id=9
+        ).require_connected()
     with pytest.raises(SessionLostError):
-        SessionStatus(SessionState.LOST, epoch=1, session_id=9).require_connected()
+        SessionStatus(
+            SessionState.LOST, session_version=1, session_id=9
+        ).require_connected()

@@ -37,7 +37,7 @@ from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.producers import Batch
+from metaq.storage.producers import StoredBatch
 
 CHECKSUM_STEP_BYTES: Final = 1024 * 1024
 """What one step takes of the checksum of a batch: less than a millisecond."""
@@ -125,7 +125,7 @@ def _append(
             receipts=Receipts((b"%d" % command.opaque,), (first_id,), (offset,)),
         )
         return
-    batch = Batch(
+    batch = StoredBatch(
         command.producer,
         command.sequence,
         count,

@@ -359,8 +359,8 @@ async def know_topics(
     for topic in wanted:
         metadata.watch_topic(topic)
     snapshot = metadata.snapshot
-    while snapshot.epoch == 0 or not wanted <= snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    while snapshot.version == 0 or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
     return snapshot
 
 

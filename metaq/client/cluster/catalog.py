@@ -58,8 +58,8 @@ async def read_cluster(
     for name in sorted(wanted):
         metadata.watch_topic(name)
     snapshot = metadata.snapshot
-    while not snapshot.epoch or not wanted <= snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    while not snapshot.version or not wanted <= snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
     return snapshot
 
 
@@ -80,7 +80,7 @@ async def read_whole(
         except PartitionsAwayError as away:
             try:
                 snapshot = await context.metadata.wait_newer(
-                    snapshot.epoch, deadline_s=deadline_s
+                    snapshot.version, deadline_s=deadline_s
                 )
             except NoBrokerError:
                 raise away from None
@@ -125,7 +125,7 @@ async def require_partitions(
             raise refusal
         try:
             snapshot = await context.metadata.wait_newer(
-                snapshot.epoch, deadline_s=deadline_s
+                snapshot.version, deadline_s=deadline_s
             )
         except NoBrokerError as error:
             raise refusal from error

@@ -13,7 +13,7 @@ something gives the next snapshot. A broker that cannot be reached is missing fr
 `brokers`; what it serves stays known, and is its record, so its partitions do not seem
 to vanish. One that has never answered is `silent`: it may have a part of every topic.
 
-    Invariant: the epoch grows with every snapshot; 0 says that nothing is known yet.
+    Invariant: the version grows with every snapshot; 0 says that nothing is known yet.
 
 Source: client spec 4 and 7.6.
 """
@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from metaq.client.cluster.away_partitions import require_all_there
-from metaq.client.cluster.broker_description import (
+from metaq.client.cluster.broker_facts import (
     BrokerFacts,
     parse_facts,
 )
@@ -74,7 +74,7 @@ class Metadata(Protocol):
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """Return what is known now; epoch 0 while nothing is."""
+        """Return what is known now; version 0 while nothing is."""
         ...
 
     async def start(self) -> None:
@@ -122,8 +122,8 @@ class Metadata(Protocol):
         """
         ...
 
-    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its epoch is above `epoch`.
+    async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its version is above `version`.
 
         Raises:
             NoBrokerError: there was no news before the deadline.
@@ -147,13 +147,15 @@ async def _wait_served(
     since_s = clock.monotonic_s()
     snapshot, known = metadata.snapshot, None
     while name not in snapshot.puts and (takes_puts or name not in snapshot.gets):
-        if snapshot.epoch and known is None:
+        if snapshot.version and known is None:
             # Asked now: at the deadline there is no time left for it.
             known = await _known_topics(metadata, deadline_s)
         try:
-            snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+            snapshot = await metadata.wait_newer(
+                snapshot.version, deadline_s=deadline_s
+            )
         except NoBrokerError as error:
-            if not snapshot.epoch:
+            if not snapshot.version:
                 # Whether somebody serves it is what nobody has told.
                 raise NoBrokerError(f"topic '{name}': {error}") from error
             require_all_there(snapshot, [name])
@@ -241,11 +243,11 @@ class ZooKeeperMetadata:
         """Return the names of all topics there are, served or recorded, asked now."""
         return await self._watch.topics(deadline_s=deadline_s)
 
-    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its epoch is above `epoch`."""
+    async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its version is above `version`."""
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
-            return await self._watch.wait_newer(epoch, deadline_s=deadline_s)
+            return await self._watch.wait_newer(version, deadline_s=deadline_s)
         except CoordinationTimeoutError as error:
             raise NoBrokerError(
                 f"no news from {self._name} within {left_s:.3g} s"
@@ -349,16 +351,16 @@ class AddressMetadata(Service):
     async def topics(self, *, deadline_s: float) -> frozenset[str]:
         """Return the names that the brokers told last; waits for the first time."""
         snapshot = self._snapshot
-        if not snapshot.epoch:
+        if not snapshot.version:
             snapshot = await self.wait_newer(0, deadline_s=deadline_s)
         return frozenset(snapshot.puts.keys() | snapshot.gets.keys())
 
-    async def wait_newer(self, epoch: int, *, deadline_s: float) -> ClusterSnapshot:
-        """Return the present snapshot, as soon as its epoch is above `epoch`."""
+    async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
+        """Return the present snapshot, as soon as its version is above `version`."""
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
         try:
             async with asyncio.timeout(left_s):
-                while self._snapshot.epoch <= epoch:
+                while self._snapshot.version <= version:
                     self._require_open()
                     await self._changed.wait()
         except TimeoutError as error:
@@ -465,14 +467,14 @@ class AddressMetadata(Service):
                 self._watched,
             ),
             silent=silent,
-            epoch=old.epoch,
+            version=old.version,
         )
-        if new == old and old.epoch:
+        if new == old and old.version:
             return
-        self._snapshot = replace(new, epoch=old.epoch + 1)
+        self._snapshot = replace(new, version=old.version + 1)
         _log.info(
-            "cluster changed: epoch=%d brokers=%d topics=%d",
-            self._snapshot.epoch,
+            "cluster changed: version=%d brokers=%d topics=%d",
+            self._snapshot.version,
             len(new.brokers),
             len(new.puts.keys() | new.gets.keys()),
         )
@@ -486,7 +488,7 @@ class AddressMetadata(Service):
 def make_snapshot(
     told: Iterable[tuple[BrokerAddress, BrokerFacts, bool]], watched: Iterable[str]
 ) -> ClusterSnapshot:
-    """Return what brokers told, as one snapshot of epoch 0. Pure.
+    """Return what brokers told, as one snapshot of version 0. Pure.
 
     Args:
         told: where a broker is, what it said last, and whether it is there now. Of

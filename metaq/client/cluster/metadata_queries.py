@@ -79,7 +79,7 @@ async def ask(
         WireError: it goes on refusing with a status that passes (503, 504); and what
             `parse` raises.
     """
-    if not context.metadata.snapshot.epoch:
+    if not context.metadata.snapshot.version:
         # Whose address is wrong, or who is away, is told by name.
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
 

@@ -127,7 +127,7 @@ async def read_takers(
     while missing := [t for t in wanted if not put_addresses(snapshot, [t])]:
         try:
             snapshot = await context.metadata.wait_newer(
-                snapshot.epoch, deadline_s=deadline_s
+                snapshot.version, deadline_s=deadline_s
             )
         except NoBrokerError as error:
             raise NoBrokerError(

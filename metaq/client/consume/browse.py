@@ -85,7 +85,7 @@ async def known_topics(context: ClientContext, *, deadline_s: float) -> tuple[st
         NoBrokerError: nothing is known of the cluster before the deadline.
         MetaqError: ZooKeeper cannot be asked.
     """
-    if not context.metadata.snapshot.epoch:
+    if not context.metadata.snapshot.version:
         await context.metadata.wait_newer(0, deadline_s=deadline_s)
     names = await retry(
         lambda: context.metadata.topics(deadline_s=deadline_s),
@@ -112,8 +112,8 @@ async def known_partitions(
     metadata = context.metadata
     metadata.watch_topic(topic)
     snapshot = metadata.snapshot
-    while not snapshot.epoch or topic not in snapshot.topics:
-        snapshot = await metadata.wait_newer(snapshot.epoch, deadline_s=deadline_s)
+    while not snapshot.version or topic not in snapshot.topics:
+        snapshot = await metadata.wait_newer(snapshot.version, deadline_s=deadline_s)
     readable = snapshot.get_partitions(topic)
     taking = snapshot.put_partitions(topic)
     return tuple(sorted({*readable, *taking, *snapshot.away(topic)}))
@@ -223,7 +223,7 @@ async def stats_of(
     """
     require_text("item", item)
     snapshot = context.metadata.snapshot
-    if not snapshot.epoch:
+    if not snapshot.version:
         snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
     addresses = [
         address

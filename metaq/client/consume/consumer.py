@@ -1,9 +1,9 @@
 """A consumer: partitions that are ours → fetched, handed out, committed.
 
 The async world's consumer, and the core of the sync one. It owns no decision about
-which partitions it reads (`assignments.py`), no partition (`reading.py`), no byte of
-the wire (`fetcher.py`) and no message (`feed.py`); it is where these meet. Source:
-client spec 10 to 13.
+which partitions it reads (`assignments.py`), no partition (`subscription_state.py`), no
+byte of the wire (`fetcher.py`) and no message (`fetch_buffer.py`); it is where these
+meet. Source: client spec 10 to 13.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Self
 
 from metaq.client.cluster.away_partitions import find_away
 from metaq.client.cluster.context import ClientContext
-from metaq.client.consume.current_batch import Hand, current_task
+from metaq.client.consume.current_batch import CurrentBatch, current_task
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
     CONCURRENCY_MAX,
@@ -32,7 +32,7 @@ from metaq.client.consume.progress import (
     lags_of,
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
-from metaq.client.consume.subscription_state import Reading
+from metaq.client.consume.subscription_state import SubscriptionState
 from metaq.client.consume.totals import Totals, total_of_handling
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.offsets.offset_store import OffsetStore
@@ -96,7 +96,7 @@ class AsyncConsumer:
         self._context = context
         self._source = source
         self._loop = asyncio.get_running_loop()
-        self._reading = Reading(
+        self._subscription = SubscriptionState(
             context,
             store,
             fence=lambda: source.fence,
@@ -105,9 +105,9 @@ class AsyncConsumer:
             marks=marks,
             on_fatal=self._fail,
         )
-        self.feed = self._reading.feed
+        self.fetch_buffer = self._subscription.fetch_buffer
         """Fetched messages; for the sync world and for handlers."""
-        self.hand = Hand(self.feed)
+        self.current_batch = CurrentBatch(self.fetch_buffer)
         """What the iterator holds."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
@@ -147,26 +147,26 @@ class AsyncConsumer:
         except BaseException:
             self._unlisten()
             self._state = ConsumerState.CLOSED
-            self._reading.fence(self.assignment())
+            self._subscription.fence(self.assignment())
             await self._end(deadline_s)
             raise
         self._state = ConsumerState.RUNNING
         if self.options.commit_interval_s is not None:
-            committing = self._reading.run_commits(self.options.commit_interval_s)
+            committing = self._subscription.run_commits(self.options.commit_interval_s)
             self._spawn(committing, "commit")
         if self.options.watchdog_s is not None:
             watchdog = Watchdog(
                 self._context,
-                self.feed,
+                self.fetch_buffer,
                 group=self.group,
                 bound_s=max(self.options.watchdog_s, 2 * self.options.idle_max_s),
-                standing_of=self._reading.standing_of,
+                standing_of=self._subscription.standing_of,
                 on_stuck=self._fail,
             )
             self._spawn(watchdog.run(), "watchdog")
 
     async def _start_source(self) -> None:
-        await self._source.start(self._reading)
+        await self._source.start(self._subscription)
         # A topic that somebody else watches already brings no news.
         self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
@@ -175,7 +175,7 @@ class AsyncConsumer:
 
     def _on_news(self, snapshot: ClusterSnapshot) -> None:
         self._unserved.update(snapshot, self.group)
-        self._reading.on_cluster()
+        self._subscription.on_cluster()
 
     def _spawn(self, work: "asyncio._CoroutineLike[None]", name: str) -> None:
         task = self._loop.create_task(work, name=f"{name} of {self.group}")
@@ -191,8 +191,8 @@ class AsyncConsumer:
     def _fail(self, error: MetaqError) -> None:
         """Fetch no more; whoever takes hears the error behind what was fetched."""
         log.error("consumer of group %s stops: %s", self.group, error)
-        self._reading.stop_fetching()
-        self.feed.fail(error)
+        self._subscription.stop_fetching()
+        self.fetch_buffer.fail(error)
 
     @property
     def is_closed(self) -> bool:
@@ -236,12 +236,12 @@ class AsyncConsumer:
             await wait_set(self._ended, timeout)
             return
         if deadline_s is not None:
-            self._reading.end_by(deadline_s)
+            self._subscription.end_by(deadline_s)
         is_new = self._state is ConsumerState.NEW
         self._state = ConsumerState.CLOSED
         self._unlisten()
-        if self.hand.is_free_for(current_task()):
-            self.hand.drop()
+        if self.current_batch.is_free_for(current_task()):
+            self.current_batch.drop()
         for task in self._tasks:
             task.cancel()
         try:
@@ -252,10 +252,10 @@ class AsyncConsumer:
 
     async def _end(self, deadline_s: float | None) -> None:
         """Let go of whoever waits for messages, and of the store."""
-        self.feed.fail(ClosedError(f"{self} is closed"))
+        self.fetch_buffer.fail(ClosedError(f"{self} is closed"))
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            await self._reading.close(deadline_s)
+            await self._subscription.close(deadline_s)
         finally:
             self._ended.set()
 
@@ -284,8 +284,8 @@ class AsyncConsumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, *_error: object
     ) -> None:
-        if kind is None and self.hand.is_free_for(current_task()):
-            self.hand.count()
+        if kind is None and self.current_batch.is_free_for(current_task()):
+            self.current_batch.count()
         await self.close()
 
     # -- messages ---------------------------------------------------------------------
@@ -296,15 +296,15 @@ class AsyncConsumer:
     async def _iterate(self) -> AsyncIterator[Message]:
         self._require_loop()
         self.require_started()
-        with self.hand.loop_of(current_task()):
+        with self.current_batch.loop_of(current_task()):
             while True:
-                for message in self.hand.messages():
+                for message in self.current_batch.messages():
                     yield message
                 try:
-                    batch = await self.feed.take_async()
+                    batch = await self.fetch_buffer.take_async()
                 except ClosedError:
                     return
-                self.hand.hold(batch)
+                self.current_batch.hold(batch)
                 # Fetching shares this loop, and a full buffer never waits.
                 await asyncio.sleep(0)
 
@@ -343,11 +343,11 @@ class AsyncConsumer:
         try:
             async with asyncio.timeout(timeout):
                 while True:
-                    many = self.hand.some(count_max)
+                    many = self.current_batch.some(count_max)
                     if many:
                         return many
                     self._require_loop()
-                    self.hand.hold(await self.feed.take_async())
+                    self.current_batch.hold(await self.fetch_buffer.take_async())
         except TimeoutError:
             return []
 
@@ -405,7 +405,7 @@ class AsyncConsumer:
         if self._handling is not None and not self._handling.is_closed:
             raise ClientError(f"{self} is run already")
         self._handling = Handling(
-            self.feed,
+            self.fetch_buffer,
             group=self.group,
             topics=self.topics,
             policy=retry,
@@ -433,10 +433,10 @@ class AsyncConsumer:
         self._require_loop()
         lost: MetaqError | None = None
         try:
-            self.hand.confirm()
+            self.current_batch.confirm()
         except MetaqError as error:
             lost = error
-        failed = await self._reading.commit(self._context.deadline_s(timeout))
+        failed = await self._subscription.commit(self._context.deadline_s(timeout))
         for failure in failed.values():
             raise failure
         if lost is not None:
@@ -468,10 +468,13 @@ class AsyncConsumer:
 
     def _move(self, partition: TopicPartition, offset: Offset) -> None:
         check_offset("offset", offset)
-        self._reading.require_assigned(partition)
-        if self.hand.batch is not None and self.hand.batch.partition == partition:
-            self.hand.drop()
-        self._reading.move(partition, offset)
+        self._subscription.require_assigned(partition)
+        if (
+            self.current_batch.batch is not None
+            and self.current_batch.batch.partition == partition
+        ):
+            self.current_batch.drop()
+        self._subscription.move(partition, offset)
 
     async def rollback(self, timeout: float | None = None) -> None:
         """Have everything since the last commit delivered again.
@@ -486,18 +489,18 @@ class AsyncConsumer:
         """
         self._require_loop()
         limit_s = self._context.limit_s(timeout)
-        asking = self._reading.last_commits(self._context.deadline_s(limit_s))
+        asking = self._subscription.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
         # No await between: what is assigned now may go, and half would be moved.
         for partition, offset in offsets.items():
             self._move(partition, offset)
-        self._reading.take_back()
+        self._subscription.take_back()
 
     # -- how it is doing --------------------------------------------------------------
 
     def assignment(self) -> frozenset[TopicPartition]:
         """Return the partitions that are read now."""
-        return self._reading.partitions
+        return self._subscription.partitions
 
     async def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
         """Return how far handling is behind the end of each partition's log.
@@ -525,7 +528,9 @@ class AsyncConsumer:
                 topics=self.topics,
                 deadline_s=deadline_s,
             )
-        handled = {p: o for p, o in self.feed.handled().items() if p not in away}
+        handled = {
+            p: o for p, o in self.fetch_buffer.handled().items() if p not in away
+        }
         lags = await lags_of(context, handled, deadline_s=deadline_s)
         lags |= dict.fromkeys(sorted(away), UNKNOWN_LAG)
         self.last_lags = lags
@@ -533,7 +538,7 @@ class AsyncConsumer:
 
     def health(self) -> Health:
         """Return the consumer's condition; asks nobody, costs little."""
-        problems = self._reading.problems() + self._unserved.problems()
+        problems = self._subscription.problems() + self._unserved.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")
         problems += self._source.problems()
@@ -541,13 +546,13 @@ class AsyncConsumer:
             problems += self._handling.problems()
         return judge(
             self._state,
-            self.feed,
+            self.fetch_buffer,
             is_settled=self._source.unsettled_since_s is None,
-            uncommitted_count=self._reading.uncommitted_count,
+            uncommitted_count=self._subscription.uncommitted_count,
             problems=problems,
             now_s=self._context.clock.monotonic_s(),
         )
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
-        return self._reading.statistics(handling=self._runs.total())
+        return self._subscription.statistics(handling=self._runs.total())

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeAlias
 
-from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.errors import OwnershipLostError
 from metaq.model import Message
 
@@ -22,17 +22,17 @@ Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
 """Whoever runs a loop over a consumer."""
 
 
-class Hand:
+class CurrentBatch:
     """What one consumer's iterator holds. Used by one thread at a time."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, fetch_buffer: FetchBuffer) -> None:
         """Start with empty hands.
 
         Args:
-            feed: where batches come from and go back to.
+            fetch_buffer: where batches come from and go back to.
         """
-        self._feed = feed
-        self.batch: Batch | None = None
+        self._fetch_buffer = fetch_buffer
+        self.batch: FetchedBatch | None = None
         """The batch in hand."""
         self._loopers: list[Looper] = []
 
@@ -57,7 +57,7 @@ class Hand:
 
     # -- messages ---------------------------------------------------------------------
 
-    def hold(self, batch: Batch) -> None:
+    def hold(self, batch: FetchedBatch) -> None:
         """Take a batch in hand."""
         assert self.batch is None
         self.batch = batch
@@ -105,7 +105,7 @@ class Hand:
         batch = self.batch
         if batch is None:
             return
-        if not self._feed.is_current(batch):
+        if not self._fetch_buffer.is_current(batch):
             self.batch = None
             raise OwnershipLostError(
                 f"{batch.partition}: lost while its messages were in hand; they will"
@@ -128,7 +128,7 @@ class Hand:
         """Give the batch back; what is not handled of it is handed out again."""
         if self.batch is not None:
             batch, self.batch = self.batch, None
-            self._feed.done(batch)
+            self._fetch_buffer.done(batch)
 
 
 def current_task() -> asyncio.Task[Any]:

@@ -1,6 +1,6 @@
 """Between a consumer and its cache of ids: asks before delivery, adds what is handled.
 
-    fetched --> seen? --no--> feed --> handled --> add
+    fetched --> seen? --no--> buffer --> handled --> add
                   `---yes--> counted as handled
 
 Theory of operation. The cache may lie behind a network, so nothing here calls it on
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar
 
-from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.duplicate_ids import DuplicateIds, key_of
 from metaq.client.off_loop import OffLoop
 from metaq.clock import Clock
@@ -112,7 +112,9 @@ class DuplicateFilter:
         """Return whether a batch of the partition is asked about."""
         return partition in self._asking
 
-    def sift(self, batch: Batch, deliver: Callable[[Batch], None]) -> None:
+    def sift(
+        self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
+    ) -> None:
         """Have a batch delivered without what was handled before.
 
         Args:
@@ -126,7 +128,9 @@ class DuplicateFilter:
             self._sift(batch, deliver), name=f"duplicate ids of {batch.partition}"
         )
 
-    async def _sift(self, batch: Batch, deliver: Callable[[Batch], None]) -> None:
+    async def _sift(
+        self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
+    ) -> None:
         group = self._group
         keys = [key_of(group, message.id) for message in batch.messages]
         found = await self._call(lambda: frozenset(self._ids.seen(keys)))

@@ -1,26 +1,26 @@
 """Fetched batches on their way to whoever handles them, and how far handling has come.
 
-    fetcher --put--> [lane of a partition] --take--> worker --done--> handled offset
+    fetcher --put--> [buffer of a partition] --take--> worker --done--> handled offset
 
-Theory of operation. One lane per assigned partition. A lane is with one worker at a
-time, so a partition is handled in order whatever the number of workers; lanes with
+Theory of operation. One buffer per assigned partition. A buffer is with one worker at a
+time, so a partition is handled in order whatever the number of workers; buffers with
 batches wait in line and take turns. What crosses is a batch, never a message: the
 lock is taken once per batch, and a worker counts messages in the batch it holds.
 
 A message counts as *handled* when the worker asks for the next one (`hand.py`), or says
-so (`Batch.confirm`). `handled` tells the offset behind the last handled message
+so (`FetchedBatch.confirm`). `handled` tells the offset behind the last handled message
 of each partition: what a commit may store.
 
-A lane goes in one of two ways. `revoke` stops the batch in hand, waits until its
+A buffer goes in one of two ways. `revoke` stops the batch in hand, waits until its
 worker gives it back (bounded), and returns what was handled. `fence` does not wait.
-Either way the lane is gone: what its worker reports later changes nothing, and a
-commit of it is refused (`is_current`). A lane may be given back *paused*: its worker
+Either way the buffer is gone: what its worker reports later changes nothing, and a
+commit of it is refused (`is_current`). A buffer may be given back *paused*: its worker
 is free for others, and nothing of it is handed out before `resume`.
 
     Invariant: a batch in hand belongs to exactly one worker.
-    Invariant: handled offsets of a lane never go back.
+    Invariant: handled offsets of a buffer never go back.
     Invariant: buffered bytes are those of batches that were put and not taken.
-    Invariant: a lane in line has a batch and nobody's hand on it.
+    Invariant: a buffer in line has a batch and nobody's hand on it.
 
 Concurrency: everything may be called from any thread unless it says otherwise.
 """
@@ -40,12 +40,12 @@ from metaq.errors import MetaqError
 from metaq.model import Message, MessageId, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
-LANE_BATCHES_MAX: Final = 2
+PARTITION_BATCHES_MAX: Final = 2
 """Batches fetched ahead per partition: one to take while the next one arrives."""
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class FetchedBatch:
     """Messages of one partition, in order; belongs to one worker while in hand."""
 
     partition: TopicPartition
@@ -78,12 +78,12 @@ class Batch:
 
 
 @dataclass(slots=True, eq=False)
-class _Lane:
+class _PartitionBuffer:
     partition: TopicPartition
     handled: GroupOffset
     progress_s: float
-    ready: deque[Batch] = field(default_factory=deque)
-    in_hand: Batch | None = None
+    ready: deque[FetchedBatch] = field(default_factory=deque)
+    in_hand: FetchedBatch | None = None
     is_queued: bool = False
     is_paused: bool = False
     is_ending: bool = False
@@ -91,8 +91,8 @@ class _Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class LaneStatistics:
-    """A snapshot of one lane."""
+class PartitionBufferStatistics:
+    """A snapshot of one buffer."""
 
     handled: GroupOffset
     """What a commit would store."""
@@ -104,8 +104,8 @@ class LaneStatistics:
     """Monotonic time at which something was last fetched, handed out or handled."""
 
 
-class Feed:
-    """All lanes of one consumer."""
+class FetchBuffer:
+    """All buffers of one consumer."""
 
     def __init__(
         self,
@@ -116,17 +116,17 @@ class Feed:
         on_room: Callable[[], None],
         on_handled: Callable[[TopicPartition, list[Message]], None] | None = None,
     ) -> None:
-        """Start without lanes.
+        """Start without buffers.
 
         Args:
             clock: for progress times.
             buffer_bytes_max: no further batch is fetched at or above so many
                 buffered bytes; what is in flight then still comes.
             buffer_count_max: the same in messages.
-            on_room: called, from any thread and outside the lock, when a lane that
+            on_room: called, from any thread and outside the lock, when a buffer that
                 `has_room` refused may have room again.
             on_handled: called, from any thread and outside the lock, with what is
-                handled of a batch that is given back, or whose lane is fenced; once
+                handled of a batch that is given back, or whose buffer is fenced; once
                 for each message.
         """
         self._clock = clock
@@ -136,9 +136,9 @@ class Feed:
         self._on_handled = on_handled
         self._lock = threading.Lock()
         self._arrival = threading.Condition(self._lock)
-        self._lanes: dict[TopicPartition, _Lane] = {}
-        self._line: deque[_Lane] = deque()
-        self._asides: deque[Batch] = deque()
+        self._buffers: dict[TopicPartition, _PartitionBuffer] = {}
+        self._line: deque[_PartitionBuffer] = deque()
+        self._asides: deque[FetchedBatch] = deque()
         self._sleepers: set[asyncio.Future[None]] = set()
         self._error: BaseException | None = None
         self._buffered_bytes = 0
@@ -150,59 +150,59 @@ class Feed:
     # -- the fetcher's side -----------------------------------------------------------
 
     def add(self, partition: TopicPartition, handled: GroupOffset) -> None:
-        """Open a lane; `handled` is where reading begins."""
+        """Open a buffer; `handled` is where reading begins."""
         with self._lock:
-            assert partition not in self._lanes, partition
+            assert partition not in self._buffers, partition
             now_s = self._clock.monotonic_s()
-            self._lanes[partition] = _Lane(partition, handled, now_s)
+            self._buffers[partition] = _PartitionBuffer(partition, handled, now_s)
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether one more batch may be fetched; else `on_room` will tell."""
         with self._lock:
-            lane = self._lanes.get(partition)
-            if lane is None:
+            buffer = self._buffers.get(partition)
+            if buffer is None:
                 return False
             has_room = (
-                not lane.is_ending
-                and len(lane.ready) < LANE_BATCHES_MAX
+                not buffer.is_ending
+                and len(buffer.ready) < PARTITION_BATCHES_MAX
                 and self.has_space
             )
             self._is_room_wanted |= not has_room
             return has_room
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: FetchedBatch) -> None:
         """Take a fetched batch; without messages it only moves the offset on.
 
-        Dropped when the lane is gone, or about to go.
+        Dropped when the buffer is gone, or about to go.
         """
         with self._lock:
-            lane = self._lanes.get(batch.partition)
-            if lane is None or lane.is_ending:
+            buffer = self._buffers.get(batch.partition)
+            if buffer is None or buffer.is_ending:
                 return
-            lane.progress_s = self._clock.monotonic_s()
+            buffer.progress_s = self._clock.monotonic_s()
             if not batch.messages:
-                self._skip_to(lane, batch.next_offset)
+                self._skip_to(buffer, batch.next_offset)
                 return
-            lane.ready.append(batch)
+            buffer.ready.append(batch)
             self._buffered_bytes += batch.size_bytes
             self._buffered_count += len(batch.messages)
-            self._enqueue(lane)
+            self._enqueue(buffer)
 
-    def _skip_to(self, lane: _Lane, offset: Offset) -> None:
-        last = lane.ready[-1] if lane.ready else lane.in_hand
+    def _skip_to(self, buffer: _PartitionBuffer, offset: Offset) -> None:
+        last = buffer.ready[-1] if buffer.ready else buffer.in_hand
         if last is None:
-            lane.handled = GroupOffset(offset, lane.handled.message_id)
+            buffer.handled = GroupOffset(offset, buffer.handled.message_id)
         else:
             last.next_offset = offset
 
-    def _enqueue(self, lane: _Lane) -> None:
-        """Put a lane in line and wake one worker; the lock is held."""
-        if lane.is_queued or lane.in_hand is not None or not lane.ready:
+    def _enqueue(self, buffer: _PartitionBuffer) -> None:
+        """Put a buffer in line and wake one worker; the lock is held."""
+        if buffer.is_queued or buffer.in_hand is not None or not buffer.ready:
             return
-        if lane.is_paused or lane.is_ending:
+        if buffer.is_paused or buffer.is_ending:
             return
-        lane.is_queued = True
-        self._line.append(lane)
+        buffer.is_queued = True
+        self._line.append(buffer)
         self._wake()
 
     def _wake(self) -> None:
@@ -213,7 +213,7 @@ class Feed:
 
     # -- the worker's side ------------------------------------------------------------
 
-    def take_nowait(self) -> Batch | None:
+    def take_nowait(self) -> FetchedBatch | None:
         """Return the next batch, or None when there is none now.
 
         Raises:
@@ -225,7 +225,7 @@ class Feed:
             self._tell_room()
         return batch
 
-    def take(self, timeout_s: float | None) -> Batch | None:
+    def take(self, timeout_s: float | None) -> FetchedBatch | None:
         """Wait for a batch; not on the event loop's thread.
 
         Args:
@@ -247,7 +247,7 @@ class Feed:
             self._tell_room()
         return batch
 
-    async def take_async(self) -> Batch:
+    async def take_async(self) -> FetchedBatch:
         """Wait for a batch, on an event loop.
 
         Cancellation: nothing is taken.
@@ -280,17 +280,17 @@ class Feed:
     def _has_something(self) -> bool:
         return bool(self._line or self._asides) or self._error is not None
 
-    def _take(self) -> Batch | None:
+    def _take(self) -> FetchedBatch | None:
         """Take the next batch in line; the lock is held."""
         self._asked_s = self._clock.monotonic_s()
         if self._asides:
             return self._asides.popleft()
         if self._line:
-            lane = self._line.popleft()
-            lane.is_queued = False
-            batch = lane.ready.popleft()
-            lane.in_hand = batch
-            lane.progress_s = self._asked_s
+            buffer = self._line.popleft()
+            buffer.is_queued = False
+            batch = buffer.ready.popleft()
+            buffer.in_hand = batch
+            buffer.progress_s = self._asked_s
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)
             return batch
@@ -305,12 +305,12 @@ class Feed:
         if self._on_handled is None:
             return
         with self._lock:
-            in_hand = [lane.in_hand for lane in self._lanes.values()]
+            in_hand = [buffer.in_hand for buffer in self._buffers.values()]
         for batch in in_hand:
             if batch is not None:
                 self._tell_handled(batch)
 
-    def _tell_handled(self, batch: Batch) -> None:
+    def _tell_handled(self, batch: FetchedBatch) -> None:
         if self._on_handled is None:
             return
         with self._lock:
@@ -325,12 +325,12 @@ class Feed:
             self._is_room_wanted = False
             self._on_room()
 
-    def done(self, batch: Batch, *, is_paused: bool = False) -> None:
+    def done(self, batch: FetchedBatch, *, is_paused: bool = False) -> None:
         """Give a batch back; what is not handled in it is handed out again.
 
-        A batch of a lane that is gone is only counted as returned. So is a stopped one,
-        and nothing more is handed out of its lane: what was left in it comes first,
-        wherever the partition is read next.
+        A batch of a buffer that is gone is only counted as returned. So is a stopped
+        one, and nothing more is handed out of its buffer: what was left in it comes
+        first, wherever the partition is read next.
 
         Args:
             batch: what was taken.
@@ -338,21 +338,23 @@ class Feed:
         """
         self._tell_handled(batch)
         with self._lock:
-            lane = self._lanes.get(batch.partition)
-            if lane is None or lane.in_hand is not batch:
+            buffer = self._buffers.get(batch.partition)
+            if buffer is None or buffer.in_hand is not batch:
                 return
-            lane.in_hand = None
-            lane.is_paused = is_paused
-            lane.is_ending = batch.is_stopped
-            lane.handled = _handled(lane.handled, batch)
-            lane.progress_s = self._clock.monotonic_s()
+            buffer.in_hand = None
+            buffer.is_paused = is_paused
+            buffer.is_ending = batch.is_stopped
+            buffer.handled = _handled(buffer.handled, batch)
+            buffer.progress_s = self._clock.monotonic_s()
             rest = batch.messages[batch.handled :]
             if rest and not batch.is_stopped:
-                left = Batch(batch.partition, rest, batch.next_offset, size_bytes=0)
-                lane.ready.appendleft(left)
+                left = FetchedBatch(
+                    batch.partition, rest, batch.next_offset, size_bytes=0
+                )
+                buffer.ready.appendleft(left)
                 self._buffered_count += len(rest)
-            self._enqueue(lane)
-            returned, lane.returned = lane.returned, []
+            self._enqueue(buffer)
+            returned, buffer.returned = buffer.returned, []
         for tell in returned:
             tell()
         self._tell_room()
@@ -360,14 +362,14 @@ class Feed:
     def resume(self, partition: TopicPartition) -> None:
         """Hand out a paused partition again; harmless when it is not, or is gone."""
         with self._lock:
-            lane = self._lanes.get(partition)
-            if lane is not None:
-                lane.is_paused = False
-                lane.progress_s = self._clock.monotonic_s()
-                self._enqueue(lane)
+            buffer = self._buffers.get(partition)
+            if buffer is not None:
+                buffer.is_paused = False
+                buffer.progress_s = self._clock.monotonic_s()
+                self._enqueue(buffer)
 
-    def put_aside(self, batch: Batch) -> None:
-        """Hand a batch to the next worker that is free; it belongs to no lane.
+    def put_aside(self, batch: FetchedBatch) -> None:
+        """Hand a batch to the next worker that is free; it belongs to no buffer.
 
         It moves no offset, and whoever takes it gives it back to its maker.
         """
@@ -380,22 +382,22 @@ class Feed:
         with self._lock:
             self._asides.clear()
 
-    # -- the end of a lane ------------------------------------------------------------
+    # -- the end of a buffer ----------------------------------------------------------
 
     def fence(self, partition: TopicPartition) -> GroupOffset | None:
-        """Take a lane away at once; return what was handled, None without a lane."""
+        """Take a buffer away at once; return what was handled, None without one."""
         with self._lock:
-            lane = self._lanes.pop(partition, None)
-            if lane is None:
+            buffer = self._buffers.pop(partition, None)
+            if buffer is None:
                 return None
-            handled = lane.handled
-            if lane.in_hand is not None:
-                lane.in_hand.is_stopped = True
-                handled = _handled(handled, lane.in_hand)
-            self._drop_ready(lane)
-        if lane.in_hand is not None:
-            self._tell_handled(lane.in_hand)
-        for tell in lane.returned:
+            handled = buffer.handled
+            if buffer.in_hand is not None:
+                buffer.in_hand.is_stopped = True
+                handled = _handled(handled, buffer.in_hand)
+            self._drop_ready(buffer)
+        if buffer.in_hand is not None:
+            self._tell_handled(buffer.in_hand)
+        for tell in buffer.returned:
             tell()
         self._tell_room()
         return handled
@@ -403,23 +405,23 @@ class Feed:
     async def revoke(
         self, partition: TopicPartition, *, timeout_s: float
     ) -> tuple[GroupOffset | None, bool]:
-        """Take a lane away when its worker has let go of it, or the time is over.
+        """Take a buffer away when its worker has let go of it, or the time is over.
 
         Returns:
-            What was handled, None without a lane; and whether the worker let go.
+            What was handled, None without a buffer; and whether the worker let go.
         """
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[None] = loop.create_future()
         with self._lock:
-            lane = self._lanes.get(partition)
-            if lane is None:
+            buffer = self._buffers.get(partition)
+            if buffer is None:
                 return None, True
-            self._drop_ready(lane)
-            if lane.in_hand is None:
+            self._drop_ready(buffer)
+            if buffer.in_hand is None:
                 returned.set_result(None)
             else:
-                lane.in_hand.is_stopped = True
-                lane.returned.append(partial(_finish_soon, returned))
+                buffer.in_hand.is_stopped = True
+                buffer.returned.append(partial(_finish_soon, returned))
         is_returned = True
         try:
             async with asyncio.timeout(timeout_s):
@@ -428,15 +430,15 @@ class Feed:
             is_returned = False
         return self.fence(partition), is_returned
 
-    def _drop_ready(self, lane: _Lane) -> None:
-        """Forget what waits in a lane, and its place in line; the lock is held."""
-        if lane.is_queued:
-            self._line.remove(lane)
-            lane.is_queued = False
-        for batch in lane.ready:
+    def _drop_ready(self, buffer: _PartitionBuffer) -> None:
+        """Forget what waits in a buffer, and its place in line; the lock is held."""
+        if buffer.is_queued:
+            self._line.remove(buffer)
+            buffer.is_queued = False
+        for batch in buffer.ready:
             self._buffered_bytes -= batch.size_bytes
             self._buffered_count -= len(batch.messages)
-        lane.ready.clear()
+        buffer.ready.clear()
 
     def fail(self, error: MetaqError) -> None:
         """Let every `take` raise `error` after what was fetched before it."""
@@ -455,9 +457,9 @@ class Feed:
         return self._error
 
     @property
-    def lane_count(self) -> int:
-        """Partitions that have a lane."""
-        return len(self._lanes)
+    def buffer_count(self) -> int:
+        """Partitions that have a buffer."""
+        return len(self._buffers)
 
     @property
     def has_waiters(self) -> bool:
@@ -477,40 +479,40 @@ class Feed:
             and self._buffered_count < self._count_max
         )
 
-    def is_current(self, batch: Batch) -> bool:
-        """Return whether the batch's lane is still there and has it in hand."""
-        lane = self._lanes.get(batch.partition)
-        return lane is not None and lane.in_hand is batch
+    def is_current(self, batch: FetchedBatch) -> bool:
+        """Return whether the batch's buffer is still there and has it in hand."""
+        buffer = self._buffers.get(batch.partition)
+        return buffer is not None and buffer.in_hand is batch
 
     def handled(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, GroupOffset]:
-        """Return what was handled, of all lanes or of some; lanes that are gone: no."""
+        """Return what was handled, of all buffers or some; none of one that is gone."""
         with self._lock:
             return {
-                partition: lane.handled
-                if lane.in_hand is None
-                else _handled(lane.handled, lane.in_hand)
-                for partition, lane in self._lanes.items()
+                partition: buffer.handled
+                if buffer.in_hand is None
+                else _handled(buffer.handled, buffer.in_hand)
+                for partition, buffer in self._buffers.items()
                 if partitions is None or partition in partitions
             }
 
-    def statistics(self) -> dict[TopicPartition, LaneStatistics]:
-        """Return a snapshot of every lane."""
+    def statistics(self) -> dict[TopicPartition, PartitionBufferStatistics]:
+        """Return a snapshot of every buffer."""
         handled = self.handled()
         with self._lock:
             return {
-                partition: LaneStatistics(
-                    handled=handled.get(partition, lane.handled),
-                    buffered_count=sum(len(batch.messages) for batch in lane.ready),
-                    is_in_hand=lane.in_hand is not None or lane.is_paused,
-                    progress_s=lane.progress_s,
+                partition: PartitionBufferStatistics(
+                    handled=handled.get(partition, buffer.handled),
+                    buffered_count=sum(len(batch.messages) for batch in buffer.ready),
+                    is_in_hand=buffer.in_hand is not None or buffer.is_paused,
+                    progress_s=buffer.progress_s,
                 )
-                for partition, lane in self._lanes.items()
+                for partition, buffer in self._buffers.items()
             }
 
 
-def _handled(before: GroupOffset, batch: Batch) -> GroupOffset:
+def _handled(before: GroupOffset, batch: FetchedBatch) -> GroupOffset:
     """Return the group offset behind what is handled of a batch."""
     count = batch.handled
     if count == len(batch.messages):

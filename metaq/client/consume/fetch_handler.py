@@ -1,4 +1,4 @@
-"""From a fetched answer to the feed: repeats and filtered messages out, all counted.
+"""From a fetched answer to the fetch buffer, without repeats and filtered messages.
 
 What the fetchers of one consumer work for. Whatever ends reading is handed to the
 consumer, which stops all fetchers: nothing that lies behind a failure is handed out.
@@ -10,7 +10,7 @@ from typing import Final
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.duplicate_filter import DuplicateFilter
-from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
@@ -26,13 +26,13 @@ Marks = dict[tuple[str, TopicPartition], Offset]
 """How far this process has handled what it may be handed again; see `skip_repeats`."""
 
 
-class Intake:
+class FetchHandler:
     """The `FetchOwner` of one consumer; on the loop's thread alone."""
 
     def __init__(
         self,
         context: ClientContext,
-        feed: Feed,
+        fetch_buffer: FetchBuffer,
         *,
         group: str,
         options: ConsumerOptions,
@@ -44,7 +44,7 @@ class Intake:
 
         Args:
             context: the client's parts.
-            feed: gets the messages.
+            fetch_buffer: gets the messages.
             group: consumer group.
             options: the filter, and whether repeats are skipped.
             marks: shared by the consumers of one client.
@@ -52,7 +52,7 @@ class Intake:
             on_fatal: called when reading cannot go on.
         """
         self._context = context
-        self._feed = feed
+        self._fetch_buffer = fetch_buffer
         self._group = group
         self._options = options
         self._marks = marks
@@ -60,7 +60,7 @@ class Intake:
         self._on_fatal = on_fatal
         self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
-        """Messages put into the feed."""
+        """Messages put into the fetch buffer."""
         self.filtered_count = 0
         """Messages that the filter held back."""
         self.repeat_count = 0
@@ -103,12 +103,12 @@ class Intake:
         """Return whether more may be fetched."""
         if self._duplicates is not None and self._duplicates.is_asking(partition):
             return False
-        return self._feed.has_room(partition)
+        return self._fetch_buffer.has_room(partition)
 
     def fetch_bytes(self) -> int:
         """Return how much a get asks for: all that may be in flight share the bound."""
         options = self._options
-        share = options.buffer_bytes_max // max(1, self._feed.lane_count)
+        share = options.buffer_bytes_max // max(1, self._fetch_buffer.buffer_count)
         return max(FETCH_BYTES_MIN, min(options.fetch_bytes, share))
 
     def on_messages(
@@ -117,13 +117,13 @@ class Intake:
         """Take over what was fetched."""
         follower = messages[-1].next_offset
         fresh = self._without_repeats(partition, messages)
-        batch = Batch(partition, fresh, follower, size_bytes)
+        batch = FetchedBatch(partition, fresh, follower, size_bytes)
         if self._duplicates is not None and fresh:
             self._duplicates.sift(batch, self._deliver)
         else:
             self._deliver(batch)
 
-    def _deliver(self, batch: Batch) -> None:
+    def _deliver(self, batch: FetchedBatch) -> None:
         accepts = self._options.message_filter
         if accepts is not None:
             try:
@@ -136,7 +136,7 @@ class Intake:
             self.filtered_count += len(batch.messages) - len(kept)
             batch.messages = kept
         self.delivered_count += len(batch.messages)
-        self._feed.put(batch)
+        self._fetch_buffer.put(batch)
 
     def _without_repeats(
         self, partition: TopicPartition, messages: list[Message]
@@ -160,7 +160,7 @@ class Intake:
             old,
             new,
         )
-        self._feed.put(Batch(partition, [], new, 0))
+        self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 
     def on_fatal(self, error: MetaqError) -> None:
         """Hear that a partition cannot be read on."""

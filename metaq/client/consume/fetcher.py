@@ -3,7 +3,7 @@
 Theory of operation: a small state machine on the event loop, driven by callbacks; no
 task and no future per get. At most one get is on its way per partition.
 
-    step --room?--connection?--> get on its way --answer--> feed.put --> step
+    step --room?--connection?--> get on its way --answer--> buffer.put --> step
       |no room: wait for on_room    |error, nothing there
       |no broker: pause             v
       +<------------------------- pause

@@ -1,11 +1,11 @@
-"""Handlers: workers over the feed, retries, and where messages go that none handles.
+"""Handlers: workers over the fetch buffer, retries, and messages that none handles.
 
-    feed --take--> worker --> handler returned: handled
-                     |----> it raised: back to the feed, the partition paused
+    buffer --take--> worker --> handler returned: handled
+                     |----> it raised: back to the fetch buffer, the partition paused
                      `----> given up: dead letter, parked, dropped, or the end
 
 Theory of operation. A worker holds one batch, so a partition is with one worker at a
-time and its order is kept. A message that failed goes back to the feed with everything
+time and its order is kept. A message that failed goes back to the buffer with all
 behind it: no worker waits with a batch in its hand, and a partition that is taken away
 in between goes at once. What is known of a failed message waits here, one per partition
 (`Trouble`). What happens per handled message happens in the worker, in both worlds; a
@@ -31,8 +31,8 @@ from metaq.client.consume.dead_letters import (
     origin_of,
 )
 from metaq.client.consume.failure_log import FailureLog
-from metaq.client.consume.fetch_buffer import Batch, Feed
-from metaq.client.consume.local_retry_store import Parking
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
+from metaq.client.consume.local_retry_store import LocalRetryStore
 from metaq.client.consume.redelivery import (
     RetryPolicy,
     dead_letter_topic,
@@ -116,7 +116,7 @@ class Handling:
 
     def __init__(
         self,
-        feed: Feed,
+        fetch_buffer: FetchBuffer,
         *,
         group: str,
         topics: Collection[str],
@@ -127,14 +127,14 @@ class Handling:
         """Prepare; call it on the loop.
 
         Args:
-            feed: where messages come from.
+            fetch_buffer: where messages come from.
             group: consumer group.
             topics: what the consumer reads; their parked messages are replayed.
             policy: what the user chose.
             clock: for deadlines, and for the times in dead letters.
             make_producer: makes the producer of dead letters, when there is one.
         """
-        self._feed = feed
+        self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self.clock = clock
@@ -143,9 +143,11 @@ class Handling:
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
         self._failures = FailureLog(log)
-        self._parking = None
+        self._retry_store = None
         if policy.then == "park":
-            self._parking = Parking(feed, group=group, topics=topics, policy=policy)
+            self._retry_store = LocalRetryStore(
+                fetch_buffer, group=group, topics=topics, policy=policy
+            )
         self._troubles: dict[TopicPartition, Trouble] = {}
         self._timers: dict[TopicPartition, asyncio.TimerHandle] = {}
         self._lock = threading.Lock()
@@ -175,20 +177,20 @@ class Handling:
             RequestTimeoutError: the disk does not answer.
         """
         check_timeout(timeout_s)
-        if self._parking is not None:
+        if self._retry_store is not None:
             what = f"opening what is parked of group '{self._group}'"
-            await within(timeout_s, self._parking.start(), what)
+            await within(timeout_s, self._retry_store.start(), what)
 
     async def close(self) -> None:
         """End pauses and replays; the messages stay where they are. Never raises."""
         self.is_closed = True
         for partition, timer in self._timers.items():
             timer.cancel()
-            self._feed.resume(partition)
+            self._fetch_buffer.resume(partition)
         self._timers.clear()
         try:
-            if self._parking is not None:
-                await self._parking.close()
+            if self._retry_store is not None:
+                await self._retry_store.close()
             if self._producer is not None:
                 await self._producer.close()
         finally:
@@ -258,7 +260,7 @@ class Handling:
         while not self._is_ending:
             self._idle.add(me)
             try:
-                batch = await self._feed.take_async()
+                batch = await self._fetch_buffer.take_async()
             except ClosedError:
                 return
             finally:
@@ -271,7 +273,7 @@ class Handling:
             # A handler that never waits still leaves others their turn.
             await asyncio.sleep(0)
 
-    async def _handle(self, batch: Batch, handler: AsyncHandler) -> None:
+    async def _handle(self, batch: FetchedBatch, handler: AsyncHandler) -> None:
         """Have a batch handled; keep in step with `handler_threads.py`."""
         pause_s = None
         try:
@@ -303,13 +305,13 @@ class Handling:
         )
 
     def take_replay(
-        self, batch: Batch
+        self, batch: FetchedBatch
     ) -> Callable[[BaseException | None], None] | None:
         """Return whom to tell how handling a parked message ended; None: not parked."""
-        return None if self._parking is None else self._parking.take(batch)
+        return None if self._retry_store is None else self._retry_store.take(batch)
 
-    def give_back(self, batch: Batch, pause_s: float | None) -> None:
-        """Give a batch back to the feed.
+    def give_back(self, batch: FetchedBatch, pause_s: float | None) -> None:
+        """Give a batch back to the fetch buffer.
 
         Args:
             batch: what the worker took; `confirmed` says how far it came.
@@ -322,13 +324,13 @@ class Handling:
             last = batch.messages[batch.confirmed - 1]
             if trouble.message.offset <= last.offset:
                 self._troubles.pop(batch.partition, None)
-        self._feed.done(batch, is_paused=pause_s is not None)
+        self._fetch_buffer.done(batch, is_paused=pause_s is not None)
         if pause_s is not None:
             self._loop.call_soon_threadsafe(self._pause, batch.partition, pause_s)
 
     def _pause(self, partition: TopicPartition, pause_s: float) -> None:
         if self.is_closed:
-            self._feed.resume(partition)
+            self._fetch_buffer.resume(partition)
             return
         earlier = self._timers.get(partition)
         if earlier is not None:
@@ -339,12 +341,12 @@ class Handling:
 
     def _resume(self, partition: TopicPartition) -> None:
         del self._timers[partition]
-        self._feed.resume(partition)
+        self._fetch_buffer.resume(partition)
 
     # -- failures ---------------------------------------------------------------------
 
     async def settle(
-        self, batch: Batch, message: Message, error: BaseException | None
+        self, batch: FetchedBatch, message: Message, error: BaseException | None
     ) -> float | None:
         """Judge a failure, and carry out what the policy says.
 
@@ -408,8 +410,8 @@ class Handling:
             log.error("message dropped: group=%s %s", self._group, trouble)
             self._dropped_count += 1
         elif then == "park":
-            assert self._parking is not None
-            await self._parking.park(trouble.message)
+            assert self._retry_store is not None
+            await self._retry_store.park(trouble.message)
             self._parked_count += 1
         else:
             await self._send_dead_letter(trouble)
@@ -458,19 +460,19 @@ class Handling:
         """Return what is wrong, one sentence each; nothing when it is over."""
         if self.is_closed:
             return []
-        lanes = self._feed.handled()
+        buffers = self._fetch_buffer.handled()
         found = [
             str(trouble)
             for partition, trouble in tuple(self._troubles.items())
-            if partition in lanes and trouble.attempts
+            if partition in buffers and trouble.attempts
         ]
-        if self._parking is not None and self._parking.last_error is not None:
-            found.append(f"parked messages: {self._parking.last_error}")
+        if self._retry_store is not None and self._retry_store.last_error is not None:
+            found.append(f"parked messages: {self._retry_store.last_error}")
         return found
 
     def statistics(self) -> HandlingStatistics:
         """Return a snapshot of the counters."""
-        parking = self._parking
+        parking = self._retry_store
         return HandlingStatistics(
             handled_count=self._handled_count,
             failure_count=self._failure_count

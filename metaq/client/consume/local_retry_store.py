@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from metaq.client.consume.failure_log import FailureLog
-from metaq.client.consume.fetch_buffer import Batch, Feed
+from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on closing the files."""
 
 
-class Parking:
+class LocalRetryStore:
     """The parked messages of one consumer.
 
     Concurrency: on the loop, except `take` and what it returns.
@@ -37,7 +37,7 @@ class Parking:
 
     def __init__(
         self,
-        feed: Feed,
+        fetch_buffer: FetchBuffer,
         *,
         group: str,
         topics: Collection[str],
@@ -47,14 +47,14 @@ class Parking:
         """Prepare; nothing is opened before `start`.
 
         Args:
-            feed: hands parked messages to the workers.
+            fetch_buffer: hands parked messages to the workers.
             group: consumer group.
             topics: one spool for each.
             policy: where, and how often they are handled again.
             fs: the disk; None: this machine's.
         """
         assert policy.park_dir is not None
-        self._feed = feed
+        self._fetch_buffer = fetch_buffer
         self._group = group
         self._policy = policy
         self._fs = fs or SystemFileSystem()
@@ -66,7 +66,7 @@ class Parking:
         )
         self._failures = FailureLog(log)
         self._spools: dict[str, Spool] = {}
-        self._replays: dict[Batch, asyncio.Future[BaseException | None]] = {}
+        self._replays: dict[FetchedBatch, asyncio.Future[BaseException | None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self.replayed_count = 0
@@ -109,7 +109,7 @@ class Parking:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._feed.drop_asides()
+        self._fetch_buffer.drop_asides()
         if self._closing is None:
             self._closing = self._loop.create_task(self._close_spools())
         _done, late = await asyncio.wait([self._closing], timeout=CLOSE_TIMEOUT_S)
@@ -173,16 +173,20 @@ class Parking:
 
     async def _handled(self, message: Message) -> BaseException | None:
         """Return how a worker ended with a message: None, or what was raised."""
-        batch = Batch(message.partition, [message], message.next_offset, size_bytes=0)
+        batch = FetchedBatch(
+            message.partition, [message], message.next_offset, size_bytes=0
+        )
         ended: asyncio.Future[BaseException | None] = self._loop.create_future()
         self._replays[batch] = ended
-        self._feed.put_aside(batch)
+        self._fetch_buffer.put_aside(batch)
         try:
             return await ended
         finally:
             self._replays.pop(batch, None)
 
-    def take(self, batch: Batch) -> Callable[[BaseException | None], None] | None:
+    def take(
+        self, batch: FetchedBatch
+    ) -> Callable[[BaseException | None], None] | None:
         """Return whom to tell how handling a batch ended; None: it is not parked."""
         ended = self._replays.pop(batch, None) if self._replays else None
         if ended is None:

@@ -24,7 +24,7 @@ from metaq.client.cluster.metadata_queries import (
     time_of,
 )
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
-from metaq.client.consume.fetch_buffer import Feed, LaneStatistics
+from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.errors import CannotAnswerError, StuckError
@@ -94,7 +94,7 @@ UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
 
 def judge(
     state: ConsumerState,
-    feed: Feed,
+    fetch_buffer: FetchBuffer,
     *,
     is_settled: bool,
     uncommitted_count: int,
@@ -105,24 +105,24 @@ def judge(
 
     Args:
         state: what it believes to do.
-        feed: its feed, which may have failed.
+        fetch_buffer: its fetch_buffer, which may have failed.
         is_settled: whether it has the partitions that are its own.
         uncommitted_count: partitions that are handled further than committed.
         problems: what is known to be wrong.
         now_s: monotonic time.
     """
-    lanes = feed.statistics()
+    buffers = fetch_buffer.statistics()
     if state is ConsumerState.RUNNING:
-        if feed.error is not None:
+        if fetch_buffer.error is not None:
             state = ConsumerState.FAILED
-            problems = (*problems, str(feed.error))
+            problems = (*problems, str(fetch_buffer.error))
         elif not is_settled:
             state = ConsumerState.JOINING
-    last_s = max((lane.progress_s for lane in lanes.values()), default=now_s)
+    last_s = max((buffer.progress_s for buffer in buffers.values()), default=now_s)
     return Health(
         state=state,
         is_ok=state is ConsumerState.RUNNING and not problems,
-        partition_count=len(lanes),
+        partition_count=len(buffers),
         idle_s=now_s - last_s,
         uncommitted_count=uncommitted_count,
         problems=tuple(problems),
@@ -307,7 +307,7 @@ class Watchdog:
     def __init__(
         self,
         context: ClientContext,
-        feed: Feed,
+        fetch_buffer: FetchBuffer,
         *,
         group: str,
         bound_s: float,
@@ -318,7 +318,7 @@ class Watchdog:
 
         Args:
             context: for questions to brokers.
-            feed: what is watched.
+            fetch_buffer: what is watched.
             group: consumer group, for the log.
             bound_s: how long data may wait for a free worker, and how long a message
                 may be in hand before the log says so.
@@ -326,7 +326,7 @@ class Watchdog:
             on_stuck: called once, with what stands still.
         """
         self._context = context
-        self._feed = feed
+        self._fetch_buffer = fetch_buffer
         self._group = group
         self._bound_s = bound_s
         self._standing_of = standing_of
@@ -350,14 +350,14 @@ class Watchdog:
     async def _look(self) -> StuckError | None:
         self._look_at_hands()
         now_s = self._context.clock.monotonic_s()
-        for partition, lane in self._feed.statistics().items():
+        for partition, buffer in self._fetch_buffer.statistics().items():
             old = self._suspects.pop(partition, None)
-            sight = self._sight_of(partition, lane, now_s)
+            sight = self._sight_of(partition, buffer, now_s)
             if sight is None or not may_be_stuck(sight):
                 continue
             if now_s - sight.progress_s < self._bound_s / 4:
                 continue
-            end = await self._end_of(partition, lane.handled.offset, now_s, old)
+            end = await self._end_of(partition, buffer.handled.offset, now_s, old)
             if end is None:
                 continue
             state = (sight.progress_s, sight.standing.reached)
@@ -366,36 +366,36 @@ class Watchdog:
             if now_s - since_s >= self._bound_s and self._is_still(partition, state):
                 return StuckError(
                     f"{partition}: no progress for {now_s - since_s:.3g} s (bound"
-                    f" {self._bound_s:g} s) at offset {lane.handled.offset}, although"
+                    f" {self._bound_s:g} s) at offset {buffer.handled.offset}, although"
                     f" the log goes on to {end} and a reader waits; {sight.standing}"
                 )
         return None
 
     def _sight_of(
-        self, partition: TopicPartition, lane: LaneStatistics, now_s: float
+        self, partition: TopicPartition, buffer: PartitionBufferStatistics, now_s: float
     ) -> Sight | None:
         standing = self._standing_of(partition)
         if standing is None:
             return None
-        has_waiters = self._feed.has_waiters
+        has_waiters = self._fetch_buffer.has_waiters
         return Sight(
-            progress_s=lane.progress_s,
+            progress_s=buffer.progress_s,
             standing=standing,
-            is_in_hand=lane.is_in_hand,
-            is_buffered=lane.buffered_count > 0,
-            has_room=self._feed.has_space,
+            is_in_hand=buffer.is_in_hand,
+            is_buffered=buffer.buffered_count > 0,
+            has_room=self._fetch_buffer.has_space,
             has_waiters=has_waiters,
-            is_wanted=has_waiters or now_s - self._feed.asked_s < self._bound_s,
+            is_wanted=has_waiters or now_s - self._fetch_buffer.asked_s < self._bound_s,
         )
 
     def _look_at_hands(self) -> None:
         """Tell the log once of each message that is in hand for too long."""
         now_s = self._context.clock.monotonic_s()
         before, self._hands = self._hands, {}
-        for partition, lane in self._feed.statistics().items():
-            if not lane.is_in_hand:
+        for partition, buffer in self._fetch_buffer.statistics().items():
+            if not buffer.is_in_hand:
                 continue
-            state = (lane.progress_s, lane.handled.offset)
+            state = (buffer.progress_s, buffer.handled.offset)
             hand = before.get(partition)
             if hand is None or hand.state != state:
                 hand = _Hand(state, now_s)
@@ -406,7 +406,7 @@ class Watchdog:
                     " offset=%d duration_s=%.0f",
                     self._group,
                     partition,
-                    lane.handled.offset,
+                    buffer.handled.offset,
                     now_s - hand.since_s,
                 )
             self._hands[partition] = hand
@@ -433,11 +433,11 @@ class Watchdog:
 
     def _is_still(self, partition: TopicPartition, state: tuple[float, Offset]) -> bool:
         """Return whether nothing has moved while the broker was asked."""
-        lane = self._feed.statistics().get(partition)
+        buffer = self._fetch_buffer.statistics().get(partition)
         standing = self._standing_of(partition)
-        if lane is None or standing is None:
+        if buffer is None or standing is None:
             return False
-        return state == (lane.progress_s, standing.reached)
+        return state == (buffer.progress_s, standing.reached)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """What a consumer reads: where each partition begins, and how it is given up.
 
-Here meet the parts that a partition goes through: fetcher, intake, feed, committer.
+Here meet the parts that a partition goes through: fetcher, fetch handler,
+fetch buffer and committer.
 
-    assign: committed offset, or `start` --> lane in the feed, fetcher
+    assign: committed offset, or `start` --> fetch buffer, fetcher
     revoke: fetcher stops --> message in hand comes back --> commit
     fence:  all at once, and nothing is committed
 
@@ -18,8 +19,8 @@ from typing import Final
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.cursor import PartitionCursor
 from metaq.client.consume.duplicate_filter import DuplicateFilter
-from metaq.client.consume.fetch_buffer import Feed
-from metaq.client.consume.fetch_handler import Intake, Marks
+from metaq.client.consume.fetch_buffer import FetchBuffer
+from metaq.client.consume.fetch_handler import FetchHandler, Marks
 from metaq.client.consume.fetcher import PartitionFetcher
 from metaq.client.consume.handling import HandlingStatistics
 from metaq.client.consume.progress import ConsumerStatistics, Standing
@@ -45,7 +46,7 @@ HAND_SHARE: Final = 0.5
 what is handled gets the rest."""
 
 
-class Reading:
+class SubscriptionState:
     """The partitions of one consumer; the `AssignmentSink` of its partition source.
 
     Owner: the consumer. Concurrency: its event loop, except the snapshots.
@@ -79,7 +80,7 @@ class Reading:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._duplicates = self._make_duplicate_filter()
-        self.feed = Feed(
+        self.fetch_buffer = FetchBuffer(
             clock=context.clock,
             buffer_bytes_max=options.buffer_bytes_max,
             buffer_count_max=options.buffer_count_max,
@@ -88,10 +89,10 @@ class Reading:
             if self._duplicates is None
             else self._duplicates.on_handled,
         )
-        """Fetched messages, one lane for each partition."""
-        self._intake = Intake(
+        """Fetched messages, one buffer for each partition."""
+        self._fetch_handler = FetchHandler(
             context,
-            self.feed,
+            self.fetch_buffer,
             group=group,
             options=options,
             marks=marks,
@@ -145,7 +146,10 @@ class Reading:
             left_s = max(0.0, self._end_s - self._context.clock.monotonic_s())
             wait_s = min(wait_s, left_s * HAND_SHARE)
         ends = await asyncio.gather(
-            *(self.feed.revoke(partition, timeout_s=wait_s) for partition in partitions)
+            *(
+                self.fetch_buffer.revoke(partition, timeout_s=wait_s)
+                for partition in partitions
+            )
         )
         handled = {}
         for partition, (offset, is_returned) in zip(going, ends, strict=True):
@@ -163,14 +167,14 @@ class Reading:
             self._duplicates.acknowledge(going)
         failed = await self._committer.commit(handled, deadline_s=self._end_s)
         for partition in failed:
-            self._intake.mark(partition, handled[partition])
+            self._fetch_handler.mark(partition, handled[partition])
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
         """Stop at once, commit nothing."""
         for partition in partitions:
             handled = self._drop(partition)
             if handled is not None:
-                self._intake.mark(partition, handled)
+                self._fetch_handler.mark(partition, handled)
 
     # -- what the user asks for -------------------------------------------------------
 
@@ -186,7 +190,7 @@ class Reading:
     def move(self, partition: TopicPartition, offset: Offset) -> None:
         """Go on at another offset; what was fetched of the partition is dropped."""
         self._drop(partition)
-        self._intake.deliver_again(partition)
+        self._fetch_handler.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
     async def commit(self, deadline_s: float) -> Mapping[TopicPartition, MetaqError]:
@@ -202,8 +206,8 @@ class Reading:
 
     def _handled(self) -> dict[TopicPartition, GroupOffset]:
         """Return what is handled, and have its ids remembered."""
-        self.feed.tell_handled()
-        return self.feed.handled()
+        self.fetch_buffer.tell_handled()
+        return self.fetch_buffer.handled()
 
     async def last_commits(self, deadline_s: float) -> dict[TopicPartition, Offset]:
         """Return where a consumer that began now would begin, of what is read still.
@@ -245,14 +249,14 @@ class Reading:
             partition,
             known,
             self._options.start,
-            handled=self._intake.marked(partition),
+            handled=self._fetch_handler.marked(partition),
             deadline_s=deadline_s,
         )
         self._reset_count += is_reset
         if known is None and self._options.ignore_committed:
-            self._intake.deliver_again(partition)
+            self._fetch_handler.deliver_again(partition)
         elif is_reset:
-            self._intake.unmark(partition)
+            self._fetch_handler.unmark(partition)
         if is_reset or known is None:
             self._origins[partition] = begin
         self._committer.begin(partition, committed)
@@ -279,15 +283,15 @@ class Reading:
         fetcher = PartitionFetcher(
             cursor,
             group=self._group,
-            owner=self._intake,
+            owner=self._fetch_handler,
             pool=self._context.pool,
             clock=self._context.clock,
             options=options,
             request_timeout_s=self._context.options.request_timeout_s,
         )
-        self.feed.add(partition, begin)
+        self.fetch_buffer.add(partition, begin)
         self._fetchers[partition] = fetcher
-        if self.feed.error is None:
+        if self.fetch_buffer.error is None:
             fetcher.step()
 
     # -- the end ----------------------------------------------------------------------
@@ -305,11 +309,11 @@ class Reading:
         fetcher = self._fetchers.pop(partition, None)
         if fetcher is not None:
             fetcher.stop()
-        self._intake.stop(partition)
+        self._fetch_handler.stop(partition)
 
     def _drop(self, partition: TopicPartition) -> GroupOffset | None:
         self._stop(partition)
-        return self.feed.fence(partition)
+        return self.fetch_buffer.fence(partition)
 
     async def close(self, deadline_s: float | None) -> None:
         """Close the store, and the cache of ids; never raises.
@@ -363,7 +367,7 @@ class Reading:
     @property
     def uncommitted_count(self) -> int:
         """Partitions whose handled offset is ahead of the committed one."""
-        return len(self._committer.changed(self.feed.handled()))
+        return len(self._committer.changed(self.fetch_buffer.handled()))
 
     def problems(self) -> list[str]:
         """Return what is wrong with partitions and commits, one sentence each."""
@@ -378,7 +382,7 @@ class Reading:
 
     def statistics(self, *, handling: HandlingStatistics | None) -> ConsumerStatistics:
         """Return a snapshot of the consumer's counters, those of its `run` included."""
-        intake = self._intake
+        intake = self._fetch_handler
         return ConsumerStatistics(
             delivered_count=intake.delivered_count,
             filtered_count=intake.filtered_count,

@@ -27,7 +27,7 @@ class Fence:
 
     member: str
     """The member's name in its group."""
-    epoch: int
+    session_version: int
     """The ZooKeeper session under which it owns its partitions."""
 
 

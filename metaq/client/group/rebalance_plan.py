@@ -15,12 +15,12 @@ from metaq.zk.paths import partition_name
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RebalancePlan:
     """What to do, in this order; partitions in neither set are not touched."""
 
-    give_up: frozenset[TopicPartition]
+    revoke: frozenset[TopicPartition]
     """To be revoked and released: not our share, but ours in ZooKeeper."""
-    take: frozenset[TopicPartition]
+    claim: frozenset[TopicPartition]
     """To be claimed and read: our share, and not read yet."""
 
 
@@ -29,7 +29,7 @@ def plan_rebalance(
     owned: Collection[TopicPartition],
     reading: Collection[TopicPartition],
     share: Collection[TopicPartition],
-) -> Plan:
+) -> RebalancePlan:
     """Return how to get from what is ours to what should be.
 
     Args:
@@ -37,9 +37,9 @@ def plan_rebalance(
         reading: handed to the consumer; claimed all of them.
         share: what the group's plan gives us.
     """
-    return Plan(
-        give_up=frozenset({*owned, *reading}.difference(share)),
-        take=frozenset(share).difference(reading),
+    return RebalancePlan(
+        revoke=frozenset({*owned, *reading}.difference(share)),
+        claim=frozenset(share).difference(reading),
     )
 
 

@@ -121,7 +121,7 @@ class GroupSource:
         self._owners: dict[str, frozenset[str]] = {}
         self._unowned_since_s: dict[TopicPartition, float] = {}
         self._reading: set[TopicPartition] = set()
-        self._epoch = 0
+        self._session_version = 0
         self._is_stopping = False
         self._wake = asyncio.Event()
         self._joined = asyncio.Event()
@@ -137,7 +137,7 @@ class GroupSource:
     @property
     def fence(self) -> Fence:
         """What commits are bound to: our name, and the session of our claims."""
-        return Fence(self._membership.member, self._epoch)
+        return Fence(self._membership.member, self._session_version)
 
     # -- life -------------------------------------------------------------------------
 
@@ -248,12 +248,15 @@ class GroupSource:
 
     async def _leave(self) -> None:
         """Delete our nodes, for as long as the session lives that they live with."""
-        epoch = self._coordinator.status.epoch
+        session_version = self._coordinator.status.session_version
         attempt_count = 0
         while True:
             self._wake.clear()
             status = self._coordinator.status
-            if status.state is SessionState.LOST or status.epoch != epoch:
+            if (
+                status.state is SessionState.LOST
+                or status.session_version != session_version
+            ):
                 break
             try:
                 await self._release(self._owned())
@@ -278,7 +281,7 @@ class GroupSource:
         cancels.extend(map(self._watch_owners, self._topics))
 
     def _on_status(self, status: SessionStatus) -> None:
-        if self._epoch and self._is_lost(status):
+        if self._session_version and self._is_lost(status):
             self._stop_reading(
                 SessionLostError(f"the session of member {self.fence.member} is lost")
             )
@@ -286,7 +289,10 @@ class GroupSource:
             self._wake.set()
 
     def _is_lost(self, status: SessionStatus) -> bool:
-        return status.state is SessionState.LOST or status.epoch != self._epoch
+        return (
+            status.state is SessionState.LOST
+            or status.session_version != self._session_version
+        )
 
     def _stop_reading(self, reason: MetaqError) -> None:
         """Stop at once: our nodes may be gone, and others may own them."""
@@ -374,20 +380,23 @@ class GroupSource:
         lost = await self._node_check.find_lost(self._reading, self._deadline_s)
         self._fence(lost)
         plan = plan_rebalance(owned=self._owned(), reading=self._reading, share=share)
-        removed = plan.give_up.intersection(self._reading)
-        release_error = await self._give_up(sink, plan.give_up)
+        removed = plan.revoke.intersection(self._reading)
+        release_error = await self._give_up(sink, plan.revoke)
         try:
-            await self._take(sink, plan.take)
+            await self._take(sink, plan.claim)
         finally:
-            self._report(plan.take & self._reading, removed, began_s)
+            self._report(plan.claim & self._reading, removed, began_s)
         if release_error is not None:
             raise release_error
         return not self._is_stopping
 
     async def _register(self) -> None:
-        epoch = self._coordinator.status.epoch
-        if epoch != self._epoch or self._membership.member not in self._members:
-            self._epoch = await self._membership.register(
+        session_version = self._coordinator.status.session_version
+        if (
+            session_version != self._session_version
+            or self._membership.member not in self._members
+        ):
+            self._session_version = await self._membership.register(
                 self._topics, deadline_s=self._deadline_s()
             )
 

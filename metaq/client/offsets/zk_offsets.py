@@ -67,7 +67,7 @@ class ZooKeeperOffsets:
                 partition,
                 offset,
                 member=fence.member,
-                epoch=fence.epoch,
+                session_version=fence.session_version,
                 deadline_s=deadline_s,
             )
 

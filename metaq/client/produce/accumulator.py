@@ -1,11 +1,11 @@
 """Where messages wait to be sent: bounded batches per partition, for any thread.
 
 Theory of operation. `append` is the one thing that happens per message: it chooses a
-lane (a partition's batches), adds the payload to the lane's open batch under one plain
-lock, and returns. The event loop is told once, when a lane that it knew to be empty is
-not any more; from then on the delivery asks (`take`) whenever it can send, so batches
-grow by themselves while others are in flight. Nothing here waits or does I/O, but for
-`wait_room`, which blocks its caller.
+queue (a partition's batches), adds the payload to the queue's open batch under one
+plain lock, and returns. The event loop is told once, when a queue that it knew to be
+empty is not any more; from then on the delivery asks (`take`) whenever it can send, so
+batches grow by themselves while others are in flight. Nothing here waits or does I/O,
+but for `wait_room`, which blocks its caller.
 
 A batch holds messages of one time-out only, so that its deadline is that of its first
 message, and no clock is read for the others. The delivery seals a batch that waits
@@ -15,7 +15,7 @@ answered by then costs nothing.
 
 The bounds are kept by `BufferMemory`, from which batches reserve room in advance.
 
-    Invariant: a lane with messages to take is in `_ready`, or `is_awake` says that
+    Invariant: a queue with messages to take is in `_ready`, or `is_awake` says that
     the delivery knows it.
 """
 
@@ -34,11 +34,11 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import (
     Batch,
+    BatchOutcome,
     Home,
-    Outcome,
     SendFuture,
 )
-from metaq.client.produce.partition_queue import Announcer, Lane
+from metaq.client.produce.partition_queue import Announcer, PartitionQueue
 from metaq.client.produce.routes import Routes, unknown_topic
 from metaq.client.produce.runs import (
     Appending,
@@ -154,21 +154,21 @@ class BufferMemory:
         )
 
     def reserve(
-        self, batch: Batch, lane: Lane, size_bytes: int, message_count: int
+        self, batch: Batch, queue: PartitionQueue, size_bytes: int, message_count: int
     ) -> None:
         """Give a batch room for messages, which there is, and for some more.
 
         Args:
             batch: has given back what it had; the messages fit into it.
-            lane: bounds the batch.
+            queue: bounds the batch.
             size_bytes: of the messages, headers included.
             message_count: how many they are.
         """
         share_bytes = min(RESERVE_BYTES, self.free_bytes // RESERVE_SHARE)
-        spare_bytes = lane.bytes_max - batch.size_bytes
+        spare_bytes = queue.bytes_max - batch.size_bytes
         grant_bytes = max(size_bytes, min(share_bytes, spare_bytes))
         share_count = min(RESERVE_COUNT, self.free_count // RESERVE_SHARE)
-        spare_count = lane.count_max - len(batch.payloads)
+        spare_count = queue.count_max - len(batch.payloads)
         grant_count = max(message_count, min(share_count, spare_count))
         batch.reserved_bytes += grant_bytes
         batch.bytes_left = grant_bytes
@@ -254,12 +254,12 @@ class Accumulator:
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._memory = BufferMemory(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
-        self._ready: list[Lane] = []
-        self._unanswered: dict[int, tuple[Batch, Lane]] = {}
+        self._ready: list[PartitionQueue] = []
+        self._unanswered: dict[int, tuple[Batch, PartitionQueue]] = {}
         self._due: list[tuple[float, int]] = []  # (time, serial of a batch), a heap
         self._serials = count()
         self.routes = Routes(options, selector, first_turn)
-        """Which lane a message goes to; written on the loop."""
+        """Which queue a message goes to; written on the loop."""
         self._timeout_s = options.timeout_s
         self._resolved_count = 0
 
@@ -267,7 +267,7 @@ class Accumulator:
 
     def knows(self, topic: str) -> bool:
         """Tell whether the topic's partitions are known, so that `append` takes it."""
-        return topic in self.routes.lanes
+        return topic in self.routes.queues
 
     def append(
         self,
@@ -308,23 +308,23 @@ class Accumulator:
             data, flag = encode_payload(frozen(data), attribute)
         routes = self.routes
         may_move = key is None and partition is None and routes.is_default
-        if may_move and topic in routes.lanes:
-            lanes = routes.lanes[topic]
-            lane = lanes[next(routes.turn) % len(lanes)]
+        if may_move and topic in routes.queues:
+            queues = routes.queues[topic]
+            queue = queues[next(routes.turn) % len(queues)]
         else:
             message = OutgoingMessage(data, attribute, key, partition)
-            lane, may_move = routes.select(topic, message)
+            queue, may_move = routes.select(topic, message)
         size_bytes = len(data) + HEADER_BYTES
         self._acquire()
         try:
-            batch = lane.open
+            batch = queue.open
             if (
                 batch is None
                 or batch.bytes_left < size_bytes
                 or len(batch.payloads) >= batch.reserved_count
                 or batch.timeout_s != timeout_s
             ):
-                batch = self._reserve(lane, size_bytes, 1, size_bytes, timeout_s)
+                batch = self._reserve(queue, size_bytes, 1, size_bytes, timeout_s)
             payloads = batch.payloads
             future = SendFuture(batch, len(payloads))
             if flag:
@@ -333,8 +333,8 @@ class Accumulator:
             batch.bytes_left -= size_bytes
             if not may_move:
                 batch.may_move = False
-            if not lane.is_awake:
-                self._wake(lane)
+            if not queue.is_awake:
+                self._wake(queue)
         finally:
             self._release()
         return future
@@ -348,7 +348,7 @@ class Accumulator:
             ClosedError: the producer is closed.
         """
         size_bytes = payload_bytes + HEADER_BYTES
-        self.routes.lane(partition).check(size_bytes, is_lasting=True)
+        self.routes.queue(partition).check(size_bytes, is_lasting=True)
         if size_bytes > self._options.buffer_bytes_max:
             self._memory.refuse(size_bytes, 1)
 
@@ -376,7 +376,7 @@ class Accumulator:
         check_timeout(timeout_s)
         listed = list_messages(messages)
         order: list[int] | None = None
-        if topic not in self.routes.lanes:
+        if topic not in self.routes.queues:
             raise unknown_topic(topic)
         if not listed:
             runs: list[Run] = []
@@ -403,15 +403,15 @@ class Accumulator:
             BufferFullError: no room now.
             ClosedError: the producer is closed.
         """
-        lane = run.lane or self.routes.next_lane(topic)
+        queue = run.queue or self.routes.next_queue(topic)
         options = self._options
         piece = run.piece(
-            min(lane.bytes_max, options.buffer_bytes_max),
-            min(lane.count_max, options.buffer_count_max),
+            min(queue.bytes_max, options.buffer_bytes_max),
+            min(queue.count_max, options.buffer_count_max),
         )
         message_count = len(piece.payloads)
         with self._lock:
-            batch = self._reserve(lane, piece.size_bytes, message_count, 0, timeout_s)
+            batch = self._reserve(queue, piece.size_bytes, message_count, 0, timeout_s)
             first = len(batch.payloads)
             for at, flag in enumerate(piece.flags or (), first):
                 if flag:
@@ -419,8 +419,8 @@ class Accumulator:
             batch.payloads += piece.payloads
             batch.bytes_left -= piece.size_bytes
             batch.may_move = batch.may_move and run.may_move
-            if not lane.is_awake:
-                self._wake(lane)
+            if not queue.is_awake:
+                self._wake(queue)
         return batch, first, message_count
 
     def wait_room(
@@ -474,27 +474,29 @@ class Accumulator:
             else:
                 self._memory.on_freed(callback)
 
-    def set_limits(self, lane: Lane, announcer: Announcer) -> None:
-        """Keep a lane's batches to what its broker announced."""
+    def set_limits(self, queue: PartitionQueue, announcer: Announcer) -> None:
+        """Keep a queue's batches to what its broker announced."""
         with self._lock:
-            lane.set_limits(self._options, announcer)
-            if lane.open is not None:
-                self._memory.give_back(lane.open)  # it may have reserved more than that
+            queue.set_limits(self._options, announcer)
+            if queue.open is not None:
+                self._memory.give_back(
+                    queue.open
+                )  # it may have reserved more than that
 
-    def take_ready(self) -> list[Lane]:
-        """Return the lanes that got messages since they were found empty."""
+    def take_ready(self) -> list[PartitionQueue]:
+        """Return the queues that got messages since they were found empty."""
         with self._lock:
             ready, self._ready = self._ready, []
             return ready
 
-    def has_messages(self, lane: Lane) -> bool:
+    def has_messages(self, queue: PartitionQueue) -> bool:
         """Tell whether there is something to take; if not, `on_ready` tells later."""
         with self._lock:
-            lane.is_awake = bool(lane.sealed) or lane.open is not None
-            return lane.is_awake
+            queue.is_awake = bool(queue.sealed) or queue.open is not None
+            return queue.is_awake
 
-    def take(self, lane: Lane, now_s: float) -> Batch | float | None:
-        """Take the lane's next batch, seal its open one for that.
+    def take(self, queue: PartitionQueue, now_s: float) -> Batch | float | None:
+        """Take the queue's next batch, seal its open one for that.
 
         Returns:
             The batch; or the monotonic time until which the open one lingers, unless
@@ -502,19 +504,21 @@ class Accumulator:
             nothing, and `on_ready` will tell when there is.
         """
         with self._lock:
-            if lane.sealed:
-                return lane.sealed.popleft()
-            batch = lane.open
+            if queue.sealed:
+                return queue.sealed.popleft()
+            batch = queue.open
             if batch is None:
-                lane.is_awake = False
+                queue.is_awake = False
                 return None
             linger_s = batch.created_s + self._options.linger_s
             if linger_s > now_s:
                 return linger_s
-            self._seal(lane)
-            return lane.sealed.popleft()
+            self._seal(queue)
+            return queue.sealed.popleft()
 
-    def take_due(self, now_s: float, again_s: float) -> list[tuple[Batch, Lane]]:
+    def take_due(
+        self, now_s: float, again_s: float
+    ) -> list[tuple[Batch, PartitionQueue]]:
         """Return batches that are old, or have passed their deadline.
 
         Args:
@@ -523,9 +527,9 @@ class Accumulator:
                 long as they have no outcome.
 
         Returns:
-            Each with the lane that it began in.
+            Each with the queue that it began in.
         """
-        found: list[tuple[Batch, Lane]] = []
+        found: list[tuple[Batch, PartitionQueue]] = []
         due = self._due
         with self._lock:
             while due and due[0][0] <= now_s:
@@ -540,34 +544,34 @@ class Accumulator:
                 heapq.heappush(due, (next_s, batch.serial))
         return found
 
-    def take_late(self, lane: Lane, now_s: float) -> list[Batch]:
+    def take_late(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
         """Take what cannot be sent in time any more, and seal what has grown old."""
         with self._lock:
-            batch = lane.open
+            batch = queue.open
             if batch and now_s - batch.created_s >= _age_s(batch.timeout_s):
-                self._seal(lane)
-            late = [batch for batch in lane.sealed if batch.deadline_s <= now_s]
+                self._seal(queue)
+            late = [batch for batch in queue.sealed if batch.deadline_s <= now_s]
             if late:
-                left = (b for b in lane.sealed if b.deadline_s > now_s)
-                lane.sealed = deque(left)
+                left = (b for b in queue.sealed if b.deadline_s > now_s)
+                queue.sealed = deque(left)
             return late
 
-    def take_movable(self, lane: Lane) -> list[Batch]:
+    def take_movable(self, queue: PartitionQueue) -> list[Batch]:
         """Take what may go to another partition."""
         with self._lock:
-            self._seal(lane)
-            movable = [batch for batch in lane.sealed if batch.may_move]
-            lane.sealed = deque(b for b in lane.sealed if not b.may_move)
+            self._seal(queue)
+            movable = [batch for batch in queue.sealed if batch.may_move]
+            queue.sealed = deque(b for b in queue.sealed if not b.may_move)
             return movable
 
-    def put(self, lane: Lane, batch: Batch) -> None:
-        """Put a batch that nobody appends to at the end of a lane."""
+    def put(self, queue: PartitionQueue, batch: Batch) -> None:
+        """Put a batch that nobody appends to at the end of a queue."""
         with self._lock:
-            lane.sealed.append(batch)
-            if not lane.is_awake:
-                self._wake(lane)
+            queue.sealed.append(batch)
+            if not queue.is_awake:
+                self._wake(queue)
 
-    def resolve(self, batch: Batch, outcomes: Sequence[Outcome]) -> None:
+    def resolve(self, batch: Batch, outcomes: Sequence[BatchOutcome]) -> None:
         """Say what became of a batch, and make its room free."""
         with self._lock:
             del self._unanswered[batch.serial]
@@ -584,16 +588,16 @@ class Accumulator:
         What is appended from now on is in none of them.
         """
         with self._lock:
-            for lane in self.routes.everything():
-                self._seal(lane)
+            for queue in self.routes.everything():
+                self._seal(queue)
             return [batch for batch, _ in self._unanswered.values()]
 
     def close(self) -> None:
         """Refuse messages from now on; what is here stays."""
         with self._lock:
             self._memory.is_closed = True
-            for lane in self.routes.everything():
-                self._seal(lane)  # its room goes, so the next message asks for some
+            for queue in self.routes.everything():
+                self._seal(queue)  # its room goes, so the next message asks for some
             callbacks = self._memory.wake()
         for callback in callbacks:
             callback()
@@ -602,8 +606,8 @@ class Accumulator:
 
     def _select_run(
         self, topic: str, message: OutgoingMessage
-    ) -> tuple[Lane | None, bool]:
-        """Return a message's lane; None where all may go anywhere."""
+    ) -> tuple[PartitionQueue | None, bool]:
+        """Return a message's queue; None where all may go anywhere."""
         is_keyed = message.key is not None or message.partition is not None
         if self.routes.is_default and not is_keyed:
             return None, True
@@ -611,66 +615,66 @@ class Accumulator:
 
     def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
-        for lane in self.routes.lanes[topic] if run.lane is None else (run.lane,):
-            lane.check(size_bytes)
+        for queue in self.routes.queues[topic] if run.queue is None else (run.queue,):
+            queue.check(size_bytes)
         if size_bytes > self._options.buffer_bytes_max:
             self._memory.refuse(size_bytes, 1)
 
     def _reserve(
         self,
-        lane: Lane,
+        queue: PartitionQueue,
         size_bytes: int,
         message_count: int,
         largest_bytes: int,
         timeout_s: float,
     ) -> Batch:
-        """Return the lane's open batch, with room for messages; under the lock.
+        """Return the queue's open batch, with room for messages; under the lock.
 
         Some more room than that is reserved, so that not each message has to ask.
         """
         if self._home.is_here():
             # Another loop in this thread means that ours does not run.
             require_loop(self._loop, "the producer")
-        if lane.open is not None:
-            self._memory.give_back(lane.open)
+        if queue.open is not None:
+            self._memory.give_back(queue.open)
         self._memory.check(size_bytes, message_count)
-        lane.check(largest_bytes)
-        batch = lane.open
+        queue.check(largest_bytes)
+        batch = queue.open
         if (
             batch is None
-            or batch.size_bytes + size_bytes > lane.bytes_max
-            or len(batch.payloads) + message_count > lane.count_max
+            or batch.size_bytes + size_bytes > queue.bytes_max
+            or len(batch.payloads) + message_count > queue.count_max
             or batch.timeout_s != timeout_s
         ):
-            batch = self._begin(lane, timeout_s)
-        self._memory.reserve(batch, lane, size_bytes, message_count)
+            batch = self._begin(queue, timeout_s)
+        self._memory.reserve(batch, queue, size_bytes, message_count)
         return batch
 
-    def _begin(self, lane: Lane, timeout_s: float) -> Batch:
+    def _begin(self, queue: PartitionQueue, timeout_s: float) -> Batch:
         """Begin another open batch; under the lock."""
-        if lane.open is not None:
-            self._seal(lane)
+        if queue.open is not None:
+            self._seal(queue)
             if self._options.linger_s:
-                self._wake(lane)
+                self._wake(queue)
         now_s = self._clock.monotonic_s()
         batch = Batch(self._home, created_s=now_s, timeout_s=timeout_s, may_move=True)
         batch.serial = next(self._serials)
-        self._unanswered[batch.serial] = batch, lane
+        self._unanswered[batch.serial] = batch, queue
         heapq.heappush(self._due, (now_s + _age_s(timeout_s), batch.serial))
-        lane.open = batch
+        queue.open = batch
         return batch
 
-    def _seal(self, lane: Lane) -> None:
+    def _seal(self, queue: PartitionQueue) -> None:
         """Put the open batch, if there is one, behind the sealed; under the lock."""
-        if lane.open is not None:
-            self._memory.give_back(lane.open)
-            lane.sealed.append(lane.open)
-            lane.open = None
+        if queue.open is not None:
+            self._memory.give_back(queue.open)
+            queue.sealed.append(queue.open)
+            queue.open = None
 
-    def _wake(self, lane: Lane) -> None:
-        """Tell the delivery about a lane; under the lock."""
-        lane.is_awake = True
-        self._ready.append(lane)
+    def _wake(self, queue: PartitionQueue) -> None:
+        """Tell the delivery about a queue; under the lock."""
+        queue.is_awake = True
+        self._ready.append(queue)
         if len(self._ready) > 1:
             return  # it was told, and did not come yet
         if self._home.is_here():

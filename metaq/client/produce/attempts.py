@@ -72,7 +72,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class BatchSpan:
     """Neighbours of a batch that leave together."""
 
     first: int
@@ -137,7 +137,7 @@ def plan_spans(
     end: int,
     capabilities: Capabilities,
     puts_max: int = PUTS_MAX,
-) -> list[Span]:
+) -> list[BatchSpan]:
     """Cut messages `first` up to `end` of a batch into what their broker takes.
 
     Args:
@@ -166,7 +166,7 @@ def plan_spans(
         refused = _first_refused(ends, first, stop, capabilities.payload_bytes_max)
         if refused is not None:
             stop, fits = max(first + 1, refused), fits and refused > first
-        spans.append(Span(first, stop, is_mput=fits and capabilities.has_mput))
+        spans.append(BatchSpan(first, stop, is_mput=fits and capabilities.has_mput))
         first = stop
     return spans
 

@@ -56,7 +56,7 @@ class PutResults(NamedTuple):
     """Offsets of their records."""
 
 
-class Outcome(NamedTuple):
+class BatchOutcome(NamedTuple):
     """What became of a part of a batch: of its messages from `first` on."""
 
     first: int
@@ -133,7 +133,7 @@ class Batch:
         """
         self._home = home
         self._callbacks: list[Callable[[], object]] = []
-        self._outcomes: Sequence[Outcome] | None = None
+        self._outcomes: Sequence[BatchOutcome] | None = None
         self._ends: Sequence[int] | None = None
         self.serial = 0
         """Its number among the batches of its accumulator."""
@@ -162,11 +162,11 @@ class Batch:
         return self._outcomes is not None
 
     @property
-    def outcomes(self) -> Sequence[Outcome]:
+    def outcomes(self) -> Sequence[BatchOutcome]:
         """Return the outcomes, in order of their `first`; () before they are known."""
         return self._outcomes or ()
 
-    def resolve(self, outcomes: Sequence[Outcome]) -> None:
+    def resolve(self, outcomes: Sequence[BatchOutcome]) -> None:
         """Say what became of it, and call everybody back. On the loop's thread.
 
         Args:
@@ -479,7 +479,7 @@ class SendResults(Sequence[SendResult]):
         return batch.outcome(first + place - self._starts[part])
 
 
-def _first_of(outcome: Outcome) -> int:
+def _first_of(outcome: BatchOutcome) -> int:
     return outcome.first
 
 

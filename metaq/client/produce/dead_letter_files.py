@@ -25,7 +25,7 @@ REFUSED_FILES_MAX: Final = 10_000
 """Files of one spool; with so many, nothing more is set aside, and the spool waits."""
 
 
-class RefusedMessages:
+class DeadLetterFiles:
     """The refused messages of one spool. Owner: whoever owns the spool.
 
     Concurrency: one call at a time; all but `count` block on the disk.

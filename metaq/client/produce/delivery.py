@@ -2,10 +2,10 @@
 
 Theory of operation. Everything here runs on the event loop and nothing waits: each
 event (messages, a reply, a connection, a snapshot, a tick) changes the state of some
-outlets and lets them `_fill`. An outlet is one partition's way out. It takes the next
+senders and lets them `_fill`. An sender is one partition's way out. It takes the next
 batch when a place in flight is free, so batches grow while others are under way.
 
-Order. Parts leave in the order of their messages. When one comes back, the outlet sends
+Order. Parts leave in the order of their messages. When one comes back, the sender sends
 nothing more until everything in flight has an answer; then what came back leaves
 first, in its old order. A refused part can only be overtaken by those that were in
 flight with it; behind a lost connection nothing is overtaken, for everything in
@@ -14,9 +14,9 @@ flight comes back, and is repeated one part at a time.
 Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
 with what kept it from being sent, or as unknown. No other code needs to care, and a
 connection that forgets a request cannot keep a sender waiting. A tick looks at what is
-due (`Accumulator.take_due`) and at what waits for a connection, never at all outlets.
+due (`Accumulator.take_due`) and at what waits for a connection, never at all senders.
 
-    Invariant: a part is in `waiting`, `returned` or `in_flight` of one outlet, or has
+    Invariant: a part is in `waiting`, `returned` or `in_flight` of one sender, or has
     its outcome.
     Invariant: a batch is resolved when its last part has its outcome.
 """
@@ -37,13 +37,13 @@ from metaq.client.produce.attempts import (
     final_error,
     on_failure,
 )
-from metaq.client.produce.batches import Batch, Outcome, SendResult
-from metaq.client.produce.partition_queue import Lane
+from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
+from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.client.produce.partition_sender import (
-    Connection,
-    Outlet,
-    Part,
+    BatchPart,
+    PartitionSender,
     Pool,
+    PutConnection,
     PutRun,
 )
 from metaq.clock import Clock
@@ -75,7 +75,7 @@ TIME_LEFT_MIN_S: Final = 0.001
 unknown outcome."""
 
 RETRY_S: Final = 0.5
-"""How often an outlet that has no connection looks for one without being told."""
+"""How often a sender that has no connection looks for one without being told."""
 
 BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 """Buckets of the sizes of what is sent, in messages."""
@@ -203,11 +203,11 @@ class Delivery:
         )
         self._accumulator: Accumulator
         self._snapshot = ClusterSnapshot()
-        self._outlets: dict[Lane, Outlet] = {}
-        self._crowded: dict[Connection, dict[Outlet, None]] = {}
-        self._unconnected: dict[Outlet, None] = {}
+        self._senders: dict[PartitionQueue, PartitionSender] = {}
+        self._crowded: dict[PutConnection, dict[PartitionSender, None]] = {}
+        self._unconnected: dict[PartitionSender, None] = {}
         self._retry_s = 0.0  # when those look again
-        self._moved: dict[Batch, dict[Outlet, None]] = {}  # where parts went
+        self._moved: dict[Batch, dict[PartitionSender, None]] = {}  # where parts went
         self._waiters = ConnectionWaiters(
             pool,
             clock=clock,
@@ -228,11 +228,11 @@ class Delivery:
     # -- events -----------------------------------------------------------------------
 
     def on_ready(self) -> None:
-        """Take note of lanes that have messages."""
+        """Take note of queues that have messages."""
         if self._is_closed:
             return
-        for lane in self._accumulator.take_ready():
-            self._fill(self._outlet(lane))
+        for queue in self._accumulator.take_ready():
+            self._fill(self._sender(queue))
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
@@ -248,21 +248,21 @@ class Delivery:
         self._snapshot = snapshot
         for topic in topics:
             available = snapshot.put_partitions(topic)
-            for lane in self._accumulator.routes.set_partitions(topic, available):
-                outlet = self._outlets.get(lane)
-                if outlet is not None:
-                    self._move(outlet)
-        for outlet in list(self._outlets.values()):
-            self._fill(outlet)
+            for queue in self._accumulator.routes.set_partitions(topic, available):
+                sender = self._senders.get(queue)
+                if sender is not None:
+                    self._move(sender)
+        for sender in list(self._senders.values()):
+            self._fill(sender)
 
     def fill(self) -> None:
         """Send whatever can be sent, also what was lingering and is sealed now."""
-        for outlet in list(self._outlets.values()):
-            self._fill(outlet)
+        for sender in list(self._senders.values()):
+            self._fill(sender)
 
     def statistics(self) -> DeliveryStatistics:
         """Return a snapshot of the counters."""
-        in_flight_count = sum(o.commands for o in tuple(self._outlets.values()))
+        in_flight_count = sum(o.commands for o in tuple(self._senders.values()))
         return self._counters.snapshot(in_flight_count)
 
     async def close(self, reason: str) -> None:
@@ -275,152 +275,156 @@ class Delivery:
             self._tick.cancel()
         error = ClosedError(reason)
         self._accumulator.unanswered()  # seals what is open
-        for lane in self._accumulator.take_ready():
-            self._outlet(lane)
-        for outlet in self._outlets.values():
-            while isinstance(batch := self._take(outlet), Batch):
-                outlet.waiting.append(outlet.part_of(batch))
-            for part in list(outlet.in_flight):
-                self._give_up(outlet, part, error)
-            parts = [*outlet.returned, *outlet.waiting]
-            outlet.returned.clear()
-            outlet.waiting.clear()
+        for queue in self._accumulator.take_ready():
+            self._sender(queue)
+        for sender in self._senders.values():
+            while isinstance(batch := self._take(sender), Batch):
+                sender.waiting.append(sender.part_of(batch))
+            for part in list(sender.in_flight):
+                self._give_up(sender, part, error)
+            parts = [*sender.returned, *sender.waiting]
+            sender.returned.clear()
+            sender.waiting.clear()
             for part in parts:
-                self._fail(outlet, part, error)
+                self._fail(sender, part, error)
         # Last: whoever is cancelled here has left nobody without an outcome.
         await self._waiters.close()
 
-    def _outlet(self, lane: Lane) -> Outlet:
-        outlet = self._outlets.get(lane)
-        if outlet is None:
-            outlet = self._outlets[lane] = Outlet(lane)
-        return outlet
+    def _sender(self, queue: PartitionQueue) -> PartitionSender:
+        sender = self._senders.get(queue)
+        if sender is None:
+            sender = self._senders[queue] = PartitionSender(queue)
+        return sender
 
     # -- sending ----------------------------------------------------------------------
 
-    def _fill(self, outlet: Outlet) -> None:
+    def _fill(self, sender: PartitionSender) -> None:
         """Send what can be sent now."""
         now_s = self._clock.monotonic_s()
         if self._is_closed:
             return
-        if now_s < outlet.resume_s:
-            if outlet.alarm is None:
-                self._fill_later(outlet, outlet.resume_s - now_s)
+        if now_s < sender.resume_s:
+            if sender.alarm is None:
+                self._fill_later(sender, sender.resume_s - now_s)
             return
-        if outlet.returned:
-            if outlet.in_flight:
+        if sender.returned:
+            if sender.in_flight:
                 return
-            outlet.take_back()
-        # An outlet without messages does not ask for a connection.
-        if not outlet.waiting and not self._accumulator.has_messages(outlet.lane):
+            sender.take_back()
+        # An sender without messages does not ask for a connection.
+        if not sender.waiting and not self._accumulator.has_messages(sender.queue):
             return
-        connection = self._connection(outlet)
+        connection = self._connection(sender)
         if connection is None:
-            self._unconnected[outlet] = None
+            self._unconnected[sender] = None
             return
-        while not outlet.returned and self._has_place(outlet):
-            if not outlet.waiting:
-                batch = self._take(outlet)
+        while not sender.returned and self._has_place(sender):
+            if not sender.waiting:
+                batch = self._take(sender)
                 if batch is None:
                     return
-                outlet.waiting.append(outlet.part_of(batch))
+                sender.waiting.append(sender.part_of(batch))
             if not connection.has_room:
-                self._crowded.setdefault(connection, {})[outlet] = None
+                self._crowded.setdefault(connection, {})[sender] = None
                 return
-            part = outlet.waiting[0]
+            part = sender.waiting[0]
             if part.work.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
-                outlet.waiting.popleft()
-                self._fail(outlet, part, outlet.lateness(part.work.batch))
+                sender.waiting.popleft()
+                self._fail(sender, part, sender.lateness(part.work.batch))
                 continue
             puts_max = 1 if self._options.in_flight_batches_max == 1 else PUTS_MAX
-            part, error = outlet.fit_next(connection.capabilities, puts_max)
+            part, error = sender.fit_next(connection.capabilities, puts_max)
             if error is not None:
-                outlet.waiting.popleft()
-                self._fail(outlet, part, error)
+                sender.waiting.popleft()
+                self._fail(sender, part, error)
                 continue
             if part.sequence is not None:
                 # A repetition travels alone: were it refused and the next one
                 # stored, its sequence would be too low for ever.
-                if outlet.in_flight:
+                if sender.in_flight:
                     return
-                outlet.alone = part
-            self._send(outlet, outlet.waiting.popleft(), connection)
+                sender.alone = part
+            self._send(sender, sender.waiting.popleft(), connection)
 
-    def _fill_later(self, outlet: Outlet, delay_s: float) -> None:
-        if outlet.alarm is not None:
-            outlet.alarm.cancel()
-        outlet.alarm = self._loop.call_later(delay_s, self._on_alarm, outlet)
+    def _fill_later(self, sender: PartitionSender, delay_s: float) -> None:
+        if sender.alarm is not None:
+            sender.alarm.cancel()
+        sender.alarm = self._loop.call_later(delay_s, self._on_alarm, sender)
 
-    def _on_alarm(self, outlet: Outlet) -> None:
-        outlet.alarm = None
-        self._fill(outlet)
+    def _on_alarm(self, sender: PartitionSender) -> None:
+        sender.alarm = None
+        self._fill(sender)
 
-    def _connection(self, outlet: Outlet) -> Connection | None:
-        """Return the connection to send on; None when the outlet has to wait for it."""
-        address = self._address(outlet.partition.broker_id)
+    def _connection(self, sender: PartitionSender) -> PutConnection | None:
+        """Return the connection to send on; None when the sender has to wait for it."""
+        address = self._address(sender.partition.broker_id)
         if address is None:
-            outlet.trouble = NoBrokerError(
-                f"{outlet.partition}: broker {outlet.partition.broker_id} is not there"
+            sender.trouble = NoBrokerError(
+                f"{sender.partition}: broker {sender.partition.broker_id} is not there"
             )
             self._request_refresh()
-            self._move(outlet)
+            self._move(sender)
             return None
         connection = self._pool.ready(address)
         if connection is None:
-            outlet.trouble = self._waiters.trouble(address)
-            if outlet.trouble is not None:
-                self._move(outlet)
+            sender.trouble = self._waiters.trouble(address)
+            if sender.trouble is not None:
+                self._move(sender)
             self._waiters.open(address)
             return None
-        if connection is not outlet.connection:
+        if connection is not sender.connection:
             # The order: nothing overtakes what is in flight on the old one.
-            if outlet.in_flight or outlet.is_early(self._snapshot.puts):
+            if sender.in_flight or sender.is_early(self._snapshot.puts):
                 return None
-            outlet.connection = connection
+            sender.connection = connection
             self._waiters.forget_trouble(address)
-            self._accumulator.set_limits(outlet.lane, connection)
+            self._accumulator.set_limits(sender.queue, connection)
         return connection
 
     def _address(self, broker_id: BrokerId) -> BrokerAddress | None:
         copies = self._snapshot.brokers.get(broker_id)
         return None if copies is None else copies.leader
 
-    def _has_place(self, outlet: Outlet) -> bool:
-        if outlet.alone in outlet.in_flight:
+    def _has_place(self, sender: PartitionSender) -> bool:
+        if sender.alone in sender.in_flight:
             return False
         limit = self._options.in_flight_batches_max
-        connection = outlet.connection
+        connection = sender.connection
         if (
             limit > 1
             and connection is not None
             and not connection.capabilities.has_mput
         ):
             limit = PUTS_IN_FLIGHT_MAX
-        return outlet.commands < limit
+        return sender.commands < limit
 
-    def _take(self, outlet: Outlet) -> Batch | None:
+    def _take(self, sender: PartitionSender) -> Batch | None:
         now_s = self._clock.monotonic_s()
-        batch = self._accumulator.take(outlet.lane, now_s)
+        batch = self._accumulator.take(sender.queue, now_s)
         if isinstance(batch, float):
-            self._fill_later(outlet, batch - now_s)
+            self._fill_later(sender, batch - now_s)
             return None
         return batch
 
-    def _send(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+    def _send(
+        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+    ) -> None:
         part.attempt += 1
         if part.attempt > 1:
             self._counters.retried_count += part.command_count
         send = self._send_batch if part.span.is_mput else self._send_puts
         try:
-            send(outlet, part, connection)
+            send(sender, part, connection)
         except LocalProtocolError as error:
-            self._fail(outlet, part, error)
+            self._fail(sender, part, error)
 
-    def _send_batch(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+    def _send_batch(
+        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+    ) -> None:
         opaque = connection.next_opaque()
-        frame = outlet.frame(part, opaque, self._producer_id)
-        on_reply = partial(self._on_reply, outlet, part, part.attempt, connection)
-        outlet.begin(part, None)
+        frame = sender.frame(part, opaque, self._producer_id)
+        on_reply = partial(self._on_reply, sender, part, part.attempt, connection)
+        sender.begin(part, None)
         try:
             # Batches are their own groups.
             connection.submit(
@@ -435,19 +439,21 @@ class Delivery:
             return
         self._counters.on_sent(part.message_count, 1)
 
-    def _send_puts(self, outlet: Outlet, part: Part, connection: Connection) -> None:
+    def _send_puts(
+        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+    ) -> None:
         """Send a run of single puts; runs of one turn of the loop leave together."""
         opaques = connection.next_opaques(part.message_count)
-        frames = outlet.put_frames(part, opaques)
+        frames = sender.put_frames(part, opaques)
         run = PutRun(
             part,
-            outlet.partition,
+            sender.partition,
             opaques,
-            sizes=partial(outlet.put_sizes, part, opaques),
-            on_stored=partial(self._on_stored, outlet, connection),
-            on_failed=partial(self._on_puts_failed, outlet, connection),
+            sizes=partial(sender.put_sizes, part, opaques),
+            on_stored=partial(self._on_stored, sender, connection),
+            on_failed=partial(self._on_puts_failed, sender, connection),
         )
-        outlet.begin(part, run)
+        sender.begin(part, run)
         deadline_s = part.work.batch.deadline_s
         try:
             connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
@@ -460,61 +466,67 @@ class Delivery:
 
     def _on_reply(
         self,
-        outlet: Outlet,
-        part: Part,
+        sender: PartitionSender,
+        part: BatchPart,
         attempt: int,
-        connection: Connection,
+        connection: PutConnection,
         reply: Reply | MetaqError,
     ) -> None:
-        if part not in outlet.in_flight or part.attempt != attempt:
+        if part not in sender.in_flight or part.attempt != attempt:
             return  # given up meanwhile
-        outlet.end(part, 1)
+        sender.end(part, 1)
         try:
             if isinstance(reply, MetaqError):
                 raise reply
-            receipt = parse_receipt(reply, outlet.partition.partition)
+            receipt = parse_receipt(reply, sender.partition.partition)
         except MetaqError as error:
-            self._on_failure(outlet, part, connection, error)
+            self._on_failure(sender, part, connection, error)
             if isinstance(error, RemoteProtocolError):
                 connection.close_for(error)
         else:
-            result = SendResult(receipt.id, outlet.partition, receipt.offset)
-            outlet.note_success()
+            result = SendResult(receipt.id, sender.partition, receipt.offset)
+            sender.note_success()
             is_doubtful = part.is_doubtful and not _recognises(connection, part)
-            outcome = Outcome(part.span.first, result, None)
+            outcome = BatchOutcome(part.span.first, result, None)
             self._succeed(part, [outcome], is_doubtful=is_doubtful)
-        self._fill(outlet)
+        self._fill(sender)
         self._fill_crowded(connection)
 
     def _on_stored(
-        self, outlet: Outlet, connection: Connection, run: PutRun, count: int
+        self,
+        sender: PartitionSender,
+        connection: PutConnection,
+        run: PutRun,
+        count: int,
     ) -> None:
-        outlet.end(run.part, count)
-        outlet.note_success()
+        sender.end(run.part, count)
+        sender.note_success()
         if not run.left:
             self._succeed_run(run)
-        self._fill(outlet)
+        self._fill(sender)
         self._fill_crowded(connection)
 
     def _on_puts_failed(
         self,
-        outlet: Outlet,
-        connection: Connection,
+        sender: PartitionSender,
+        connection: PutConnection,
         run: PutRun,
         opaques: Sequence[int],
         error: MetaqError,
     ) -> None:
-        for part in self._cut(outlet, run, opaques):
-            self._on_failure(outlet, part, connection, error)
+        for part in self._cut(sender, run, opaques):
+            self._on_failure(sender, part, connection, error)
         if isinstance(error, RemoteProtocolError):
             connection.close_for(error)
-        self._fill(outlet)
+        self._fill(sender)
         self._fill_crowded(connection)
 
-    def _cut(self, outlet: Outlet, run: PutRun, opaques: Sequence[int]) -> list[Part]:
+    def _cut(
+        self, sender: PartitionSender, run: PutRun, opaques: Sequence[int]
+    ) -> list[BatchPart]:
         """Return puts that failed as parts of their own."""
         parts = run.cut(opaques)
-        outlet.end(run.part, len(opaques))
+        sender.end(run.part, len(opaques))
         if not run.left:
             self._succeed_run(run)
         return parts
@@ -522,31 +534,33 @@ class Delivery:
     def _succeed_run(self, run: PutRun) -> None:
         self._succeed(run.part, run.outcomes(), is_doubtful=run.part.is_doubtful)
 
-    def _give_up(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
+    def _give_up(
+        self, sender: PartitionSender, part: BatchPart, error: MetaqError
+    ) -> None:
         """Fail what is in flight of a part: nobody knows whether it is stored."""
-        run, parts = outlet.in_flight[part], [part]
+        run, parts = sender.in_flight[part], [part]
         if run is None:
-            outlet.end(part, 1)
+            sender.end(part, 1)
         else:
-            parts = self._cut(outlet, run, run.unanswered())
+            parts = self._cut(sender, run, run.unanswered())
         for each in parts:
             each.is_doubtful = True
-            self._fail(outlet, each, error)
+            self._fail(sender, each, error)
 
-    def _fill_crowded(self, connection: Connection) -> None:
+    def _fill_crowded(self, connection: PutConnection) -> None:
         crowded = self._crowded.get(connection)
         while crowded and connection.has_room:
-            outlet = next(iter(crowded))
-            del crowded[outlet]
-            self._fill(outlet)
+            sender = next(iter(crowded))
+            del crowded[sender]
+            self._fill(sender)
         if not crowded:
             self._crowded.pop(connection, None)
 
     def _on_failure(
         self,
-        outlet: Outlet,
-        part: Part,
-        connection: Connection,
+        sender: PartitionSender,
+        part: BatchPart,
+        connection: PutConnection,
         error: MetaqError,
     ) -> None:
         verdict, part.is_doubtful = on_failure(
@@ -560,29 +574,29 @@ class Delivery:
             self._request_refresh()
         now_s = self._clock.monotonic_s()
         if verdict is Verdict.FAIL or now_s >= part.work.batch.deadline_s:
-            self._fail(outlet, part, error)
+            self._fail(sender, part, error)
             return
         if not part.is_doubtful:
             # The broker does not know it, and may have stored what came behind it.
             part.sequence = None
-        outlet.trouble = error
+        sender.trouble = error
         if isinstance(error, REFUSALS):
             # Two that refuse would else send a message to and fro without a pause.
-            outlet.refused_until_s = now_s + self._options.retry_max_s
+            sender.refused_until_s = now_s + self._options.retry_max_s
         if verdict is Verdict.MOVE:
-            target = self._target(outlet)
+            target = self._target(sender)
             if target is not None:
                 self._hand_over(part, target)
                 return
-        outlet.returned.append(part)
-        if now_s >= outlet.resume_s:
-            outlet.failures += 1
-            pause_s = self._backoff.delay_s(outlet.failures)
-            outlet.resume_s = now_s + pause_s
-            self._fill_later(outlet, pause_s)
+        sender.returned.append(part)
+        if now_s >= sender.resume_s:
+            sender.failures += 1
+            pause_s = self._backoff.delay_s(sender.failures)
+            sender.resume_s = now_s + pause_s
+            self._fill_later(sender, pause_s)
 
     def _succeed(
-        self, part: Part, outcomes: Sequence[Outcome], *, is_doubtful: bool
+        self, part: BatchPart, outcomes: Sequence[BatchOutcome], *, is_doubtful: bool
     ) -> None:
         """Settle a part with where its messages lie; with none, all were cut out."""
         batch = part.work.batch
@@ -600,12 +614,14 @@ class Delivery:
             self._counters.doubtful_count += count * is_doubtful
         self._settle(part, outcomes)
 
-    def _fail(self, outlet: Outlet, part: Part, error: MetaqError) -> None:
-        final = final_error(error, outlet.partition, is_doubtful=part.is_doubtful)
+    def _fail(
+        self, sender: PartitionSender, part: BatchPart, error: MetaqError
+    ) -> None:
+        final = final_error(error, sender.partition, is_doubtful=part.is_doubtful)
         self._counters.on_failed(part.message_count, final)
-        self._settle(part, [Outcome(part.span.first, None, final)])
+        self._settle(part, [BatchOutcome(part.span.first, None, final)])
 
-    def _settle(self, part: Part, outcomes: Sequence[Outcome]) -> None:
+    def _settle(self, part: BatchPart, outcomes: Sequence[BatchOutcome]) -> None:
         work = part.work
         work.outcomes += outcomes
         work.left -= 1
@@ -619,54 +635,54 @@ class Delivery:
     def _is_wanted(self, address: BrokerAddress) -> bool:
         """Tell whether there is anything to send to an address."""
         return any(
-            (o.waiting or o.returned or self._accumulator.has_messages(o.lane))
+            (o.waiting or o.returned or self._accumulator.has_messages(o.queue))
             and self._address(o.partition.broker_id) == address
-            for o in self._outlets.values()
+            for o in self._senders.values()
         )
 
     def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
         self._request_refresh()
-        for outlet in list(self._outlets.values()):
-            if self._address(outlet.partition.broker_id) == address:
-                outlet.trouble = error
-                self._move(outlet)
+        for sender in list(self._senders.values()):
+            if self._address(sender.partition.broker_id) == address:
+                sender.trouble = error
+                self._move(sender)
 
-    def _move(self, outlet: Outlet) -> None:
+    def _move(self, sender: PartitionSender) -> None:
         """Give other partitions what may move, if there is one that takes it."""
-        if self._target(outlet) is None:
+        if self._target(sender) is None:
             return
-        for batch in self._accumulator.take_movable(outlet.lane):
-            outlet.waiting.append(outlet.part_of(batch))
-        if not outlet.in_flight:
-            outlet.take_back()
-        staying: deque[Part] = deque()
-        for part in outlet.waiting:
-            target = self._target(outlet)
+        for batch in self._accumulator.take_movable(sender.queue):
+            sender.waiting.append(sender.part_of(batch))
+        if not sender.in_flight:
+            sender.take_back()
+        staying: deque[BatchPart] = deque()
+        for part in sender.waiting:
+            target = self._target(sender)
             if part.is_doubtful or not part.work.batch.may_move or target is None:
                 staying.append(part)
             else:
                 self._hand_over(part, target)
-        outlet.waiting = staying
+        sender.waiting = staying
 
-    def _target(self, outlet: Outlet) -> Outlet | None:
-        """Return another partition's outlet that can send now, each in turn."""
+    def _target(self, sender: PartitionSender) -> PartitionSender | None:
+        """Return another partition's sender that can send now, each in turn."""
         now_s, routes = self._clock.monotonic_s(), self._accumulator.routes
-        outlets = [
-            self._outlet(routes.lane(partition))
-            for partition in self._snapshot.put_partitions(outlet.partition.topic)
-            if partition != outlet.partition and self._is_connected(partition)
+        senders = [
+            self._sender(routes.queue(partition))
+            for partition in self._snapshot.put_partitions(sender.partition.topic)
+            if partition != sender.partition and self._is_connected(partition)
         ]
-        outlets = [each for each in outlets if each.refused_until_s <= now_s]
-        if not outlets:
+        senders = [each for each in senders if each.refused_until_s <= now_s]
+        if not senders:
             return None
         self._moves += 1
-        return outlets[self._moves % len(outlets)]
+        return senders[self._moves % len(senders)]
 
     def _is_connected(self, partition: TopicPartition) -> bool:
         address = self._address(partition.broker_id)
         return address is not None and self._pool.ready(address) is not None
 
-    def _hand_over(self, part: Part, target: Outlet) -> None:
+    def _hand_over(self, part: BatchPart, target: PartitionSender) -> None:
         self._counters.moved_count += 1
         part.sequence = None
         part.place = target.next_place()
@@ -680,35 +696,35 @@ class Delivery:
         """Fail what is late; let those send that nothing else may tell of a chance."""
         self._tick = None
         now_s = self._clock.monotonic_s()
-        outlets: dict[Outlet, None] = {}
-        for batch, lane in self._accumulator.take_due(now_s, TICK_S):
-            outlets[self._outlet(lane)] = None
-            outlets.update(self._moved.get(batch, {}))
-        for outlet in outlets:
-            self._fail_late(outlet, now_s)
+        senders: dict[PartitionSender, None] = {}
+        for batch, queue in self._accumulator.take_due(now_s, TICK_S):
+            senders[self._sender(queue)] = None
+            senders.update(self._moved.get(batch, {}))
+        for sender in senders:
+            self._fail_late(sender, now_s)
         # Others may have made room on a connection that is not ours alone.
         for crowded in self._crowded.values():
-            outlets.update(crowded)
+            senders.update(crowded)
         self._crowded.clear()
         if now_s >= self._retry_s:
             self._retry_s = now_s + RETRY_S
-            outlets.update(self._unconnected)
+            senders.update(self._unconnected)
             self._unconnected.clear()
-        for outlet in outlets:
-            self._fill(outlet)
+        for sender in senders:
+            self._fill(sender)
         if self._accumulator.has_unanswered:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
-    def _fail_late(self, outlet: Outlet, now_s: float) -> None:
-        for batch in self._accumulator.take_late(outlet.lane, now_s):
-            part = outlet.part_of(batch)
-            self._fail(outlet, part, outlet.lateness(batch))
-        for part in outlet.take_late(now_s):
-            self._fail(outlet, part, outlet.lateness(part.work.batch))
-        for part in outlet.unanswered(now_s - ANSWER_GRACE_S):
-            self._give_up(outlet, part, outlet.silence(part.work.batch))
+    def _fail_late(self, sender: PartitionSender, now_s: float) -> None:
+        for batch in self._accumulator.take_late(sender.queue, now_s):
+            part = sender.part_of(batch)
+            self._fail(sender, part, sender.lateness(batch))
+        for part in sender.take_late(now_s):
+            self._fail(sender, part, sender.lateness(part.work.batch))
+        for part in sender.unanswered(now_s - ANSWER_GRACE_S):
+            self._give_up(sender, part, sender.silence(part.work.batch))
 
 
-def _recognises(connection: Connection, part: Part) -> bool:
+def _recognises(connection: PutConnection, part: BatchPart) -> bool:
     """Tell whether the broker stores a part once, however often it is sent."""
     return connection.capabilities.dedup and part.span.is_mput

@@ -6,9 +6,9 @@ stored again by a broker that announced `dedup`. Each batch has a second name fo
 case that the first one was used for other messages. Where batches are not taken, each
 payload is a put of its own, pipelined; names mean nothing there.
 
-There is one lane per broker: a connection and the requests in flight on it, oldest
+There is one queue per broker: a connection and the requests in flight on it, oldest
 first. When the connection breaks, or an answer does not come in time, nobody knows
-which of them were stored. The lane gets another connection and sends all of them once
+which of them were stored. The queue gets another connection and sends all of them once
 more, in the same order. What had left before, and is not recognised, may be there twice
 then: it is counted as *doubtful*. After TRIES_MAX such rounds without one
 acknowledgement in between, or when the broker cannot be reached for the time of one
@@ -118,7 +118,7 @@ class _Request:
         )
 
 
-class _Lane:
+class _BrokerQueue:
     """One broker: its connection and the requests in flight, oldest first."""
 
     def __init__(self, connection: BrokerConnection) -> None:
@@ -165,7 +165,7 @@ class NamedSender:
         self._clock = clock or SystemClock()
         self._thread: LoopThread | None = None
         self._pool: ConnectionPool | None = None
-        self._lanes: dict[BrokerId, _Lane] = {}
+        self._queues: dict[BrokerId, _BrokerQueue] = {}
         self._batches: Counter[TopicPartition] = Counter()
         self._changed = asyncio.Event()
         self._failure: MetaqError | None = None
@@ -256,8 +256,8 @@ class NamedSender:
         spare: str,
     ) -> None:
         await self._mend()
-        lane = await self._lane(partition.broker_id)
-        capabilities = lane.connection.capabilities
+        queue = await self._queue(partition.broker_id)
+        capabilities = queue.connection.capabilities
         for first, end in pieces_of(payloads, capabilities):
             some = payloads[first:end]
             message_bytes = sum(map(len, some))
@@ -275,16 +275,16 @@ class NamedSender:
                 sequence=sequence + first,
                 spare=spare,
             )
-            while not self._has_room(lane, partition):
+            while not self._has_room(queue, partition):
                 await self._step()
             self._batches[partition] += is_batch
-            lane.requests.append(request)
-            lane.size_bytes += len(request.payload)
-            self._submit(lane, request)
+            queue.requests.append(request)
+            queue.size_bytes += len(request.payload)
+            self._submit(queue, request)
 
     async def _flush(self) -> None:
         await self._mend()
-        while any(lane.requests for lane in self._lanes.values()):
+        while any(queue.requests for queue in self._queues.values()):
             await self._step()
 
     async def _close(self) -> None:
@@ -292,16 +292,16 @@ class NamedSender:
             deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
             await self._pool.close(deadline_s=deadline_s)
 
-    async def _lane(self, broker_id: BrokerId) -> _Lane:
-        lane = self._lanes.get(broker_id)
-        if lane is None:
+    async def _queue(self, broker_id: BrokerId) -> _BrokerQueue:
+        queue = self._queues.get(broker_id)
+        if queue is None:
             address = self._addresses.get(broker_id)
             if address is None:
                 raise NoBrokerError(f"broker {broker_id} is not there at the moment")
-            lane = self._lanes[broker_id] = _Lane(
+            queue = self._queues[broker_id] = _BrokerQueue(
                 await self._connect(parse_address(address))
             )
-        return lane
+        return queue
 
     async def _connect(self, address: BrokerAddress) -> BrokerConnection:
         if self._pool is None:
@@ -313,9 +313,9 @@ class NamedSender:
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         return await self._pool.get(address, deadline_s=deadline_s)
 
-    def _has_room(self, lane: _Lane, partition: TopicPartition) -> bool:
+    def _has_room(self, queue: _BrokerQueue, partition: TopicPartition) -> bool:
         has_few = self._batches[partition] < IN_FLIGHT_BATCHES_MAX
-        return lane.cause is None and has_few and lane.has_room
+        return queue.cause is None and has_few and queue.has_room
 
     async def _step(self) -> None:
         """Wait for an outcome, and deal with it; something is in flight, or is lost."""
@@ -325,48 +325,50 @@ class NamedSender:
 
     async def _mend(self) -> None:
         """Connect again where a connection is lost, or raise what ended the sending."""
-        for lane in self._lanes.values():
-            if self._failure is None and lane.cause is not None:
-                await self._recover(lane)
+        for queue in self._queues.values():
+            if self._failure is None and queue.cause is not None:
+                await self._recover(queue)
         if self._failure is None:
             return
-        while any(lane.requests and not lane.cause for lane in self._lanes.values()):
+        while any(
+            queue.requests and not queue.cause for queue in self._queues.values()
+        ):
             await self._changed.wait()
             self._changed.clear()
         raise self._failure
 
-    async def _recover(self, lane: _Lane) -> None:
+    async def _recover(self, queue: _BrokerQueue) -> None:
         """Connect again and send everything in flight once more."""
-        cause = lane.cause
+        cause = queue.cause
         assert cause is not None
-        lane.tries += 1
-        if lane.tries > TRIES_MAX:
+        queue.tries += 1
+        if queue.tries > TRIES_MAX:
             raise cause
         try:
-            lane.connection = await self._connect(lane.connection.address)
+            queue.connection = await self._connect(queue.connection.address)
         except NoBrokerError as error:
             raise GivenUpError(f"{cause}; then {error}") from error
         if self._failure is not None:  # refused meanwhile
             return
-        lane.cause = None
-        lane.requests = deque(r for r in lane.requests if not r.is_answered)
-        lane.size_bytes = sum(len(r.payload) for r in lane.requests)
-        has_dedup = lane.connection.capabilities.dedup
-        for request in lane.requests:
+        queue.cause = None
+        queue.requests = deque(r for r in queue.requests if not r.is_answered)
+        queue.size_bytes = sum(len(r.payload) for r in queue.requests)
+        has_dedup = queue.connection.capabilities.dedup
+        for request in queue.requests:
             if request.may_be_stored and not (request.is_batch and has_dedup):
                 request.is_doubtful = True
-        for request in tuple(lane.requests):
-            self._submit(lane, request)
+        for request in tuple(queue.requests):
+            self._submit(queue, request)
 
-    def _submit(self, lane: _Lane, request: _Request) -> None:
-        connection = lane.connection
+    def _submit(self, queue: _BrokerQueue, request: _Request) -> None:
+        connection = queue.connection
         opaque = connection.next_opaque()
 
         def on_reply(outcome: Reply | MetaqError) -> None:
             if isinstance(outcome, MetaqError):
-                self._on_loss(lane, request, outcome)
+                self._on_loss(queue, request, outcome)
             else:
-                self._on_reply(lane, request, outcome)
+                self._on_reply(queue, request, outcome)
             self._changed.set()
 
         try:
@@ -379,35 +381,37 @@ class NamedSender:
             )
         except ClosedError as error:
             # It was lost while nothing was in flight that could have told.
-            lane.cause = lane.cause or error
+            queue.cause = queue.cause or error
             self._changed.set()
 
-    def _on_loss(self, lane: _Lane, request: _Request, error: MetaqError) -> None:
+    def _on_loss(
+        self, queue: _BrokerQueue, request: _Request, error: MetaqError
+    ) -> None:
         request.may_be_stored |= not isinstance(error, NotSentError)
-        lane.cause = lane.cause or error
+        queue.cause = queue.cause or error
         # Of one that is not answered the others are not waited for: order decides.
-        lane.connection.close("a put was not answered in time")
+        queue.connection.close("a put was not answered in time")
 
-    def _on_reply(self, lane: _Lane, request: _Request, reply: Reply) -> None:
+    def _on_reply(self, queue: _BrokerQueue, request: _Request, reply: Reply) -> None:
         failure = _failure_of(reply, request.partition.partition)
         if isinstance(failure, BadReplyError):
             # It says nothing of the put, which is sent again.
-            lane.cause = lane.cause or failure
-            lane.connection.close_for(failure)
-            self._on_loss(lane, request, failure)
+            queue.cause = queue.cause or failure
+            queue.connection.close_for(failure)
+            self._on_loss(queue, request, failure)
             return
         if isinstance(failure, SequenceUsedError) and request.spare:
             request.producer, request.spare = request.spare, None
             self._renamed_count += request.count
-            self._submit(lane, request)
+            self._submit(queue, request)
             return
         request.is_answered = True
         self._batches[request.partition] -= request.is_batch
-        lane.drop_answered()
+        queue.drop_answered()
         if failure:
             self._failure = self._failure or failure
             return
-        lane.tries = 0
+        queue.tries = 0
         self._message_count += request.count
         self._size_bytes += request.message_bytes
         if request.is_doubtful:

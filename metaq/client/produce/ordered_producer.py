@@ -32,7 +32,7 @@ from metaq.client.names import check_topic
 from metaq.client.off_loop import call_off_loop, close_off_loop, open_off_loop
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_partition
 from metaq.client.produce.batches import SendResult
-from metaq.client.produce.dead_letter_files import RefusedMessages
+from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import frozen
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
@@ -103,12 +103,12 @@ class OrderedStatistics:
 
 
 @dataclass(slots=True)
-class OrderedLane:
+class OrderedQueue:
     """One partition. Owner: the ordered producer, on its loop."""
 
     partition: TopicPartition
     spool: Spool
-    refused: RefusedMessages
+    refused: DeadLetterFiles
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     replay: asyncio.Task[None] | None = None
@@ -179,7 +179,7 @@ class AsyncOrderedProducer:
         self._threads = HelperThreads(
             min(len(self.partitions), SPOOL_THREADS_MAX), f"spools of {topic}"
         )
-        self._lanes: dict[TopicPartition, OrderedLane] = {}
+        self._queues: dict[TopicPartition, OrderedQueue] = {}
         self._unlisten: Callable[[], None] | None = None
         self._loop = asyncio.get_running_loop()
         self._closing: set[asyncio.Task[None]] = set()
@@ -235,8 +235,8 @@ class AsyncOrderedProducer:
             place = self._directory / spool_name(self.topic, name)
             opening = partial(Spool.open, self._fs, place)
             spool = await open_off_loop(self._threads, opening)
-            refused = RefusedMessages(self._fs, place)
-            self._lanes[partition] = OrderedLane(partition, spool, refused)
+            refused = DeadLetterFiles(self._fs, place)
+            self._queues[partition] = OrderedQueue(partition, spool, refused)
             await call_off_loop(self._threads, refused.recount)
         if self.is_closed:
             raise ClosedError("the ordered producer was closed while it started")
@@ -249,7 +249,7 @@ class AsyncOrderedProducer:
     @property
     def has_ended(self) -> bool:
         """Whether it is closed, with its spools."""
-        return self._producer.has_ended and not self._lanes and not self._closing
+        return self._producer.has_ended and not self._queues and not self._closing
 
     async def close(self, timeout: float | None = None) -> None:
         """Stop; what is spooled stays and is sent by the next one.
@@ -272,15 +272,17 @@ class AsyncOrderedProducer:
         if self._unlisten is not None:
             self._unlisten()
         limit_s = self._context.options.close_timeout_s if timeout is None else timeout
-        lanes, self._lanes = self._lanes, {}
-        replays = [lane.replay for lane in lanes.values() if lane.replay is not None]
+        queues, self._queues = self._queues, {}
+        replays = [
+            queue.replay for queue in queues.values() if queue.replay is not None
+        ]
         for replay in replays:
             replay.cancel()
         deadline_s = self._context.deadline_s(limit_s)
         try:
             await self._producer.close(limit_s)
         finally:
-            closing = asyncio.create_task(self._close_spools(lanes.values(), replays))
+            closing = asyncio.create_task(self._close_spools(queues.values(), replays))
             self._closing.add(closing)
             closing.add_done_callback(self._on_closed)
         left_s = max(0.0, deadline_s - self._context.clock.monotonic_s())
@@ -294,13 +296,13 @@ class AsyncOrderedProducer:
             )
 
     async def _close_spools(
-        self, lanes: Iterable[OrderedLane], replays: Collection[asyncio.Task[None]]
+        self, queues: Iterable[OrderedQueue], replays: Collection[asyncio.Task[None]]
     ) -> None:
         """Close files whose last use is over, however long the disk takes."""
         await asyncio.gather(*replays, return_exceptions=True)
-        for lane in lanes:
-            async with lane.turn:
-                await close_off_loop(self._threads, lane.spool)
+        for queue in queues:
+            async with queue.turn:
+                await close_off_loop(self._threads, queue.spool)
 
     def _on_closed(self, closing: asyncio.Task[None]) -> None:
         self._closing.discard(closing)
@@ -315,7 +317,9 @@ class AsyncOrderedProducer:
         await self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.is_closed else "open" if self._lanes else "not started"
+        state = (
+            "closed" if self.is_closed else "open" if self._queues else "not started"
+        )
         count = sum(self.statistics().waiting.values())
         return (
             f"<{type(self).__name__} of topic '{self.topic}' in"
@@ -363,33 +367,33 @@ class AsyncOrderedProducer:
         check_timeout(timeout)
         message = OutgoingMessage(frozen(data), attribute, key)
         payload, _flag = encode_payload(message.data, attribute)
-        lane = self._lane_of(message)
+        queue = self._queue_of(message)
         timeout_s = self._timeout_s if timeout is None else timeout
         deadline_s = self._context.clock.monotonic_s() + timeout_s
-        async with lane.turn:
-            if lane.spooling is not None and not lane.spooling.done():
-                await asyncio.wait([lane.spooling])
-            if await self._is_open(lane, deadline_s):
+        async with queue.turn:
+            if queue.spooling is not None and not queue.spooling.done():
+                await asyncio.wait([queue.spooling])
+            if await self._is_open(queue, deadline_s):
                 try:
-                    return await self._send(lane, message, deadline_s)
+                    return await self._send(queue, message, deadline_s)
                 except NOT_TAKEN as error:
-                    lane.last_error = error
-            self._producer.accumulator.check_lasting(lane.partition, len(payload))
-            return await self._spool(lane, message)
+                    queue.last_error = error
+            self._producer.accumulator.check_lasting(queue.partition, len(payload))
+            return await self._spool(queue, message)
 
-    def _lane_of(self, message: OutgoingMessage) -> OrderedLane:
-        if not self._lanes:
+    def _queue_of(self, message: OutgoingMessage) -> OrderedQueue:
+        if not self._queues:
             raise ClosedError("the ordered producer is closed, or was not started")
         chosen = self._selector(self.topic, self.partitions, message)
-        lane = self._lanes.get(chosen)
-        if lane is None:
+        queue = self._queues.get(chosen)
+        if queue is None:
             raise LocalProtocolError(
                 f"the selector chose {chosen}, which is not in the layout of"
                 f" {len(self.partitions)} partitions"
             )
-        return lane
+        return queue
 
-    async def _is_open(self, lane: OrderedLane, deadline_s: float) -> bool:
+    async def _is_open(self, queue: OrderedQueue, deadline_s: float) -> bool:
         """Return whether a message may go to the broker directly."""
         if not self._is_known:
             try:
@@ -397,9 +401,9 @@ class AsyncOrderedProducer:
                     self.topic, deadline_s=deadline_s, takes_puts=True
                 )
             except NoBrokerError as error:
-                lane.last_error = error
+                queue.last_error = error
             self._is_known = True
-        return not len(lane.spool) and self._is_available(lane.partition)
+        return not len(queue.spool) and self._is_available(queue.partition)
 
     def _is_available(self, partition: TopicPartition) -> bool:
         snapshot = self._context.metadata.snapshot
@@ -411,68 +415,68 @@ class AsyncOrderedProducer:
         )
 
     async def _send(
-        self, lane: OrderedLane, message: OutgoingMessage, deadline_s: float
+        self, queue: OrderedQueue, message: OutgoingMessage, deadline_s: float
     ) -> SendResult:
         left_s = deadline_s - self._context.clock.monotonic_s()
         if left_s <= 0:
-            raise NotSentError(f"{lane.partition}: no time was left to send")
+            raise NotSentError(f"{queue.partition}: no time was left to send")
         result = await self._producer.send(
             self.topic,
             message.data,
             attribute=message.attribute,
-            partition=lane.name,
+            partition=queue.name,
             timeout=left_s,
         )
         self._sent_count += 1
         return result
 
-    async def _spool(self, lane: OrderedLane, message: OutgoingMessage) -> Spooled:
+    async def _spool(self, queue: OrderedQueue, message: OutgoingMessage) -> Spooled:
         stored = Message(
             self.topic,
             message.data,
             message.attribute,
             _NO_ID,
-            lane.partition,
+            queue.partition,
             _NO_OFFSET,
             _NO_OFFSET,
         )
-        lane.spooling = call_off_loop(self._threads, lane.spool.append, stored)
-        lane.spooling.add_done_callback(partial(self._on_spooled, lane))
-        await asyncio.shield(lane.spooling)
-        return Spooled(lane.partition, len(lane.spool))
+        queue.spooling = call_off_loop(self._threads, queue.spool.append, stored)
+        queue.spooling.add_done_callback(partial(self._on_spooled, queue))
+        await asyncio.shield(queue.spooling)
+        return Spooled(queue.partition, len(queue.spool))
 
-    def _on_spooled(self, lane: OrderedLane, spooling: asyncio.Future[int]) -> None:
+    def _on_spooled(self, queue: OrderedQueue, spooling: asyncio.Future[int]) -> None:
         if not spooling.cancelled() and spooling.exception() is None:
             self._spooled_count += 1
-            self._wake(lane)
+            self._wake(queue)
 
     # -- replay -----------------------------------------------------------------------
 
     def _wake_all(self) -> None:
-        for lane in self._lanes.values():
-            self._wake(lane)
+        for queue in self._queues.values():
+            self._wake(queue)
 
-    def _wake(self, lane: OrderedLane) -> None:
+    def _wake(self, queue: OrderedQueue) -> None:
         """See that what is spooled is being sent; at most one task per partition."""
-        if lane.replay is not None and not lane.replay.done():
-            lane.wake.set()
-        elif len(lane.spool) and lane.partition in self._lanes:
-            lane.replay = asyncio.create_task(
-                self._run_replay(lane), name=f"replay of {lane.partition}"
+        if queue.replay is not None and not queue.replay.done():
+            queue.wake.set()
+        elif len(queue.spool) and queue.partition in self._queues:
+            queue.replay = asyncio.create_task(
+                self._run_replay(queue), name=f"replay of {queue.partition}"
             )
 
-    async def _run_replay(self, lane: OrderedLane) -> None:
+    async def _run_replay(self, queue: OrderedQueue) -> None:
         """Send what is spooled until nothing is."""
         failures = 0
-        while len(lane.spool):
-            lane.wake.clear()
-            if self._is_available(lane.partition):
+        while len(queue.spool):
+            queue.wake.clear()
+            if self._is_available(queue.partition):
                 try:
-                    await self._replay(lane)
+                    await self._replay(queue)
                 except MetaqError as error:
-                    lane.last_error = error
+                    queue.last_error = error
                     log.warning(
-                        "replay stopped: partition=%s: %s", lane.partition, error
+                        "replay stopped: partition=%s: %s", queue.partition, error
                     )
                 else:
                     failures = 0
@@ -480,17 +484,17 @@ class AsyncOrderedProducer:
             failures += 1
             try:
                 async with asyncio.timeout(REPLAY.delay_s(failures)):
-                    await lane.wake.wait()
+                    await queue.wake.wait()
             except TimeoutError:
                 continue
 
-    async def _replay(self, lane: OrderedLane) -> None:
+    async def _replay(self, queue: OrderedQueue) -> None:
         """Send the oldest messages, and remove what is stored or set aside.
 
         What could not be removed is not sent again: removing it comes first.
         """
-        await self._remove(lane)
-        threads, spool = self._threads, lane.spool
+        await self._remove(queue)
+        threads, spool = self._threads, queue.spool
         try:
             for number in await call_off_loop(threads, spool.numbers, REPLAY_GROUP):
                 message = await call_off_loop(threads, spool.read, number)
@@ -500,49 +504,51 @@ class AsyncOrderedProducer:
                         self.topic,
                         message.data,
                         attribute=message.attribute,
-                        partition=lane.name,
+                        partition=queue.name,
                     )
                 except MessageTooLargeError as error:
-                    await self._set_aside(lane, number, message, error)
+                    await self._set_aside(queue, number, message, error)
                 else:
                     self._replayed_count += 1
-                lane.settled.append(number)
+                queue.settled.append(number)
         finally:
-            await self._remove(lane)
-        lane.last_error = None
+            await self._remove(queue)
+        queue.last_error = None
 
     async def _set_aside(
-        self, lane: OrderedLane, number: int, message: Message, error: MetaqError
+        self, queue: OrderedQueue, number: int, message: Message, error: MetaqError
     ) -> None:
         """Keep what no repetition helps, out of the way of what came behind it."""
         now_ms = self._context.clock.wall_ms()
         path = await call_off_loop(
-            self._threads, lane.refused.keep, message, number, error, now_ms
+            self._threads, queue.refused.keep, message, number, error, now_ms
         )
         self._refused_count += 1
         log.error("spooled message set aside: file=%s: %s", path, error)
 
-    async def _remove(self, lane: OrderedLane) -> None:
-        if lane.settled:
-            done = tuple(lane.settled)
-            await call_off_loop(self._threads, lane.spool.remove, done)
-            lane.settled.clear()
+    async def _remove(self, queue: OrderedQueue) -> None:
+        if queue.settled:
+            done = tuple(queue.settled)
+            await call_off_loop(self._threads, queue.spool.remove, done)
+            queue.settled.clear()
 
     # -- how it is doing --------------------------------------------------------------
 
     def statistics(self) -> OrderedStatistics:
         """Return a snapshot of the counters."""
         # Taken from any thread, while the spools are being opened too.
-        lanes = tuple(self._lanes.values())
+        queues = tuple(self._queues.values())
         return OrderedStatistics(
             sent_count=self._sent_count,
             spooled_count=self._spooled_count,
             replayed_count=self._replayed_count,
             refused_count=self._refused_count,
             waiting={
-                lane.partition: len(lane.spool) for lane in lanes if len(lane.spool)
+                queue.partition: len(queue.spool)
+                for queue in queues
+                if len(queue.spool)
             },
-            problems=tuple(chain.from_iterable(lane.problems() for lane in lanes)),
+            problems=tuple(chain.from_iterable(queue.problems() for queue in queues)),
         )
 
 

@@ -1,4 +1,4 @@
-"""Lanes: what waits for one partition, and what its broker takes."""
+"""Queues: what waits for one partition, and what its broker takes."""
 
 from collections import deque
 from typing import Protocol
@@ -25,7 +25,7 @@ class Announcer(Protocol):
         ...
 
 
-class Lane:
+class PartitionQueue:
     """The batches of one partition that nobody has taken yet.
 
     Owner: the accumulator, under its lock; the delivery reads `partition`.

@@ -14,14 +14,14 @@ from metaq.client.errors import (
     MessageTooLargeError,
     OutcomeUnknownError,
 )
-from metaq.client.produce.attempts import Span, plan_spans
+from metaq.client.produce.attempts import BatchSpan, plan_spans
 from metaq.client.produce.batches import (
     Batch,
-    Outcome,
+    BatchOutcome,
     PutResults,
     SendResult,
 )
-from metaq.client.produce.partition_queue import Announcer, Lane
+from metaq.client.produce.partition_queue import Announcer, PartitionQueue
 from metaq.errors import MetaqError, NoBrokerError, NotSentError, RemoteProtocolError
 from metaq.model import BrokerAddress, MessageId, Offset, TopicPartition
 from metaq.peer.connection import PutListener
@@ -33,7 +33,7 @@ from metaq.record.checksum import checksum, checksums
 from metaq.zk.cluster import Counts
 
 
-class Connection(Announcer, Protocol):
+class PutConnection(Announcer, Protocol):
     """What the delivery needs of `BrokerConnection`."""
 
     @property
@@ -75,11 +75,11 @@ class Connection(Announcer, Protocol):
 class Pool(Protocol):
     """What the delivery needs of `ConnectionPool`."""
 
-    def ready(self, address: BrokerAddress) -> Connection | None:
+    def ready(self, address: BrokerAddress) -> PutConnection | None:
         """Return the open connection to an address, if there is one."""
         ...
 
-    async def get(self, address: BrokerAddress, *, deadline_s: float) -> Connection:
+    async def get(self, address: BrokerAddress, *, deadline_s: float) -> PutConnection:
         """Return a connection; NoBrokerError at the deadline."""
         ...
 
@@ -92,18 +92,18 @@ class Work:
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.left = 1
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[BatchOutcome] = []
 
 
-class Part:
+class BatchPart:
     """Messages of a batch that leave together."""
 
     __slots__ = ("attempt", "is_doubtful", "place", "sequence", "span", "work")
 
-    def __init__(self, work: Work, span: Span, place: int) -> None:
+    def __init__(self, work: Work, span: BatchSpan, place: int) -> None:
         self.work = work
         self.span = span
-        self.place = place  # in its outlet's order
+        self.place = place  # in its sender's order
         self.sequence: int | None = None
         self.attempt = 0
         self.is_doubtful = False
@@ -118,10 +118,12 @@ class Part:
         """Return the number of commands that it is sent as."""
         return 1 if self.span.is_mput else self.message_count
 
-    def cut(self, first: int, end: int) -> "Part":
+    def cut(self, first: int, end: int) -> "BatchPart":
         """Return a new part with some of its messages; the batch waits for it too."""
         self.work.left += 1
-        part = Part(self.work, Span(first, end, is_mput=self.span.is_mput), self.place)
+        part = BatchPart(
+            self.work, BatchSpan(first, end, is_mput=self.span.is_mput), self.place
+        )
         part.attempt, part.is_doubtful = self.attempt, self.is_doubtful
         return part
 
@@ -140,7 +142,7 @@ class PutRun:
 
     def __init__(
         self,
-        part: Part,
+        part: BatchPart,
         partition: TopicPartition,
         opaques: range,
         *,
@@ -221,7 +223,7 @@ class PutRun:
             if not is_stored and at not in self._cut
         ]
 
-    def cut(self, opaques: Sequence[int]) -> list[Part]:
+    def cut(self, opaques: Sequence[int]) -> list[BatchPart]:
         """Cut out what has failed, ascending; neighbours stay together."""
         self.left -= len(opaques)
         parts, base = [], self.part.span.first
@@ -232,7 +234,7 @@ class PutRun:
             parts.append(self.part.cut(base + some[0], base + some[-1] + 1))
         return parts
 
-    def outcomes(self) -> list[Outcome]:
+    def outcomes(self) -> list[BatchOutcome]:
         """Return what became of those that are stored."""
         outcomes, at, place = [], 0, self._partition
         for is_stored, group in groupby(self._is_stored):
@@ -241,28 +243,40 @@ class PutRun:
                 ids, offsets = self._ids[at:end], self._offsets[at:end]
                 receipt = SendResult(MessageId(ids[0]), place, Offset(offsets[0]))
                 first, puts = self.part.span.first + at, PutResults(ids, offsets)
-                outcomes.append(Outcome(first, receipt, None, puts))
+                outcomes.append(BatchOutcome(first, receipt, None, puts))
             at = end
         return outcomes
 
 
-class Outlet:
+class PartitionSender:
     """One partition's way out."""
 
     __slots__ = (
-        "alarm", "alone", "commands", "connection", "failures", "in_flight", "lane",
-        "places", "refused_until_s", "resume_s", "returned", "sequence", "trouble",
-        "waiting", "was_offered",
+        "alarm",
+        "alone",
+        "commands",
+        "connection",
+        "failures",
+        "in_flight",
+        "places",
+        "queue",
+        "refused_until_s",
+        "resume_s",
+        "returned",
+        "sequence",
+        "trouble",
+        "waiting",
+        "was_offered",
     )  # fmt: skip
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, queue: PartitionQueue) -> None:
+        self.queue = queue
         self.alarm: TimerHandle | None = None  # fills it when a pause is over
-        self.alone: Part | None = None  # nothing is sent while this is in flight
-        self.connection: Connection | None = None
-        self.waiting: deque[Part] = deque()
-        self.returned: list[Part] = []
-        self.in_flight: dict[Part, PutRun | None] = {}  # None: an mput
+        self.alone: BatchPart | None = None  # nothing is sent while this is in flight
+        self.connection: PutConnection | None = None
+        self.waiting: deque[BatchPart] = deque()
+        self.returned: list[BatchPart] = []
+        self.in_flight: dict[BatchPart, PutRun | None] = {}  # None: an mput
         self.commands = 0  # in flight
         self.sequence = 0
         self.places = 0
@@ -275,7 +289,7 @@ class Outlet:
     @property
     def partition(self) -> TopicPartition:
         """Return the partition."""
-        return self.lane.partition
+        return self.queue.partition
 
     def is_early(self, puts: Counts) -> bool:
         """Tell whether a broker that came back has not registered the topic again.
@@ -301,7 +315,7 @@ class Outlet:
         self.failures, self.trouble, self.refused_until_s = 0, None, 0.0
 
     def next_place(self) -> int:
-        """Return the place of the next part in the outlet's order."""
+        """Return the place of the next part in the sender's order."""
         self.places += 1
         return self.places
 
@@ -315,14 +329,14 @@ class Outlet:
         self.waiting.extendleft(reversed(self.returned))
         self.returned.clear()
 
-    def part_of(self, batch: Batch) -> Part:
+    def part_of(self, batch: Batch) -> BatchPart:
         """Return the one part of a batch that was just taken."""
-        whole = Span(0, len(batch.payloads), is_mput=True)
-        return Part(Work(batch), whole, self.next_place())
+        whole = BatchSpan(0, len(batch.payloads), is_mput=True)
+        return BatchPart(Work(batch), whole, self.next_place())
 
     def fit_next(
         self, capabilities: Capabilities, puts_max: int
-    ) -> tuple[Part, MessageTooLargeError | None]:
+    ) -> tuple[BatchPart, MessageTooLargeError | None]:
         """Cut what waits first as the broker wants it.
 
         Args:
@@ -342,7 +356,7 @@ class Outlet:
             part.work.left += len(spans) - 1
             parts = []
             for each in spans:
-                cut = Part(part.work, each, part.place)
+                cut = BatchPart(part.work, each, part.place)
                 cut.is_doubtful = part.is_doubtful
                 parts.append(cut)
             self.waiting.extendleft(reversed(parts))
@@ -357,7 +371,7 @@ class Outlet:
             f"message: {self.partition} takes at most {limit} bytes, got {size_bytes}"
         )
 
-    def frame(self, part: Part, opaque: int, producer_id: str) -> bytes:
+    def frame(self, part: BatchPart, opaque: int, producer_id: str) -> bytes:
         """Return the `mput` of a part, which gets its sequence by it.
 
         Raises:
@@ -381,7 +395,7 @@ class Outlet:
             )
         )
 
-    def put_frames(self, part: Part, opaques: range) -> bytes:
+    def put_frames(self, part: BatchPart, opaques: range) -> bytes:
         """Return the puts of a part, one behind the other.
 
         Raises:
@@ -400,27 +414,27 @@ class Outlet:
             opaques=opaques,
         )
 
-    def put_sizes(self, part: Part, opaques: range) -> list[int]:
+    def put_sizes(self, part: BatchPart, opaques: range) -> list[int]:
         """Return the bytes of each of these puts."""
         sizes, whole = [], part.span
         for at, opaque in zip(range(whole.first, whole.end), opaques, strict=True):
-            one = Part(part.work, Span(at, at + 1, is_mput=False), part.place)
+            one = BatchPart(part.work, BatchSpan(at, at + 1, is_mput=False), part.place)
             sizes.append(len(self.put_frames(one, range(opaque, opaque + 1))))
         return sizes
 
-    def begin(self, part: Part, run: PutRun | None) -> None:
+    def begin(self, part: BatchPart, run: PutRun | None) -> None:
         """Take note of what leaves."""
         self.in_flight[part] = run
         self.commands += part.command_count
 
-    def end(self, part: Part, command_count: int) -> None:
+    def end(self, part: BatchPart, command_count: int) -> None:
         """Take note that commands of a part are answered, or given up."""
         self.commands -= command_count
         run = self.in_flight[part]
         if run is None or not run.left:
             del self.in_flight[part]
 
-    def take_late(self, now_s: float) -> list[Part]:
+    def take_late(self, now_s: float) -> list[BatchPart]:
         """Take what has not left, or came back, and has passed its deadline."""
         late = [p for p in self.waiting if p.work.batch.deadline_s <= now_s]
         late += [p for p in self.returned if p.work.batch.deadline_s <= now_s]
@@ -430,7 +444,7 @@ class Outlet:
             self.returned = [p for p in self.returned if p not in gone]
         return late
 
-    def unanswered(self, before_s: float) -> list[Part]:
+    def unanswered(self, before_s: float) -> list[BatchPart]:
         """Return what is in flight with a deadline up to `before_s`."""
         return [p for p in self.in_flight if p.work.batch.deadline_s <= before_s]
 
@@ -447,6 +461,6 @@ class Outlet:
         )
 
 
-def _order_of(part: Part) -> tuple[bool, int, int]:
+def _order_of(part: BatchPart) -> tuple[bool, int, int]:
     place = part.place if part.sequence is None else part.sequence
     return part.sequence is None, place, part.span.first

@@ -54,7 +54,7 @@ from metaq.zk.session import Cancel
 _log = logging.getLogger(__name__)
 
 
-class Metadata(Protocol):
+class TopicMetadata(Protocol):
     """What the producer needs to know of the cluster."""
 
     @property
@@ -127,7 +127,7 @@ class AsyncProducer:
         self,
         *,
         pool: Pool,
-        metadata: Metadata,
+        metadata: TopicMetadata,
         options: ProducerOptions,
         clock: Clock,
         producer_id: str,

@@ -1,4 +1,4 @@
-"""Which lane a message goes to: topics, their partitions, and the selectors.
+"""Which queue a message goes to: topics, their partitions, and the selectors.
 
 Read by any thread without a lock, written on the event loop: what is read together is
 one immutable value, replaced as a whole.
@@ -15,7 +15,7 @@ from metaq.client.partitioner import (
     Selector,
     parse_partition,
 )
-from metaq.client.produce.partition_queue import Lane
+from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import TopicPartition
 
@@ -29,7 +29,7 @@ class _Topic:
 
 
 class Routes:
-    """The lanes of one producer, and the way to them."""
+    """The queues of one producer, and the way to them."""
 
     def __init__(
         self, options: ProducerOptions, selector: Selector | None, first_turn: int
@@ -37,7 +37,7 @@ class Routes:
         """Start without topics.
 
         Args:
-            options: of the lanes.
+            options: of the queues.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             first_turn: where round robin begins, modulo the number of partitions.
@@ -46,40 +46,42 @@ class Routes:
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
-        self._by_partition: dict[TopicPartition, Lane] = {}
+        self._by_partition: dict[TopicPartition, PartitionQueue] = {}
         self.is_default = selector is None
-        """Messages without key and partition go to `lanes` in turn."""
-        self.lanes: dict[str, tuple[Lane, ...]] = {}
+        """Messages without key and partition go to `queues` in turn."""
+        self.queues: dict[str, tuple[PartitionQueue, ...]] = {}
         """Of each known topic: those that take messages, or all when none does."""
         self.turn = count(first_turn)
         """Whose turn it is, as in `RoundRobin`: shared by all topics."""
 
-    def everything(self) -> list[Lane]:
-        """Return all lanes that were ever made."""
+    def everything(self) -> list[PartitionQueue]:
+        """Return all queues that were ever made."""
         return list(self._by_partition.values())
 
-    def lane(self, partition: TopicPartition) -> Lane:
-        """Return a partition's lane, made if there is none."""
-        lane = self._by_partition.get(partition)
-        if lane is None:
-            # Two threads may come here at once: the first lane is the lane.
-            made = Lane(partition, self._options)
-            lane = self._by_partition.setdefault(partition, made)
-        return lane
+    def queue(self, partition: TopicPartition) -> PartitionQueue:
+        """Return a partition's queue, made if there is none."""
+        queue = self._by_partition.get(partition)
+        if queue is None:
+            # Two threads may come here at once: the first queue is the queue.
+            made = PartitionQueue(partition, self._options)
+            queue = self._by_partition.setdefault(partition, made)
+        return queue
 
-    def next_lane(self, topic: str) -> Lane:
-        """Return the lane whose turn it is.
+    def next_queue(self, topic: str) -> PartitionQueue:
+        """Return the queue whose turn it is.
 
         Raises:
             NoBrokerError: the topic is not known.
         """
-        lanes = self.lanes.get(topic)
-        if lanes is None:
+        queues = self.queues.get(topic)
+        if queues is None:
             raise unknown_topic(topic)
-        return lanes[next(self.turn) % len(lanes)]
+        return queues[next(self.turn) % len(queues)]
 
-    def select(self, topic: str, message: OutgoingMessage) -> tuple[Lane, bool]:
-        """Return a message's lane, and whether it may move from there.
+    def select(
+        self, topic: str, message: OutgoingMessage
+    ) -> tuple[PartitionQueue, bool]:
+        """Return a message's queue, and whether it may move from there.
 
         Raises:
             NoBrokerError: the topic is not known, or the selector found no partition.
@@ -90,11 +92,11 @@ class Routes:
         if known is None:
             raise unknown_topic(topic)
         if message.partition is not None:
-            return self.lane(parse_partition(topic, message.partition)), False
+            return self.queue(parse_partition(topic, message.partition)), False
         selector = self._selector
         if selector is None:
             if message.key is None:
-                return self.next_lane(topic), True
+                return self.next_queue(topic), True
             selector = self._by_key
         choice = known.available or known.known
         if getattr(selector, "sees_absent", False):
@@ -104,15 +106,15 @@ class Routes:
             raise LocalProtocolError(
                 f"selector: expected a partition of {topic}, got {partition}"
             )
-        return self.lane(partition), getattr(selector, "may_move", False)
+        return self.queue(partition), getattr(selector, "may_move", False)
 
     def set_partitions(
         self, topic: str, available: Sequence[TopicPartition]
-    ) -> list[Lane]:
+    ) -> list[PartitionQueue]:
         """Say which partitions of a topic take messages now.
 
         Returns:
-            The lanes of those that do not any more, with or without messages.
+            The queues of those that do not any more, with or without messages.
         """
         before = self._topics.get(topic, _Topic((), ()))
         partitions = tuple(sorted(available))
@@ -120,8 +122,8 @@ class Routes:
         if not known or (before.known and before.available == partitions):
             return []
         self._topics[topic] = _Topic(partitions, known)
-        self.lanes[topic] = tuple(map(self.lane, partitions or known))
-        return [self.lane(p) for p in before.available if p not in set(partitions)]
+        self.queues[topic] = tuple(map(self.queue, partitions or known))
+        return [self.queue(p) for p in before.available if p not in set(partitions)]
 
 
 def unknown_topic(topic: str) -> NoBrokerError:

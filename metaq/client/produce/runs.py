@@ -1,6 +1,6 @@
 """Lists of messages on their way into batches: sorted into runs, cut into pieces.
 
-A run is what goes to one lane, in order; a piece is what fits into one batch. Nothing
+A run is what goes to one queue, in order; a piece is what fits into one batch. Nothing
 here runs an instruction per message when all messages of a list are plain bytes.
 """
 
@@ -12,7 +12,7 @@ from typing import Protocol
 from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import Batch, SendResults, ends_of
-from metaq.client.produce.partition_queue import Lane
+from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
@@ -31,11 +31,11 @@ class Piece:
 
 
 class Run:
-    """Messages of a list for one lane, in their order; owner: one sender."""
+    """Messages of a list for one queue, in their order; owner: one sender."""
 
     def __init__(
         self,
-        lane: Lane | None,
+        queue: PartitionQueue | None,
         payloads: list[bytes],
         flags: list[int],
         *,
@@ -44,12 +44,12 @@ class Run:
         """Take what was sorted.
 
         Args:
-            lane: where all of them go; None leaves the choice to each piece.
+            queue: where all of them go; None leaves the choice to each piece.
             payloads: at least one.
             flags: one for each payload, or none at all when they are 0.
             may_move: the messages may go to another partition.
         """
-        self.lane = lane
+        self.queue = queue
         self.may_move = may_move
         self._payloads = payloads
         self._flags = flags if any(flags) else None
@@ -161,33 +161,33 @@ class Appending:
 
 def sort_runs(
     messages: Sequence[BytesLike | OutgoingMessage],
-    select: Callable[[OutgoingMessage], tuple[Lane | None, bool]],
+    select: Callable[[OutgoingMessage], tuple[PartitionQueue | None, bool]],
 ) -> tuple[list[Run], list[int]]:
-    """Sort messages by lane.
+    """Sort messages by queue.
 
     Args:
         messages: at least one.
-        select: returns a message's lane, and whether it may move from there.
+        select: returns a message's queue, and whether it may move from there.
 
     Returns:
-        One run per lane, in order of their first messages; and for each message its
+        One run per queue, in order of their first messages; and for each message its
         place among all messages of the runs.
 
     Raises:
         TypeError: data is not bytes-like.
         LocalProtocolError: an attribute cannot be written.
     """
-    groups: dict[Lane | None, tuple[list[bytes], list[int], list[int]]] = {}
-    fixed: set[Lane | None] = set()
+    groups: dict[PartitionQueue | None, tuple[list[bytes], list[int], list[int]]] = {}
+    fixed: set[PartitionQueue | None] = set()
     for at, given in enumerate(messages):
         message = given
         if not isinstance(message, OutgoingMessage):
             message = OutgoingMessage(frozen(message))
         payload, flag = encode_payload(frozen(message.data), message.attribute)
-        lane, may_move = select(message)
+        queue, may_move = select(message)
         if not may_move:
-            fixed.add(lane)
-        payloads, flags, places = groups.setdefault(lane, ([], [], []))
+            fixed.add(queue)
+        payloads, flags, places = groups.setdefault(queue, ([], [], []))
         payloads.append(payload)
         flags.append(flag)
         places.append(at)
@@ -196,8 +196,8 @@ def sort_runs(
     for place, at in enumerate(sources):
         order[at] = place
     runs = [
-        Run(lane, payloads, flags, may_move=lane not in fixed)
-        for lane, (payloads, flags, _) in groups.items()
+        Run(queue, payloads, flags, may_move=queue not in fixed)
+        for queue, (payloads, flags, _) in groups.items()
     ]
     return runs, order
 

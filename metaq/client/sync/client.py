@@ -2,8 +2,8 @@
 
 Each object here holds its async twin, which runs on the client's loop thread. Calls
 that happen once in a while cross over as coroutines. What happens per message does
-not: an iterator takes whole batches out of the consumer's feed in the caller's thread,
-and a producer appends to its accumulator there.
+not: an iterator takes whole batches out of the consumer's fetch buffer in the caller's
+thread, and a producer appends to its accumulator there.
 """
 
 import asyncio
@@ -360,7 +360,7 @@ class Consumer:
 
         async def close() -> None:
             if is_free:
-                self._twin.hand.drop()
+                self._twin.current_batch.drop()
             await self._twin.close(timeout)
 
         if self._thread.is_usable:
@@ -369,11 +369,11 @@ class Consumer:
     def let_go(self) -> None:
         """Give the batch in hand back, unless another thread's loop has it."""
         if self._is_free:
-            self._twin.hand.drop()
+            self._twin.current_batch.drop()
 
     @property
     def _is_free(self) -> bool:
-        return self._twin.hand.is_free_for(threading.current_thread())
+        return self._twin.current_batch.is_free_for(threading.current_thread())
 
     @property
     def is_closed(self) -> bool:
@@ -395,18 +395,18 @@ class Consumer:
         trace: TracebackType | None,
     ) -> None:
         if kind is None and self._thread.is_usable and self._is_free:
-            self._twin.hand.count()
+            self._twin.current_batch.count()
         self.close()
 
     def __iter__(self) -> Iterator[Message]:
-        hand, feed = self._twin.hand, self._twin.feed
+        hand, fetch_buffer = self._twin.current_batch, self._twin.fetch_buffer
         self._require_started()
         with hand.loop_of(threading.current_thread()):
             while True:
                 yield from hand.messages()
                 self._thread.require_own()
                 try:
-                    batch = feed.take(None)
+                    batch = fetch_buffer.take(None)
                 except ClosedError:
                     return
                 assert batch is not None
@@ -425,7 +425,7 @@ class Consumer:
         self, count_max: int, timeout: float | None = None
     ) -> list[Message]:
         """Return messages of one partition; see `AsyncConsumer.receive_many`."""
-        hand = self._twin.hand
+        hand = self._twin.current_batch
         self._require_started()
         check_whole("count_max", count_max, 1)
         check_timeout(timeout)
@@ -433,7 +433,7 @@ class Consumer:
         if many:
             return many
         left_s, began_s = timeout, self._clock.monotonic_s()
-        while batch := self._twin.feed.take(left_s):
+        while batch := self._twin.fetch_buffer.take(left_s):
             hand.hold(batch)
             many = hand.some(count_max)
             if many:

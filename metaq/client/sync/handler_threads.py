@@ -1,4 +1,4 @@
-"""Handlers of the sync world: threads over the feed.
+"""Handlers of the sync world: threads over the fetch buffer.
 
 Each thread takes batches and calls the handler, message after message; only failures
 cross over to the client's loop, where `Handling` judges them.
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from metaq.client.consume.consumer import AsyncConsumer
-from metaq.client.consume.fetch_buffer import Batch
+from metaq.client.consume.fetch_buffer import FetchedBatch
 from metaq.client.consume.handling import Handling
 from metaq.client.consume.redelivery import RetryPolicy
 from metaq.client.options import check_callable
@@ -73,7 +73,7 @@ class _Workers:
         handling: Handling,
         handler: Handler,
     ) -> None:
-        self._feed = consumer.feed
+        self._fetch_buffer = consumer.fetch_buffer
         self._stop_timeout_s = consumer.options.revoke_timeout_s
         self._thread = thread
         self._handling = handling
@@ -117,7 +117,7 @@ class _Workers:
     def _work(self) -> None:
         try:
             while not self._is_over.is_set() and self._thread.is_usable:
-                batch = self._feed.take(TAKE_S)
+                batch = self._fetch_buffer.take(TAKE_S)
                 if batch is None:
                     continue
                 replay = self._handling.take_replay(batch)
@@ -135,7 +135,7 @@ class _Workers:
                 self._at_work -= 1
                 self._ended.notify_all()
 
-    def _handle(self, batch: Batch) -> None:
+    def _handle(self, batch: FetchedBatch) -> None:
         """Have a batch handled; keep in step with `handling.py`."""
         handling = self._handling
         pause_s = None

@@ -33,7 +33,7 @@ PLACE: Final = ("topic", "broker_id", "partition", "offset")
 _LOG: Final = PLACE[:-1]
 
 
-class FindingKind(enum.Enum):
+class AuditFindingKind(enum.Enum):
     """What may be wrong; the value is the word for reports."""
 
     LOST = "lost"
@@ -54,14 +54,14 @@ class FindingKind(enum.Enum):
     """Archived, and before the start of the log: no fault, retention took it."""
 
 
-HARMLESS: Final = frozenset({FindingKind.BEHIND, FindingKind.EXPIRED})
+HARMLESS: Final = frozenset({AuditFindingKind.BEHIND, AuditFindingKind.EXPIRED})
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One message that is not as it should be."""
 
-    kind: FindingKind
+    kind: AuditFindingKind
     """What is wrong."""
     partition: TopicPartition
     """Where it is: in the source, or in the target where the source has none."""
@@ -83,9 +83,9 @@ class AuditSummary:
     """Messages of the source."""
     target_count: int
     """Messages of the target."""
-    counts: Mapping[FindingKind, int]
+    counts: Mapping[AuditFindingKind, int]
     """Messages of each kind; every kind is there."""
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
     """The first of each kind, by kind and place; at most `EXAMPLES_MAX` of one."""
     away: tuple[TopicPartition, ...] = ()
     """Partitions that no broker serves now, archived or not: they are not compared."""
@@ -245,7 +245,7 @@ def _fields(partition: TopicPartition) -> tuple[str, int, int]:
 
 def _lost_on_both_sides(
     found: DataFrame, missing: Sequence[ArchivedLog]
-) -> list[tuple[int, Finding]]:
+) -> list[tuple[int, AuditFinding]]:
     """Return how much of what an archive lacks the source does not show either.
 
     What the source still has is among the findings, message by message.
@@ -262,17 +262,19 @@ def _lost_on_both_sides(
                 f"{count} messages that the manifest has up to offset {log.last} are"
                 " not in the archive, nor in the source any more"
             )
-            where = Finding(FindingKind.LOST, log.partition, log.first, detail)
+            where = AuditFinding(
+                AuditFindingKind.LOST, log.partition, log.first, detail
+            )
             lost.append((count, where))
     return lost
 
 
 def _with_lost(
-    summary: AuditSummary, lost: Sequence[tuple[int, Finding]]
+    summary: AuditSummary, lost: Sequence[tuple[int, AuditFinding]]
 ) -> AuditSummary:
     """Return a summary with more that is lost; each finding stands for several."""
     counts = dict(summary.counts)
-    counts[FindingKind.LOST] += sum(count for count, _finding in lost)
+    counts[AuditFindingKind.LOST] += sum(count for count, _finding in lost)
     more = [finding for _count, finding in lost][:EXAMPLES_MAX]
     findings = sorted([*more, *summary.findings], key=_order)
     return replace(summary, counts=counts, findings=tuple(findings))
@@ -394,21 +396,21 @@ def _summary(totals: tuple[int, int], found: DataFrame) -> AuditSummary:
     findings = sorted(map(_to_finding, first), key=_order)
     return AuditSummary(
         *totals,
-        {kind: numbers.get(kind.value, 0) for kind in FindingKind},
+        {kind: numbers.get(kind.value, 0) for kind in AuditFindingKind},
         tuple(findings),
     )
 
 
-_KINDS: Final = tuple(FindingKind)
+_KINDS: Final = tuple(AuditFindingKind)
 
 
-def _order(finding: Finding) -> tuple[int, TopicPartition, Offset]:
+def _order(finding: AuditFinding) -> tuple[int, TopicPartition, Offset]:
     return _KINDS.index(finding.kind), finding.partition, finding.offset
 
 
-def _to_finding(row: Any) -> Finding:
-    kind, offset = FindingKind(row["kind"]), Offset(row["offset"])
-    return Finding(kind, _partition_of(row), offset, row["detail"])
+def _to_finding(row: Any) -> AuditFinding:
+    kind, offset = AuditFindingKind(row["kind"]), Offset(row["offset"])
+    return AuditFinding(kind, _partition_of(row), offset, row["detail"])
 
 
 def _partition_of(row: Any) -> TopicPartition:

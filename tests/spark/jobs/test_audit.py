@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.spark.jobs.audit import (
     EXAMPLES_MAX,
+    AuditFindingKind,
     AuditSummary,
-    FindingKind,
     compare_by_content,
     compare_by_offset,
 )
@@ -175,5 +175,5 @@ def test_findings_are_bounded_and_counts_are_not(spark: SparkSession) -> None:
     """The first ones are named."""
     source = log_rows("t", 0, 50)
     found = by_offset(spark, source, source[-1:])
-    assert found.counts[FindingKind.LOST] == 49
+    assert found.counts[AuditFindingKind.LOST] == 49
     assert [f.offset for f in found.findings] == [50 * n for n in range(EXAMPLES_MAX)]

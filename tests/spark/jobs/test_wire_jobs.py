@@ -11,7 +11,7 @@ from metaq.errors import NoBrokerError
 from metaq.spark.errors import ArchiveError, JobError, OptionError
 from metaq.spark.jobs.archive import archive
 from metaq.spark.jobs.archive_store import ArchiveStore, read_archive
-from metaq.spark.jobs.audit import FindingKind, audit_archive, audit_copy
+from metaq.spark.jobs.audit import AuditFindingKind, audit_archive, audit_copy
 from metaq.spark.jobs.ingest import ingest
 from metaq.spark.jobs.replay import replay
 from metaq.spark.jobs.window_stats import WindowStats, follow_stats, stats
@@ -100,7 +100,7 @@ def test_what_an_archive_has_lost_is_lost(
 
     def audited() -> dict[str, int]:
         found = audit_archive(spark, str(path), wire, [TOPIC])
-        assert found.is_right == (not found.counts[FindingKind.LOST])
+        assert found.is_right == (not found.counts[AuditFindingKind.LOST])
         return {kind.value: n for kind, n in found.counts.items() if n}
 
     assert audited() == {"behind": 5}
