@@ -1,5 +1,5 @@
 """Where PySpark finds `format("metaq")`: it looks for this name and class."""
 
-from metaq.spark.source import MetaqDataSource as DefaultSource
+from metaq.spark.data_source import MetaqDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

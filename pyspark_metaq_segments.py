@@ -1,5 +1,7 @@
 """Where PySpark finds `format("metaq-segments")`: it looks for this name and class."""
 
-from metaq.spark.segments import SegmentsDataSource as DefaultSource
+from metaq.spark.segments.data_source import (
+    SegmentsDataSource as DefaultSource,
+)
 
 __all__ = ["DefaultSource"]

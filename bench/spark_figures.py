@@ -15,7 +15,7 @@ from bench.floor.spark_rows import FloorSource
 from bench.processes import ROOT
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
-from metaq.spark.segment_options import BYTES_PER_PARTITION
+from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
 from metaq.testing.process import BrokerProcess
 
 VALUE = b"x" * 200

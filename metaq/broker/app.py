@@ -68,7 +68,7 @@ from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_pictures import ScrubbedLogs
+from metaq.storage.log_snapshots import ScrubbedLogs
 from metaq.storage.scrub import Scrub, run_step
 from metaq.txn.java_journal import read_journal
 from metaq.zk._kazoo import KazooCoordinator

@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.utils import is_remote
 
-from metaq.spark.segments import SegmentsDataSource
-from metaq.spark.source import MetaqDataSource
+from metaq.spark.data_source import MetaqDataSource
+from metaq.spark.segments.data_source import SegmentsDataSource
 
 FORMATS: Final[tuple[type[DataSource], ...]] = (
     MetaqDataSource,

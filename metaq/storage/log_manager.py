@@ -29,7 +29,7 @@ from metaq.storage.appender import AppendTicket, Post
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
-from metaq.storage.log_pictures import picture_directory
+from metaq.storage.log_snapshots import take_directory_snapshot
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
 from metaq.storage.opening import (
@@ -553,7 +553,7 @@ class LogManager:
         """
         return self._retention.begin(
             [
-                picture_directory(
+                take_directory_snapshot(
                     directory, self._logs_of(directory), self._config, topics
                 )
                 for directory in self._directories.values()

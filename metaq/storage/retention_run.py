@@ -1,6 +1,6 @@
 """Carry out retention: facts from the disk, the plan, one segment after the other.
 
-The loop's thread begins a run with an immutable picture of the logs; the run itself
+The loop's thread begins a run with an immutable snapshot of the logs; the run itself
 blocks, for minutes when it compresses, and belongs on a worker thread of the caller. It
 never touches a log: what it removed it posts to the loop. Runs never overlap.
 
@@ -52,7 +52,7 @@ class RetiredReceiver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LogPicture:
+class LogSnapshot:
     """One log as it was when the run began."""
 
     log_id: LogId
@@ -70,12 +70,12 @@ class LogPicture:
 
 
 @dataclass(frozen=True, slots=True)
-class DirectoryPicture:
+class DirectorySnapshot:
     """One data directory as it was when the run began."""
 
     path: Path
     """Which one."""
-    logs: tuple[LogPicture, ...]
+    logs: tuple[LogSnapshot, ...]
     """Logs that retention may touch: stopped ones are left out."""
     log_bytes_max: int
     """Size limit of each log, bytes; 0: none."""
@@ -128,7 +128,7 @@ class Retention:
         self._trusted = trusted
 
     def begin(
-        self, directories: Sequence[DirectoryPicture]
+        self, directories: Sequence[DirectorySnapshot]
     ) -> Callable[[], RetentionReport] | None:
         """Return the job of one run, or None while another one is under way.
 
@@ -156,7 +156,7 @@ class Retention:
         for segment in segments:
             self._facts.pop(segment, None)
 
-    def _run(self, directories: tuple[DirectoryPicture, ...]) -> RetentionReport:
+    def _run(self, directories: tuple[DirectorySnapshot, ...]) -> RetentionReport:
         retired: list[Segment] = []
         failures: list[str] = []
         doubt = None
@@ -185,12 +185,12 @@ class Retention:
 
     def _run_directory(
         self,
-        directory: DirectoryPicture,
+        directory: DirectorySnapshot,
         now_ms: Millis,
         retired: list[Segment],
         failures: list[str],
     ) -> None:
-        pictures = {log.log_id: log for log in directory.logs}
+        snapshots = {log.log_id: log for log in directory.logs}
         segments = {
             (log.log_id, segment.base_offset): segment
             for log in directory.logs
@@ -209,7 +209,7 @@ class Retention:
         for action in plan:
             if action.log_id in failed or self._is_stopping:
                 continue
-            log = pictures[action.log_id]
+            log = snapshots[action.log_id]
             segment = segments[action.log_id, action.base_offset]
             try:
                 retire_segment(
@@ -237,7 +237,7 @@ class Retention:
             retired.append(segment)
             self._tell(log, segment, action.reason)
 
-    def _require_wanted(self, log: LogPicture) -> None:
+    def _require_wanted(self, log: LogSnapshot) -> None:
         """Raise ClosedError when somebody waits for the run to end.
 
         Raises:
@@ -250,7 +250,7 @@ class Retention:
                 f"partition {log.log_id} was stopped, its segments stay"
             )
 
-    def _tell(self, log: LogPicture, segment: Segment, reason: Reason) -> None:
+    def _tell(self, log: LogSnapshot, segment: Segment, reason: Reason) -> None:
         """Report a segment that is gone to its log."""
         known = self._facts.pop(segment, None)
         count = known.record_count if known is not None else 0
@@ -271,7 +271,7 @@ class Retention:
             return False
 
     def _facts_of(
-        self, log: LogPicture, log_bytes_max: int, now_ms: Millis
+        self, log: LogSnapshot, log_bytes_max: int, now_ms: Millis
     ) -> LogFacts:
         facts = []
         for segment in log.sealed:

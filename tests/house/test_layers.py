@@ -80,11 +80,23 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "top": {"cluster", "group", "offsets", "consume", "produce", "admin"},
         "sync": {"cluster", "offsets", "consume", "produce", "admin", "top"},
     },
+    "spark": {
+        "sink": set(),
+        "source": {"sink"},
+        "segments": set(),
+        "top": {"sink", "source", "segments"},
+        "jobs": {"segments", "top"},
+    },
 }
 SHARED: dict[str, set[str]] = {
     "client": {
         "duplicate_ids", "errors", "fan_out", "names", "off_loop", "options",
         "partitioner", "spool", "timeouts", "validation",
+    },
+    "spark": {
+        "cluster", "columns", "errors", "offsets", "option_table", "options", "plan",
+        "pushed_filters", "record_bounds", "routing", "rows", "runs", "schema",
+        "values", "versions",
     },
 }  # fmt: skip
 

@@ -12,9 +12,9 @@ import pytest
 from metaq.errors import NoBrokerError
 from metaq.model import Offset
 from metaq.spark import cluster as clusters
-from metaq.spark.batch import BatchReader
 from metaq.spark.options import SourceOptions
-from metaq.spark.stream import StreamProgress
+from metaq.spark.source.batch import BatchReader
+from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 
 from metaq.model import Offset
-from metaq.spark.batch import read_partition
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
-from metaq.spark.read_task import ReadTask
+from metaq.spark.source.batch import read_partition
+from metaq.spark.source.read_task import ReadTask
 from metaq.spark.versions import tasks_of
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, publish, stored, tp, wire

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import pytest
 
 from metaq.model import Offset
-from metaq.spark import facts as spark_facts
 from metaq.spark.cluster import Cluster
-from metaq.spark.facts import PlanningFacts
 from metaq.spark.options import WireOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
+from metaq.spark.source import facts as spark_facts
+from metaq.spark.source.facts import PlanningFacts
 from metaq.testing.fake_broker import FakeBroker
 from tests.spark.brokers import TOPIC, numbered, tp
 

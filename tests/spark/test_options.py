@@ -23,7 +23,7 @@ from metaq.spark.options import (
 )
 from metaq.spark.plan import BatchLimits
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segment_options import parse_segment_options
+from metaq.spark.segments.segment_options import parse_segment_options
 
 WIRE = {"brokers": "localhost:8123"}
 LEAST = {**WIRE, "subscribe": "logs"}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import NoBrokerError
-from metaq.spark import outbox as outboxes
-from metaq.spark.outbox import Outbox, Outlets, WriteName
+from metaq.spark.sink import outbox as outboxes
+from metaq.spark.sink.outbox import Outbox, Outlets, WriteName
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, data_of, numbered, stored, tp
 

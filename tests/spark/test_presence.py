@@ -14,10 +14,10 @@ from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, BrokerId, Offset, TopicPartition
 from metaq.spark import cluster as clusters
-from metaq.spark.batch import BatchReader
 from metaq.spark.options import SourceOptions
-from metaq.spark.read_task import ReadTask
-from metaq.spark.stream import StreamProgress
+from metaq.spark.source.batch import BatchReader
+from metaq.spark.source.read_task import ReadTask
+from metaq.spark.source.stream import StreamProgress
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot

@@ -17,15 +17,19 @@ from metaq.client.cluster.metadata_queries import log_range
 from metaq.client.session import AsyncClient
 from metaq.model import Offset, TopicPartition
 from metaq.spark import cluster as clusters
-from metaq.spark import stream
-from metaq.spark.batch import plan_tasks
 from metaq.spark.cluster import Cluster, shared_cluster
 from metaq.spark.errors import BackwardRangeError, DataLossError, LateStartError
 from metaq.spark.offsets import offsets_to_json
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan
-from metaq.spark.read_task import ReadTask
-from metaq.spark.stream import OldStreamReader, StreamProgress, StreamReader
+from metaq.spark.source import stream
+from metaq.spark.source.batch import plan_tasks
+from metaq.spark.source.read_task import ReadTask
+from metaq.spark.source.stream import (
+    OldStreamReader,
+    StreamProgress,
+    StreamReader,
+)
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from metaq.zk.offsets import GroupOffsets
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp

@@ -8,12 +8,12 @@ import pytest
 
 from metaq.errors import NoBrokerError
 from metaq.model import Offset
-from metaq.spark.batch import BatchReader
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import DamagedRecordError, DataLossError
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import ReadRange
-from metaq.spark.read_task import ReadTask, read_rows
+from metaq.spark.source.batch import BatchReader
+from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import TOPIC, numbered, options_of, publish, tp
 from tests.spark.segment_dirs import flip

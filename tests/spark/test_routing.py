@@ -15,13 +15,13 @@ from metaq.client.session import AsyncClient
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress, TopicPartition
 from metaq.spark import cluster as clusters
-from metaq.spark import sink as sinks
 from metaq.spark.errors import RoutesError
 from metaq.spark.options import SinkOptions
-from metaq.spark.outbox import WriteName
 from metaq.spark.routing import WriteRoutes
-from metaq.spark.sink import BatchWriter
-from metaq.spark.stream_sink import StreamWriter, routes_name
+from metaq.spark.sink import writer as sinks
+from metaq.spark.sink.outbox import WriteName
+from metaq.spark.sink.stream_writer import StreamWriter, routes_name
+from metaq.spark.sink.writer import BatchWriter
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot

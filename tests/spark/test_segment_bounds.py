@@ -7,7 +7,7 @@ import pytest
 
 from metaq.model import Millis, Offset
 from metaq.spark.columns import ROW_SCHEMA
-from metaq.spark.segment_bounds import EVERYTHING, Bounds
+from metaq.spark.record_bounds import EVERYTHING, Bounds
 
 
 def test_narrowing_keeps_what_both_want() -> None:

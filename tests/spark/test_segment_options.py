@@ -4,9 +4,9 @@ import pytest
 
 from metaq.model import LogId, Offset, TopicPartition
 from metaq.spark.errors import OffsetTextError, SparkError
+from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segment_bounds import EVERYTHING, Bounds
-from metaq.spark.segment_options import (
+from metaq.spark.segments.segment_options import (
     BYTES_PER_PARTITION,
     SegmentOptions,
     parse_segment_options,

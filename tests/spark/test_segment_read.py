@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from metaq.errors import CorruptRecordError
 from metaq.model import BrokerId, Millis, Offset, SizeBytes, TopicPartition
 from metaq.record.layout import HEADER_BYTES
-from metaq.spark.segment_filters import PushedFilters
-from metaq.spark.segment_plan import plan_query
-from metaq.spark.segment_splits import WalkBudget
+from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.segments.segment_plan import plan_query
+from metaq.spark.segments.segment_splits import WalkBudget
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.span_index import SPANS_SUFFIX
 from tests.spark.segment_dirs import (
@@ -225,7 +225,7 @@ def test_a_zip_is_read_in_pieces(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records that cross the pieces come whole."""
-    monkeypatch.setattr("metaq.spark.segment_read.PIECE_BYTES", 100)
+    monkeypatch.setattr("metaq.spark.segments.segment_read.PIECE_BYTES", 100)
     directory = write_log(data_dir, payloads(100, size=251), segment_bytes=5000)
     archive(directory, ZIP, ZIP, ARCHIVE)
     assert values(options(directory)) == payloads(100, size=251)

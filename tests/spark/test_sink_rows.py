@@ -10,8 +10,8 @@ from metaq.client.partitioner import KeyHash, OutgoingMessage
 from metaq.model import TopicPartition
 from metaq.record.flags import encode_payload
 from metaq.spark.errors import RowError, SchemaError
-from metaq.spark.sink_rows import Router, check_columns
-from metaq.spark.stream_sink import ROWS_MAX, batches_of
+from metaq.spark.sink.sink_rows import Router, check_columns
+from metaq.spark.sink.stream_writer import ROWS_MAX, batches_of
 from tests.spark.brokers import TOPIC, tp
 
 PARTITIONS = tuple(tp(number, broker=broker) for broker in (0, 1) for number in (0, 1))

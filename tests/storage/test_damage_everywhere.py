@@ -10,7 +10,7 @@ import pytest
 from metaq.errors import CorruptRecordError
 from metaq.fs import SystemFileSystem
 from metaq.model import Offset, SizeBytes
-from metaq.storage.log_pictures import ScrubbedLogs
+from metaq.storage.log_snapshots import ScrubbedLogs
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.scrub import Scrub, run_step

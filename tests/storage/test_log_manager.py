@@ -17,7 +17,7 @@ from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.log_manager import LogManager
-from metaq.storage.log_pictures import ScrubbedLogs
+from metaq.storage.log_snapshots import ScrubbedLogs
 from metaq.storage.log_state import LogState
 from metaq.storage.opening import log_directory_name, parse_log_directory_name
 from metaq.storage.segment import Damage

@@ -16,13 +16,20 @@ from metaq.errors import DiskError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.model import SizeBytes
 from metaq.spark.jobs.failures import job_errors
+from metaq.spark.pushed_filters import PushedFilters
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segment_files import FileKind, SegmentFile, find_segments
-from metaq.spark.segment_filters import PushedFilters
-from metaq.spark.segment_options import BYTES_PER_PARTITION, SegmentOptions
-from metaq.spark.segment_plan import plan_query
-from metaq.spark.segment_read import read_split, tail_of
-from metaq.spark.segment_splits import Split
+from metaq.spark.segments.segment_files import (
+    FileKind,
+    SegmentFile,
+    find_segments,
+)
+from metaq.spark.segments.segment_options import (
+    BYTES_PER_PARTITION,
+    SegmentOptions,
+)
+from metaq.spark.segments.segment_plan import plan_query
+from metaq.spark.segments.segment_read import read_split, tail_of
+from metaq.spark.segments.segment_splits import Split
 from metaq.storage.damage import apart, check_parts
 from metaq.storage.listing import check_neighbours, index_of
 from metaq.storage.segment import Damage, Segment

@@ -17,9 +17,9 @@ from metaq.spark.jobs.verify import (
     find_holes,
     verify,
 )
-from metaq.spark.segment_files import find_segments
-from metaq.spark.segment_filters import PushedFilters
-from metaq.spark.segment_plan import plan_query
+from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.segments.segment_files import find_segments
+from metaq.spark.segments.segment_plan import plan_query
 from tests.spark.segment_dirs import (
     ARCHIVE,
     FS,

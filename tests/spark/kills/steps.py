@@ -22,13 +22,13 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from metaq.client.produce.named_batches import NamedSender
-from metaq.spark.batch import BatchReader
 from metaq.spark.cluster import Cluster
+from metaq.spark.data_source import MetaqDataSource
 from metaq.spark.jobs.files import ArchiveFiles
-from metaq.spark.sink import BatchWriter
-from metaq.spark.source import MetaqDataSource
-from metaq.spark.stream import StreamReader
-from metaq.spark.stream_sink import StreamWriter
+from metaq.spark.sink.stream_writer import StreamWriter
+from metaq.spark.sink.writer import BatchWriter
+from metaq.spark.source.batch import BatchReader
+from metaq.spark.source.stream import StreamReader
 
 DIRECTORY = "METAQ_KILL_DIR"
 ORDER, DRIVER_PIDS = "order.json", "driver.json"

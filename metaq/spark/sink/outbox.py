@@ -36,7 +36,7 @@ from metaq.client.produce.named_batches import (
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
-from metaq.spark.sink_rows import Payloads, Router
+from metaq.spark.sink.sink_rows import Payloads, Router
 
 Outlets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 """Topic → partition → address of the broker that takes its puts."""

@@ -18,8 +18,8 @@ from metaq.fs import FileSystem
 from metaq.model import BrokerId, MessageId, Millis, Offset, Position, SizeBytes
 from metaq.record.ids import BROKER_ID_MAX, EPOCH_MS, MS_SHIFT, SEQUENCE_BITS
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.spark.segment_bounds import Bounds
-from metaq.spark.segment_files import FileKind, SegmentFile
+from metaq.spark.record_bounds import Bounds
+from metaq.spark.segments.segment_files import FileKind, SegmentFile
 from metaq.storage.segment_source import open_source
 from metaq.storage.span_index import SpanIndex, read_index
 from metaq.storage.walk import WINDOW_BYTES, RangeReader

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from metaq.errors import CorruptRecordError
 from metaq.fs import FileSystem
 from metaq.model import SizeBytes, TopicPartition
-from metaq.spark.segment_bounds import Bounds
-from metaq.spark.segment_files import SegmentFile, find_segments
-from metaq.spark.segment_filters import PushedFilters
-from metaq.spark.segment_options import SegmentOptions
-from metaq.spark.segment_splits import (
+from metaq.spark.pushed_filters import PushedFilters
+from metaq.spark.record_bounds import Bounds
+from metaq.spark.segments.segment_files import (
+    SegmentFile,
+    find_segments,
+)
+from metaq.spark.segments.segment_options import SegmentOptions
+from metaq.spark.segments.segment_splits import (
     Placed,
     Split,
     WalkBudget,

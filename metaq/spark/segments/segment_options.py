@@ -17,8 +17,8 @@ from metaq.spark.options import (
     check_chosen,
     read_value_options,
 )
+from metaq.spark.record_bounds import Bounds
 from metaq.spark.rows import OnCorrupt
-from metaq.spark.segment_bounds import Bounds
 
 BYTES_PER_PARTITION: Final = SizeBytes(64 << 20)
 """Bytes of records of one task: a few tenths of a second of work."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from pyspark import TaskContext
 
-from metaq.spark.outbox import WriteName
+from metaq.spark.sink.outbox import WriteName
 
 _QUERY: str = "sql.streaming.queryId"
 _BATCH: str = "streaming.sql.batchId"

@@ -19,12 +19,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from metaq.errors import MetaqError
 from metaq.model import Offset, TopicPartition
-from metaq.spark.batch import plan_tasks, read_partition, settle_all
-from metaq.spark.bounds import NOTHING, resolve_starts
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.errors import BackwardRangeError, one_sentence
-from metaq.spark.facts import PlanningFacts
-from metaq.spark.loss import settle
 from metaq.spark.offsets import (
     format_offsets,
     offsets_from_json,
@@ -33,7 +29,15 @@ from metaq.spark.offsets import (
 )
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import BatchLimits, LogSpan, plan_batch_end
-from metaq.spark.segment_bounds import EVERYTHING
+from metaq.spark.record_bounds import EVERYTHING
+from metaq.spark.source.batch import (
+    plan_tasks,
+    read_partition,
+    settle_all,
+)
+from metaq.spark.source.facts import PlanningFacts
+from metaq.spark.source.loss import settle
+from metaq.spark.source.read_bounds import NOTHING, resolve_starts
 from metaq.spark.versions import HAS_LIMITS
 
 try:

@@ -6,9 +6,9 @@ from typing import assert_never
 from metaq.model import Millis, Offset, TopicPartition
 from metaq.spark.cluster import Cluster
 from metaq.spark.errors import LateStartError
-from metaq.spark.facts import PlanningFacts
 from metaq.spark.options import AtTime, Edge, SourceOptions
 from metaq.spark.plan import LogSpan
+from metaq.spark.source.facts import PlanningFacts
 
 NOTHING = LogSpan(Offset(0), Offset(0))
 """A log that a broker does not have yet: its first record will lie at 0."""

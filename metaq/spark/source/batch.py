@@ -13,17 +13,21 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.spark.bounds import NOTHING, resolve_ends, resolve_starts
 from metaq.spark.cluster import Cluster, shared_cluster
-from metaq.spark.dead_letters import Converting
 from metaq.spark.errors import one_sentence
-from metaq.spark.facts import PlanningFacts
-from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, plan_reads
-from metaq.spark.read_task import ReadTask, read_rows
-from metaq.spark.segment_bounds import Bounds
-from metaq.spark.segment_filters import PushedFilters, read_filters
+from metaq.spark.pushed_filters import PushedFilters, read_filters
+from metaq.spark.record_bounds import Bounds
+from metaq.spark.source.dead_letters import Converting
+from metaq.spark.source.facts import PlanningFacts
+from metaq.spark.source.loss import settle
+from metaq.spark.source.read_bounds import (
+    NOTHING,
+    resolve_ends,
+    resolve_starts,
+)
+from metaq.spark.source.read_task import ReadTask, read_rows
 from metaq.spark.versions import tasks_of
 
 if TYPE_CHECKING:

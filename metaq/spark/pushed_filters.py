@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from metaq.model import MAX_OFFSET, Millis, Offset, TopicPartition
-from metaq.spark.segment_bounds import EVERYTHING, Bounds
+from metaq.spark.record_bounds import EVERYTHING, Bounds
 
 T = TypeVar("T")
 

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.options import BadRows, SourceOptions
-from metaq.spark.outbox import Outbox
-from metaq.spark.read_task import ReadTask
-from metaq.spark.task import write_name
+from metaq.spark.sink.outbox import Outbox
+from metaq.spark.sink.task import write_name
+from metaq.spark.source.read_task import ReadTask
 from metaq.spark.values import Converted, ValueConverter
 
 BATCH_BYTES: Final = 256 * 1024

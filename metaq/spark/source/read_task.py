@@ -16,11 +16,11 @@ from metaq.client.cluster.addresses import parse_address
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError
-from metaq.spark.loss import settle
 from metaq.spark.options import SourceOptions
 from metaq.spark.plan import LogSpan, ReadRange
+from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
-from metaq.spark.segment_bounds import EVERYTHING, Bounds
+from metaq.spark.source.loss import settle
 
 PIECE_BYTES: Final = 2 * GET_BYTES
 """Decoded at a time: of short messages as many as Spark takes in one batch."""

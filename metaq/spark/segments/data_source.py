@@ -18,12 +18,18 @@ from pyspark.sql.types import StructType
 
 from metaq.fs import SystemFileSystem
 from metaq.spark.errors import one_sentence
+from metaq.spark.pushed_filters import PushedFilters, read_filters
 from metaq.spark.rows import OnCorrupt
 from metaq.spark.schema import row_ddl, value_type
-from metaq.spark.segment_filters import PushedFilters, read_filters
-from metaq.spark.segment_options import SegmentOptions, parse_segment_options
-from metaq.spark.segment_plan import plan_query, refuse_unreadable
-from metaq.spark.segment_read import read_splits
+from metaq.spark.segments.segment_options import (
+    SegmentOptions,
+    parse_segment_options,
+)
+from metaq.spark.segments.segment_plan import (
+    plan_query,
+    refuse_unreadable,
+)
+from metaq.spark.segments.segment_read import read_splits
 from metaq.spark.values import ValueConverter
 from metaq.spark.versions import report_missing_filters, tasks_of
 

@@ -18,7 +18,6 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from metaq.spark.batch import BatchReader, PushingBatchReader
 from metaq.spark.errors import OptionError, one_sentence
 from metaq.spark.option_table import OPTIONS, Use
 from metaq.spark.options import SinkOptions, SourceOptions, read_value_options
@@ -29,9 +28,10 @@ from metaq.spark.schema import (
     value_type,
     with_table_options,
 )
-from metaq.spark.sink import BatchWriter
-from metaq.spark.stream import stream_reader
-from metaq.spark.stream_sink import StreamWriter
+from metaq.spark.sink.stream_writer import StreamWriter
+from metaq.spark.sink.writer import BatchWriter
+from metaq.spark.source.batch import BatchReader, PushingBatchReader
+from metaq.spark.source.stream import stream_reader
 from metaq.spark.versions import report_missing_filters, report_missing_limits
 
 _STREAM_ONLY = frozenset(

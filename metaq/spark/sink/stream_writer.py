@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
 from metaq.spark.schema import arrow_schema
-from metaq.spark.sink import Sink, log_written
+from metaq.spark.sink.writer import Sink, log_written
 from metaq.spark.versions import HAS_ARROW_STREAM_WRITER
 
 ROWS_MAX: Final = 10_000

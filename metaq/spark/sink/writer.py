@@ -23,10 +23,10 @@ from metaq.model import TopicPartition
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.errors import one_sentence
 from metaq.spark.options import SinkOptions
-from metaq.spark.outbox import Outbox, Outlets, WriteName, Written
 from metaq.spark.routing import WriteRoutes, require_outlets
-from metaq.spark.sink_rows import check_columns
-from metaq.spark.task import write_name
+from metaq.spark.sink.outbox import Outbox, Outlets, WriteName, Written
+from metaq.spark.sink.sink_rows import check_columns
+from metaq.spark.sink.task import write_name
 
 _log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from metaq.model import LogId
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog
-from metaq.storage.retention_run import DirectoryPicture, LogPicture
+from metaq.storage.retention_run import DirectorySnapshot, LogSnapshot
 from metaq.storage.scrub import ScrubTarget
 
 _FOR_EVER_MS: Final = 2**62
@@ -23,12 +23,12 @@ _FOR_EVER_MS: Final = 2**62
 _SCRUBBED: Final = frozenset({LogState.OPEN, LogState.STOPPED})
 
 
-def picture_directory(
+def take_directory_snapshot(
     directory: LogDir,
     logs: Iterable[PartitionLog],
     config: BrokerConfig,
     topics: Collection[str],
-) -> DirectoryPicture:
+) -> DirectorySnapshot:
     """Return a data directory as a run of retention sees it.
 
     Args:
@@ -38,7 +38,7 @@ def picture_directory(
         topics: topics whose segments may go by age; those of all topics may go by
             size.
     """
-    pictures = []
+    snapshots = []
     for log in logs:
         if log.state is not LogState.OPEN:
             continue
@@ -47,10 +47,10 @@ def picture_directory(
             policy = replace(policy, age_ms=_FOR_EVER_MS)
         sealed, active = log.segments.sealed, log.readable_active()
         stopped = partial(_is_stopped, log)
-        pictures.append(LogPicture(log.log_id, log, sealed, active, policy, stopped))
-    return DirectoryPicture(
+        snapshots.append(LogSnapshot(log.log_id, log, sealed, active, policy, stopped))
+    return DirectorySnapshot(
         directory.path,
-        tuple(pictures),
+        tuple(snapshots),
         config.limits.log_bytes_max,
         config.limits.data_dir_bytes_max,
         directory.take_offline,

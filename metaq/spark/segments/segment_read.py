@@ -16,9 +16,9 @@ from metaq.fs import FileSystem
 from metaq.model import Offset, Position, SizeBytes, TopicPartition
 from metaq.spark.errors import DamagedRecordError
 from metaq.spark.rows import OnCorrupt, RowDecoder
-from metaq.spark.segment_files import FileKind
-from metaq.spark.segment_plan import BoundedSplit
-from metaq.spark.segment_splits import Split
+from metaq.spark.segments.segment_files import FileKind
+from metaq.spark.segments.segment_plan import BoundedSplit
+from metaq.spark.segments.segment_splits import Split
 from metaq.storage.damage import Tail, apart, check_tail
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.segment import Damage, Segment

@@ -1,0 +1,1 @@
+"""`format("metaq-segments")`: segment files straight from disk."""

@@ -1,0 +1,1 @@
+"""What a query writes: rows to brokers, in named batches."""

@@ -1,0 +1,1 @@
+"""What a query reads: batches and streams of topics."""
