@@ -325,7 +325,7 @@ class AsyncClient:
         selector: Selector | None = None,
         **options: Unpack[ProducerKeywords],
     ) -> AsyncOrderedProducer:
-        """Return a producer that keeps order over outages; see `ordered.py`.
+        """Return a producer that keeps order over outages; see `ordered_producer.py`.
 
         Args:
             topic: where all its messages go.

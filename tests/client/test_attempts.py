@@ -43,7 +43,7 @@ FINAL = [ServerError, NotFoundError, UnexpectedReplyError]
 @pytest.mark.parametrize("has_dedup", [True, False])
 @pytest.mark.parametrize("retry_unknown", [True, False])
 @pytest.mark.parametrize(
-    ("may_move", "is_doubtful", "verdict"),
+    ("may_move", "is_in_doubt", "verdict"),
     [
         (True, False, MOVE),
         (False, False, AGAIN),
@@ -56,21 +56,21 @@ def test_what_certainly_was_not_stored(
     has_dedup: bool,
     retry_unknown: bool,
     may_move: bool,
-    is_doubtful: bool,
+    is_in_doubt: bool,
     verdict: Verdict,
 ) -> None:
     """It goes elsewhere if it may; a doubt from before stays."""
     assert on_failure(
         kind("x"),
         may_move=may_move,
-        is_doubtful=is_doubtful,
+        is_in_doubt=is_in_doubt,
         has_dedup=has_dedup,
         retry_unknown=retry_unknown,
-    ) == (verdict, is_doubtful)
+    ) == (verdict, is_in_doubt)
 
 
 @pytest.mark.parametrize("may_move", [True, False])
-@pytest.mark.parametrize("is_doubtful", [True, False])
+@pytest.mark.parametrize("is_in_doubt", [True, False])
 @pytest.mark.parametrize(
     ("has_dedup", "retry_unknown", "verdict"),
     [
@@ -82,7 +82,7 @@ def test_what_certainly_was_not_stored(
 )
 def test_a_lost_connection_leaves_a_doubt(
     may_move: bool,
-    is_doubtful: bool,
+    is_in_doubt: bool,
     has_dedup: bool,
     retry_unknown: bool,
     verdict: Verdict,
@@ -91,7 +91,7 @@ def test_a_lost_connection_leaves_a_doubt(
     assert on_failure(
         ConnectionLostError("x"),
         may_move=may_move,
-        is_doubtful=is_doubtful,
+        is_in_doubt=is_in_doubt,
         has_dedup=has_dedup,
         retry_unknown=retry_unknown,
     ) == (verdict, True)
@@ -114,36 +114,36 @@ def test_a_disk_that_failed_under_a_put_leaves_a_doubt(
     assert on_failure(
         caught.value,
         may_move=True,
-        is_doubtful=False,
+        is_in_doubt=False,
         has_dedup=True,
         retry_unknown=True,
     ) == (verdict, True)
 
 
-@pytest.mark.parametrize("is_doubtful", [True, False])
+@pytest.mark.parametrize("is_in_doubt", [True, False])
 @pytest.mark.parametrize("kind", [*FINAL, RequestTimeoutError])
-def test_what_ends_it(kind: type[MetaqError], is_doubtful: bool) -> None:
+def test_what_ends_it(kind: type[MetaqError], is_in_doubt: bool) -> None:
     """Other answers, and the deadline; only the deadline brings a doubt."""
     assert on_failure(
         kind("x"),
         may_move=True,
-        is_doubtful=is_doubtful,
+        is_in_doubt=is_in_doubt,
         has_dedup=True,
         retry_unknown=True,
-    ) == (FAIL, is_doubtful or kind is RequestTimeoutError)
+    ) == (FAIL, is_in_doubt or kind is RequestTimeoutError)
 
 
 def test_the_last_error_says_whether_it_may_be_stored() -> None:
     """A doubt turns whatever came last into an unknown outcome, with its cause."""
     refused = ForbiddenError("closed")
-    assert final_error(refused, at(3), is_doubtful=False) is refused
-    unknown = final_error(refused, at(3), is_doubtful=True)
+    assert final_error(refused, at(3), is_in_doubt=False) is refused
+    unknown = final_error(refused, at(3), is_in_doubt=True)
     assert isinstance(unknown, OutcomeUnknownError)
     assert str(unknown) == "test/0-3: outcome unknown: closed"
     assert unknown.__cause__ is refused
-    assert final_error(unknown, at(3), is_doubtful=True) is unknown
+    assert final_error(unknown, at(3), is_in_doubt=True) is unknown
     lost = ConnectionLostError("connection is lost; request outcome unknown")
-    assert str(final_error(lost, at(3), is_doubtful=True)) == f"test/0-3: {lost}"
+    assert str(final_error(lost, at(3), is_in_doubt=True)) == f"test/0-3: {lost}"
 
 
 @given(

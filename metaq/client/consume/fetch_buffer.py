@@ -7,9 +7,9 @@ time, so a partition is handled in order whatever the number of workers; buffers
 batches wait in line and take turns. What crosses is a batch, never a message: the
 lock is taken once per batch, and a worker counts messages in the batch it holds.
 
-A message counts as *handled* when the worker asks for the next one (`hand.py`), or says
-so (`FetchedBatch.confirm`). `handled` tells the offset behind the last handled message
-of each partition: what a commit may store.
+A message counts as *handled* when the worker asks for the next one
+(`current_batch.py`), or says so (`FetchedBatch.confirm`). `handled` tells the offset
+behind the last handled message of each partition: what a commit may store.
 
 A buffer goes in one of two ways. `revoke` stops the batch in hand, waits until its
 worker gives it back (bounded), and returns what was handled. `fence` does not wait.

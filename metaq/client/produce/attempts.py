@@ -7,7 +7,7 @@ announced less than a batch holds, or runs of single puts where the broker knows
 A failure leaves one of two doubts. *Certainly not stored*: it never left, or the broker
 refused it; then it may go elsewhere. *Unknown*: it was sent, and the connection broke
 before the answer, or the answer says that the disk failed under it. Such a part is
-doubtful for ever: it goes to the same partition again, under the same sequence, where
+in doubt for ever: it goes to the same partition again, under the same sequence, where
 a broker that announced `dedup` recognises it.
 
 Source: docs/protocol.md "mput"; client spec 7.3, 7.6, 16.5.
@@ -87,7 +87,7 @@ def on_failure(
     error: MetaqError,
     *,
     may_move: bool,
-    is_doubtful: bool,
+    is_in_doubt: bool,
     has_dedup: bool,
     retry_unknown: bool,
 ) -> tuple[Verdict, bool]:
@@ -96,33 +96,33 @@ def on_failure(
     Args:
         error: what the attempt came to.
         may_move: its messages may go to another partition.
-        is_doubtful: an earlier attempt may have stored it.
+        is_in_doubt: an earlier attempt may have stored it.
         has_dedup: the broker recognises what it has stored already.
         retry_unknown: send again what may be stored, also to other brokers.
 
     Returns:
-        What to do, and whether it is doubtful from now on.
+        What to do, and whether it is in doubt from now on.
     """
     if isinstance(error, DOUBTS):
         again = has_dedup or retry_unknown
         return (Verdict.AGAIN if again else Verdict.FAIL), True
     if isinstance(error, NEVER_LEFT + REFUSALS):
-        moves = may_move and not is_doubtful
-        return (Verdict.MOVE if moves else Verdict.AGAIN), is_doubtful
-    return Verdict.FAIL, is_doubtful or isinstance(error, LAST_DOUBTS)
+        moves = may_move and not is_in_doubt
+        return (Verdict.MOVE if moves else Verdict.AGAIN), is_in_doubt
+    return Verdict.FAIL, is_in_doubt or isinstance(error, LAST_DOUBTS)
 
 
 def final_error(
-    error: MetaqError, partition: TopicPartition, *, is_doubtful: bool
+    error: MetaqError, partition: TopicPartition, *, is_in_doubt: bool
 ) -> MetaqError:
     """Return what the senders of a part get.
 
     Args:
         error: the last thing that went wrong.
         partition: where it went.
-        is_doubtful: an attempt may have stored it.
+        is_in_doubt: an attempt may have stored it.
     """
-    if not is_doubtful or isinstance(error, OutcomeUnknownError):
+    if not is_in_doubt or isinstance(error, OutcomeUnknownError):
         return error
     # A connection that was lost says so itself.
     said = "" if str(error).endswith(OUTCOME_UNKNOWN) else f"{OUTCOME_UNKNOWN}: "

@@ -486,9 +486,9 @@ class Delivery:
         else:
             result = SendResult(receipt.id, sender.partition, receipt.offset)
             sender.note_success()
-            is_doubtful = part.is_doubtful and not _recognises(connection, part)
+            is_in_doubt = part.is_in_doubt and not _recognises(connection, part)
             outcome = BatchOutcome(part.span.first, result, None)
-            self._succeed(part, [outcome], is_doubtful=is_doubtful)
+            self._succeed(part, [outcome], is_in_doubt=is_in_doubt)
         self._fill(sender)
         self._fill_crowded(connection)
 
@@ -532,7 +532,7 @@ class Delivery:
         return parts
 
     def _succeed_run(self, run: PutRun) -> None:
-        self._succeed(run.part, run.outcomes(), is_doubtful=run.part.is_doubtful)
+        self._succeed(run.part, run.outcomes(), is_in_doubt=run.part.is_in_doubt)
 
     def _give_up(
         self, sender: PartitionSender, part: BatchPart, error: MetaqError
@@ -544,7 +544,7 @@ class Delivery:
         else:
             parts = self._cut(sender, run, run.unanswered())
         for each in parts:
-            each.is_doubtful = True
+            each.is_in_doubt = True
             self._fail(sender, each, error)
 
     def _fill_crowded(self, connection: PutConnection) -> None:
@@ -563,10 +563,10 @@ class Delivery:
         connection: PutConnection,
         error: MetaqError,
     ) -> None:
-        verdict, part.is_doubtful = on_failure(
+        verdict, part.is_in_doubt = on_failure(
             error,
             may_move=part.work.batch.may_move,
-            is_doubtful=part.is_doubtful,
+            is_in_doubt=part.is_in_doubt,
             has_dedup=_recognises(connection, part),
             retry_unknown=self._options.retry_unknown,
         )
@@ -576,7 +576,7 @@ class Delivery:
         if verdict is Verdict.FAIL or now_s >= part.work.batch.deadline_s:
             self._fail(sender, part, error)
             return
-        if not part.is_doubtful:
+        if not part.is_in_doubt:
             # The broker does not know it, and may have stored what came behind it.
             part.sequence = None
         sender.trouble = error
@@ -596,7 +596,7 @@ class Delivery:
             self._fill_later(sender, pause_s)
 
     def _succeed(
-        self, part: BatchPart, outcomes: Sequence[BatchOutcome], *, is_doubtful: bool
+        self, part: BatchPart, outcomes: Sequence[BatchOutcome], *, is_in_doubt: bool
     ) -> None:
         """Settle a part with where its messages lie; with none, all were cut out."""
         batch = part.work.batch
@@ -611,13 +611,13 @@ class Delivery:
                 size_bytes - HEADER_BYTES * count,
                 latency_s,
             )
-            self._counters.doubtful_count += count * is_doubtful
+            self._counters.doubtful_count += count * is_in_doubt
         self._settle(part, outcomes)
 
     def _fail(
         self, sender: PartitionSender, part: BatchPart, error: MetaqError
     ) -> None:
-        final = final_error(error, sender.partition, is_doubtful=part.is_doubtful)
+        final = final_error(error, sender.partition, is_in_doubt=part.is_in_doubt)
         self._counters.on_failed(part.message_count, final)
         self._settle(part, [BatchOutcome(part.span.first, None, final)])
 
@@ -658,7 +658,7 @@ class Delivery:
         staying: deque[BatchPart] = deque()
         for part in sender.waiting:
             target = self._target(sender)
-            if part.is_doubtful or not part.work.batch.may_move or target is None:
+            if part.is_in_doubt or not part.work.batch.may_move or target is None:
                 staying.append(part)
             else:
                 self._hand_over(part, target)

@@ -97,7 +97,7 @@ class _Request:
     spare: str | None
     may_be_stored: bool = False
     """It left on a connection that is lost."""
-    is_doubtful: bool = False
+    is_in_doubt: bool = False
     is_answered: bool = False
 
     def command(self, opaque: int) -> Command:
@@ -356,7 +356,7 @@ class NamedSender:
         has_dedup = queue.connection.capabilities.dedup
         for request in queue.requests:
             if request.may_be_stored and not (request.is_batch and has_dedup):
-                request.is_doubtful = True
+                request.is_in_doubt = True
         for request in tuple(queue.requests):
             self._submit(queue, request)
 
@@ -414,7 +414,7 @@ class NamedSender:
         queue.tries = 0
         self._message_count += request.count
         self._size_bytes += request.message_bytes
-        if request.is_doubtful:
+        if request.is_in_doubt:
             self._doubtful_count += request.count
 
 

@@ -13,8 +13,8 @@ go to the broker directly again.
 What was spooled is on disk, survives this process, and is sent at least once: when the
 process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
 messages are sent again. One that turns out to be too large for its broker is set aside
-(`refused.py`), and the others go on. Source: client spec 8.1, with its defect (21, row
-15) done right.
+(`dead_letter_files.py`), and the others go on. Source: client spec 8.1, with its
+defect (21, row 15) done right.
 """
 
 import asyncio

@@ -98,7 +98,7 @@ class Work:
 class BatchPart:
     """Messages of a batch that leave together."""
 
-    __slots__ = ("attempt", "is_doubtful", "place", "sequence", "span", "work")
+    __slots__ = ("attempt", "is_in_doubt", "place", "sequence", "span", "work")
 
     def __init__(self, work: Work, span: BatchSpan, place: int) -> None:
         self.work = work
@@ -106,7 +106,7 @@ class BatchPart:
         self.place = place  # in its sender's order
         self.sequence: int | None = None
         self.attempt = 0
-        self.is_doubtful = False
+        self.is_in_doubt = False
 
     @property
     def message_count(self) -> int:
@@ -124,7 +124,7 @@ class BatchPart:
         part = BatchPart(
             self.work, BatchSpan(first, end, is_mput=self.span.is_mput), self.place
         )
-        part.attempt, part.is_doubtful = self.attempt, self.is_doubtful
+        part.attempt, part.is_in_doubt = self.attempt, self.is_in_doubt
         return part
 
 
@@ -348,7 +348,7 @@ class PartitionSender:
         """
         part = self.waiting[0]
         batch, span = part.work.batch, part.span
-        if part.is_doubtful and span.is_mput and capabilities.has_mput:
+        if part.is_in_doubt and span.is_mput and capabilities.has_mput:
             return part, None  # it is recognised by its size
         spans = plan_spans(batch.ends, span.first, span.end, capabilities, puts_max)
         if spans != [span]:
@@ -357,7 +357,7 @@ class PartitionSender:
             parts = []
             for each in spans:
                 cut = BatchPart(part.work, each, part.place)
-                cut.is_doubtful = part.is_doubtful
+                cut.is_in_doubt = part.is_in_doubt
                 parts.append(cut)
             self.waiting.extendleft(reversed(parts))
         part = self.waiting[0]
