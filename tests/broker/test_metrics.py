@@ -29,6 +29,7 @@ from tests.broker.figures import (
     Word,
     status,
 )
+from tests.exposition import changed
 
 FULL = status(
     commands=CommandStatus(
@@ -142,6 +143,11 @@ def test_each_metric_shows_its_figure() -> None:
     """Every figure of the snapshot differs, so none can stand in for another."""
     found = samples(FULL)
     assert {key: found.get(key) for key in EXPECTED} == EXPECTED
+
+
+def test_dashboards_find_what_they_found() -> None:
+    """Names, labels, sentences and numbers are those of the golden page."""
+    assert changed(render_metrics(FULL).decode(), "broker.txt") == {}
 
 
 def test_every_metric_is_tried() -> None:

@@ -39,6 +39,7 @@ from metaq.zk.session import SessionState, SessionStatus
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import StartBroker
 from tests.client.worlds import QUICK, WORLDS, take
+from tests.exposition import changed
 
 PART = TopicPartition("t", BrokerId(3), 1)
 
@@ -214,10 +215,14 @@ def samples_of(text: str) -> dict[str, float]:
     return found
 
 
-def samples(*clients: Any) -> dict[str, float]:
+def page(*clients: Any) -> str:
     registry = CollectorRegistry()
     registry.register(ClientCollector(*clients))
-    return samples_of(generate_latest(registry).decode())
+    return generate_latest(registry).decode()
+
+
+def samples(*clients: Any) -> dict[str, float]:
+    return samples_of(page(*clients))
 
 
 # -- the table ------------------------------------------------------------------------
@@ -227,6 +232,11 @@ def test_each_metric_shows_its_figure() -> None:
     """Every figure of the snapshot differs, so none can stand in for another."""
     found = samples(Told(FULL))
     assert {key: found.get(key) for key in EXPECTED} == EXPECTED
+
+
+def test_dashboards_find_what_they_found() -> None:
+    """Names, labels, sentences and numbers are those of the golden page."""
+    assert changed(page(Told(FULL)), "client.txt") == {}
 
 
 def test_every_metric_is_tried_and_named_once() -> None:
