@@ -72,6 +72,10 @@ class TopicPartition:
     def __str__(self) -> str:
         return f"{self.topic}/{self.broker_id}-{self.partition}"
 
+    def labels(self) -> tuple[str, str]:
+        """Return what metrics call it: its topic, and `0-1`."""
+        return self.topic, f"{self.broker_id}-{self.partition}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerAddress:

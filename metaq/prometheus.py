@@ -1,14 +1,14 @@
-"""Metrics of Prometheus, each described once, and the families that samples become.
+"""The metrics of a class of snapshots as families of Prometheus.
 
-A table of `MetricSpec` and `HistogramSpec` says what an object's snapshot S gives; who
-exports it reads the samples and makes the families. Pure but for the library's types.
+`metrics_of` walks the fields of a snapshot and of the snapshots in it, and finds what
+`metaq.stats` lets them declare. Pure but for the library's types.
 """
 
-import operator
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
+from itertools import accumulate, islice
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -18,77 +18,131 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
-from metaq.stats import HistogramSnapshot, merge_snapshots
+from metaq.stats import (
+    FieldSpec,
+    HistogramSnapshot,
+    MetricKind,
+    MetricSpec,
+    merge_snapshots,
+    spec_of,
+)
 
-S = TypeVar("S")
-
-Sample = tuple[tuple[str, ...], float]
-"""The values of the labels, and the number."""
-
-
-# No slots: Python 3.11 cannot call a parameterized class that is frozen and has them.
-@dataclass(frozen=True)
-class MetricSpec(Generic[S]):
-    """One counter or gauge of a table."""
-
-    name: str
-    """As exported; counters end in `_total`."""
-    help: str
-    """One sentence."""
-    labels: tuple[str, ...]
-    """Names of its labels."""
-    read: Callable[[S], Iterable[Sample]]
-    """Its samples; none where the part does not exist."""
-    combine: Callable[[float, float], float] = operator.add
-    """How samples with equal labels are put together, where there may be some."""
-
-    @property
-    def kind(self) -> str:
-        """Return "counter" or "gauge"."""
-        return "counter" if self.name.endswith("_total") else "gauge"
+Labels: TypeAlias = tuple[str, ...]
+"""Values of labels."""
+Found: TypeAlias = Iterator[tuple[Labels, Any]]
+"""Numbers, histograms or snapshots, each with its labels."""
 
 
-@dataclass(frozen=True)
-class HistogramSpec(Generic[S]):
-    """One histogram of a table."""
+@dataclass(frozen=True, slots=True)
+class ExportedMetric:
+    """One metric, and where its samples are found in a snapshot."""
 
-    name: str
-    """As exported, without `_bucket`, `_sum` and `_count`."""
-    help: str
-    """One sentence."""
-    read: Callable[[S], Iterable[HistogramSnapshot]]
-    """Its snapshots, which are put together."""
+    spec: MetricSpec
+    """With all of its labels, those of the parts it stands in first."""
+    sources: tuple[Callable[[Any], Found], ...]
+    """Each yields samples of a snapshot; labels may come more than once."""
 
-    @property
-    def kind(self) -> str:
-        """Return "histogram"."""
-        return "histogram"
+    def samples(self, snapshots: Iterable[object]) -> dict[Labels, Any]:
+        """Return the samples of all snapshots, one for each set of labels."""
+        found: dict[Labels, Any] = {}
+        for snapshot in snapshots:
+            for source in self.sources:
+                for labels, value in source(snapshot):
+                    known = found.get(labels)
+                    found[labels] = value if known is None else self._both(known, value)
+        return found
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Return no labels."""
-        return ()
+    def family(self, samples: Iterable[tuple[Labels, Any]]) -> Metric:
+        """Return the library's family; the labels of each sample once."""
+        name, text, labels = self.spec.name, self.spec.help, self.spec.labels
+        if self.spec.kind is MetricKind.HISTOGRAM:
+            return _histogram_family(name, text, (value for _, value in samples))
+        family = (
+            CounterMetricFamily(name, text, labels=labels)
+            if self.spec.kind is MetricKind.COUNTER
+            else GaugeMetricFamily(name, text, labels=labels)
+        )
+        for values, number in samples:
+            family.add_metric([_printable(value) for value in values], float(number))
+        return family
+
+    def _both(self, one: Any, other: Any) -> Any:
+        if self.spec.kind is MetricKind.HISTOGRAM:
+            return merge_snapshots([one, other])
+        return self.spec.combine(one, other)
 
 
-def metric_family(spec: MetricSpec[S], samples: Iterable[Sample]) -> Metric:
-    """Return the family of a counter or gauge; the labels of each sample once."""
-    family = (
-        CounterMetricFamily(spec.name, spec.help, labels=spec.labels)
-        if spec.kind == "counter"
-        else GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
-    )
-    for labels, value in samples:
-        family.add_metric([_printable(label) for label in labels], float(value))
-    return family
+def metrics_of(snapshot: type) -> tuple[ExportedMetric, ...]:
+    """Return the metrics that a class of snapshots declares, in the order of fields.
+
+    What is declared in several places is one metric with the samples of all.
+    """
+    found: dict[str, ExportedMetric] = {}
+    for spec, source in _walk(snapshot, (), lambda root: iter([((), root)])):
+        known = found.get(spec.name)
+        sources = () if known is None else known.sources
+        assert known is None or known.spec.labels == spec.labels, spec.name
+        found[spec.name] = ExportedMetric(spec, (*sources, source))
+    return tuple(found.values())
 
 
-def histogram_family(
-    spec: HistogramSpec[S], snapshots: Sequence[HistogramSnapshot]
+def _walk(
+    owner: type, labels: Labels, reach: Callable[[Any], Found], *, closed: bool = False
+) -> Iterator[tuple[MetricSpec, Callable[[Any], Found]]]:
+    """Yield (metric, source) of a class; `reach` yields its snapshots in a root."""
+    hints = get_type_hints(owner)
+    for field in fields(owner):
+        declared = spec_of(field)
+        for spec in declared.metrics:
+            if not (closed and spec.kind is MetricKind.GAUGE):
+                full = replace(spec, labels=(*labels, *spec.labels))
+                yield full, partial(_read, reach, field.name, spec)
+        # Of X | None, tuple[X, ...] and Mapping[key, X] it is the X.
+        hint = hints[field.name]
+        for inner in reversed((hint, *get_args(hint))):
+            if is_dataclass(inner) and isinstance(inner, type):
+                parts = partial(_parts, reach, field.name, declared)
+                inner_labels = (*labels, *declared.labels)
+                is_closed = closed or declared.is_closed
+                yield from _walk(inner, inner_labels, parts, closed=is_closed)
+                break
+
+
+def _read(
+    reach: Callable[[Any], Found], name: str, spec: MetricSpec, root: object
+) -> Found:
+    for labels, owner in reach(root):
+        value = getattr(owner, name)
+        if spec.read is not None:
+            value = spec.read(value)
+        if isinstance(value, Mapping):
+            for key, number in value.items():
+                yield (*labels, *spec.label(key)), number
+        elif value is not None:
+            yield labels, value
+
+
+def _parts(
+    reach: Callable[[Any], Found], name: str, declared: FieldSpec, root: object
+) -> Found:
+    for labels, owner in reach(root):
+        value = getattr(owner, name)
+        if isinstance(value, Mapping):
+            found = ((declared.label(key), one) for key, one in value.items())
+        elif isinstance(value, tuple):
+            found = ((declared.label(one), one) for one in value)
+        else:
+            found = (((), one) for one in (value,) if one is not None)
+        for more, one in islice(found, declared.count_max):
+            yield (*labels, *more), one
+
+
+def _histogram_family(
+    name: str, text: str, snapshots: Iterable[HistogramSnapshot]
 ) -> Metric:
     """Return the family of a histogram, without samples where there is no snapshot."""
-    family = HistogramMetricFamily(spec.name, spec.help)
-    if snapshots:
-        seen = merge_snapshots(snapshots)
+    family = HistogramMetricFamily(name, text)
+    for seen in snapshots:
         bounds = [*map(floatToGoString, seen.bounds), "+Inf"]
         buckets = zip(bounds, accumulate(seen.counts), strict=True)
         family.add_metric([], list(buckets), seen.total)

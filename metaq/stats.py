@@ -1,13 +1,27 @@
 """Numbers that objects keep about themselves, and the snapshots they hand out.
 
-Counters are plain integers of the object that counts; what needs a shape is here.
-No export format: who exports reads `statistics()` and snapshots.
+A snapshot is a dataclass. Each number of it that is exported is declared once, on its
+field: `counter`, `gauge` or `histogram` give it a name, a sentence and labels, and
+`part` says what tells snapshots inside a snapshot from each other. Metrics, the tables
+of the pages and the sums of what is closed are made from that:
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class ListenerStatistics:
+        open_count: int = gauge("metaq_connections", "Connections that are open.")
+
+No export format: who exports reads `statistics()` and declarations.
 """
 
+import dataclasses
+import enum
+import operator
 from bisect import bisect_left
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from typing import Any, Final, TypeVar
+
+S = TypeVar("S")
 
 LATENCY_BOUNDS_S: Final = (
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025,
@@ -66,3 +80,131 @@ class Histogram:
     def snapshot(self) -> HistogramSnapshot:
         """Return what was seen so far."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)
+
+
+# -- declarations ---------------------------------------------------------------------
+
+
+class MetricKind(enum.Enum):
+    """How a number behaves."""
+
+    COUNTER = "counter"
+    """It only grows."""
+    GAUGE = "gauge"
+    """It goes up and down."""
+    HISTOGRAM = "histogram"
+    """Samples in buckets, which only grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One exported number."""
+
+    kind: MetricKind
+    """How it behaves."""
+    name: str
+    """As exported: base units, counters end in `_total`."""
+    help: str
+    """One sentence."""
+    labels: tuple[str, ...] = ()
+    """Names of its labels."""
+    read: Callable[[Any], object] | None = None
+    """Makes a number of the field's value, or a mapping from keys to numbers, or None
+    where there is no sample; without it the value is one of these."""
+    label: Callable[[Any], tuple[str, ...]] = lambda key: (key,)
+    """Makes the values of `labels` of a key."""
+    combine: Callable[[float, float], float] = operator.add
+    """Puts samples with equal labels together."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """What is declared on one field of a snapshot."""
+
+    metrics: tuple[MetricSpec, ...] = ()
+    """Numbers that its value gives."""
+    labels: tuple[str, ...] = ()
+    """Labels that tell the snapshots in it from each other."""
+    label: Callable[[Any], tuple[str, ...]] = lambda _: ()
+    """Their values, of a member of a tuple or a key of a mapping."""
+    count_max: int | None = None
+    """Snapshots in it that are exported, the first ones; None: all."""
+    is_closed: bool = False
+    """Holds what is closed: of the snapshots in it only sums are exported."""
+
+
+_KEY: Final = "metaq.stats"
+
+
+def spec_of(field: "dataclasses.Field[Any]") -> FieldSpec:
+    """Return what is declared on a field; nothing where nothing is."""
+    spec: FieldSpec = field.metadata.get(_KEY, FieldSpec())
+    return spec
+
+
+# Like `dataclasses.field`, these return no value of the type that they stand for.
+def counter(name: str, text: str, *, default: Any = 0, **more: Any) -> Any:
+    """Declare a field that only grows; see `MetricSpec`. It begins with 0.
+
+    Args:
+        name: as exported.
+        text: one sentence.
+        default: of the field; a callable makes it.
+        more: `labels`, `read`, `label`, `combine`.
+    """
+    return part(MetricSpec(MetricKind.COUNTER, name, text, **more), default=default)
+
+
+def gauge(name: str, text: str, *, default: Any = 0, **more: Any) -> Any:
+    """Declare a field that goes up and down; otherwise as `counter`."""
+    return part(MetricSpec(MetricKind.GAUGE, name, text, **more), default=default)
+
+
+def histogram(name: str, text: str) -> Any:
+    """Declare a field with a `HistogramSnapshot`; it has no default."""
+    return part(MetricSpec(MetricKind.HISTOGRAM, name, text))
+
+
+def part(*metrics: MetricSpec, default: Any = MISSING, **more: Any) -> Any:
+    """Declare a field with snapshots in it: one or None, a tuple, or a mapping.
+
+    One snapshot that is part of another needs no declaration.
+
+    Args:
+        metrics: numbers that the field itself gives.
+        default: of the field; a callable makes it; none unless given.
+        more: `labels`, `label`, `count_max`, `is_closed` of `FieldSpec`.
+    """
+    metadata = {_KEY: FieldSpec(metrics, **more)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def total_of(parts: Sequence[S]) -> S:
+    """Return what snapshots of one class, one or more, counted together.
+
+    Counters and histograms are added, also in snapshots that are part of them.
+    Everything else has its default: nothing is buffered or in flight any more.
+    """
+    sums: dict[str, object] = {}
+    for field in dataclasses.fields(parts[0]):  # type: ignore[arg-type]  # a dataclass
+        values = [getattr(one, field.name) for one in parts]
+        kinds = {metric.kind for metric in spec_of(field).metrics}
+        inner = [value for value in values if dataclasses.is_dataclass(value)]
+        if MetricKind.HISTOGRAM in kinds:
+            sums[field.name] = merge_snapshots(values)
+        elif MetricKind.COUNTER in kinds:
+            sums[field.name] = _added(values)
+        elif inner:
+            sums[field.name] = total_of(inner)
+    return type(parts[0])(**sums)
+
+
+def _added(values: Sequence[Any]) -> object:
+    if not isinstance(values[0], Mapping):
+        return sum(values)
+    total: Counter[object] = Counter()
+    for value in values:
+        total.update(value)
+    return dict(total)

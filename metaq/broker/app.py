@@ -53,7 +53,7 @@ from metaq.broker.registration import (
 )
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
-from metaq.broker.status import RetentionFigures, add_run
+from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
@@ -69,6 +69,7 @@ from metaq.record.ids import IdGenerator
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_snapshots import ScrubbedLogs
+from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import Scrub, run_step
 from metaq.txn.java_journal import read_journal
 from metaq.zk._kazoo import KazooCoordinator
@@ -435,7 +436,7 @@ class Broker(Service):
             return self._control.deletion_schedules(self._context.config).keys()
         return () if self._logs.is_over_size_limit else None
 
-    def _on_retention_end(self, run: RetentionFigures) -> None:
+    def _on_retention_end(self, run: RetentionReport) -> None:
         control = self._control
         control.retention = add_run(control.retention, run)
         if run.segment_count or run.failures:

@@ -2,7 +2,8 @@
 
 from collections import Counter
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from metaq.broker.load import Load, Turns
 from metaq.broker.realtime import Realtime
@@ -12,36 +13,69 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig
 from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
-from metaq.stats import Histogram
+from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
+
+_COMMANDS: Final = "Commands of clients; each message of a batch counts as a put."
 
 
 @dataclass(slots=True)
-class Counters:
-    """What a broker counts from its start on; only ever grows."""
+class CommandStatistics:
+    """What clients asked for since the start; only ever grows. Snapshots are copies."""
 
-    cmd_put: int = 0
-    """Puts attempted, one per message."""
-    cmd_get: int = 0
-    """Gets."""
-    cmd_offset: int = 0
+    cmd_put: int = counter(
+        "metaq_commands_total",
+        _COMMANDS,
+        labels=("command",),
+        read=lambda count: {"put": count},
+    )
+    """Failed ones included."""
+    cmd_get: int = counter(
+        "metaq_commands_total",
+        _COMMANDS,
+        labels=("command",),
+        read=lambda count: {"get": count},
+    )
+    cmd_offset: int = counter(
+        "metaq_commands_total",
+        _COMMANDS,
+        labels=("command",),
+        read=lambda count: {"offset": count},
+    )
     """Offset queries, and gets that were answered with an offset."""
-    get_miss: int = 0
-    """Gets that found no data."""
-    get_failed: int = 0
-    """Gets that were answered with an error or an offset."""
-    put_failed: int = 0
-    """Puts answered with 500, one per message."""
-    wait_count: int = 0
-    """Gets that waited for data."""
-    malformed_count: int = 0
-    """Connections closed because of a malformed frame."""
-    error_count: int = 0
-    """Commands that ended in an error nobody expected; each has a traceback."""
-    batch_repeated: int = 0
-    """Batches that were sent again, and answered without being stored again."""
-    rejections: Counter[str] = field(default_factory=Counter)
-    """Puts that were refused, one per message, by cause: a fixed set of words."""
+    rejections: Counter[str] = counter(
+        "metaq_rejections_total",
+        "Commands that were refused, by cause.",
+        labels=("cause",),
+        read=lambda causes: dict(sorted(causes.items())),
+        default=Counter,
+    )
+    """Puts, one per message; the causes are a fixed set of words in lower case."""
+    put_failed: int = counter(
+        "metaq_put_failures_total", "Puts answered with an error, one per message."
+    )
+    get_failed: int = counter(
+        "metaq_get_failures_total",
+        "Gets answered with an error or with another offset.",
+    )
+    get_miss: int = counter("metaq_get_misses_total", "Gets that found no data.")
+    batch_repeated: int = counter(
+        "metaq_repeated_batches_total",
+        "Batches that a producer sent again; they were not stored again.",
+    )
+    wait_count: int = counter("metaq_waits_total", "Gets that waited for data.")
+    malformed_count: int = counter(
+        "metaq_malformed_commands_total",
+        "Connections closed because of a malformed command.",
+    )
+    error_count: int = counter(
+        "metaq_command_errors_total",
+        "Commands that failed unexpectedly; the log has a traceback for each.",
+    )
+
+    def copy(self) -> "CommandStatistics":
+        """Return a snapshot, which does not change any more."""
+        return replace(self, rejections=Counter(self.rejections))
 
 
 @dataclass(slots=True)
@@ -74,7 +108,7 @@ class BrokerContext:
     """Port that the broker listens on."""
     started_s: float
     """Monotonic time of the start."""
-    counters: Counters = field(default_factory=Counters)
+    counters: CommandStatistics = field(default_factory=CommandStatistics)
     """Counters of commands."""
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""

@@ -23,7 +23,6 @@ from metaq.broker.registration import Registration
 from metaq.broker.schedule import Schedules
 from metaq.broker.status import (
     BrokerStatus,
-    CommandStatus,
     DirectoryStatus,
     JobStatus,
     RetentionStatus,
@@ -104,8 +103,8 @@ class Control:
 
     def status(self) -> BrokerStatus:
         """Return a snapshot of the whole broker."""
-        context, counters = self._context, self._context.counters
-        registration = self.registration
+        context, registration = self._context, self.registration
+        scrub = self._scrub.state()
         return BrokerStatus(
             version=SERVER_VERSION,
             broker_id=context.config.system.broker_id,
@@ -116,24 +115,12 @@ class Control:
             config_checksum=context.config.checksum,
             connection_count_max=context.config.limits.connection_count_max,
             listener=self._listener(),
-            commands=CommandStatus(
-                put_count=counters.cmd_put,
-                put_failed_count=counters.put_failed,
-                get_count=counters.cmd_get,
-                get_miss_count=counters.get_miss,
-                get_failed_count=counters.get_failed,
-                offset_count=counters.cmd_offset,
-                wait_count=counters.wait_count,
-                batch_repeated_count=counters.batch_repeated,
-                waiting_count=context.waiters.count,
-                malformed_count=counters.malformed_count,
-                error_count=counters.error_count,
-                in_flight_bytes=context.load.in_flight_bytes,
-                partial_bytes=context.load.partial_bytes,
-                reply_bytes=context.load.reply_bytes,
-                dropped_count=context.load.dropped_count,
-                rejections=dict(counters.rejections),
-            ),
+            commands=context.counters.copy(),
+            waiting_count=context.waiters.count,
+            in_flight_bytes=context.load.in_flight_bytes,
+            partial_bytes=context.load.partial_bytes,
+            reply_bytes=context.load.reply_bytes,
+            dropped_count=context.load.dropped_count,
             logs=tuple(
                 each.statistics() for _, each in sorted(self._logs.logs().items())
             ),
@@ -150,7 +137,7 @@ class Control:
                 )
                 for each in self._logs.directories()
             ),
-            scrub=self._scrub.state(),
+            scrub=scrub if scrub.is_enabled else None,
             put_latency=context.put_latency.snapshot(),
             sync_latency=self._logs.sync_latency(),
             registration=None if registration is None else registration.statistics(),

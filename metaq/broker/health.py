@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from metaq.broker.status import BrokerStatus, RegistrationFigures
+from metaq.broker.status import BrokerStatus
 from metaq.lifecycle import State
+from metaq.zk.registry import RegistrationState, RegistrationStatistics
+from metaq.zk.session import SessionState
 
 PROBLEMS_PER_ALARM_MAX: Final = 10
 """Problems told one by one; a disk with a thousand damaged logs tells ten of them."""
@@ -154,18 +156,19 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
 
 
 def _judge_registration(
-    registration: RegistrationFigures | None,
+    registration: RegistrationStatistics | None,
 ) -> Iterator[tuple[Alarm, str]]:
     if registration is None:
         return
-    if registration.state.value != "registered":
+    if registration.state is not RegistrationState.REGISTERED:
         text = f"registration is {registration.state.value}"
         if registration.last_error:
             text = f"{text}: {registration.last_error}"
         yield Alarm.NOT_REGISTERED, text
-    session = registration.session.state.value
-    if session != "connected":
-        yield Alarm.SESSION_NOT_CONNECTED, f"the ZooKeeper session is {session}"
+    session = registration.session.state
+    if session is not SessionState.CONNECTED:
+        text = f"the ZooKeeper session is {session.value}"
+        yield Alarm.SESSION_NOT_CONNECTED, text
 
 
 def _shortened(texts: list[str]) -> list[str]:
@@ -242,7 +245,7 @@ def describe_directories(status: BrokerStatus) -> list[Figures]:
 def describe_scrub(status: BrokerStatus) -> Figures:
     """Return the state of the background verification, ready for JSON."""
     scrub = status.scrub
-    if scrub is None or not scrub.is_enabled:
+    if scrub is None:
         return {"is_on": False}
     return {
         "is_on": True,

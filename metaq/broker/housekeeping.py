@@ -29,11 +29,12 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from metaq.broker.schedule import NAP_S_MAX, Schedules
-from metaq.broker.status import JobStatus, RetentionFigures
+from metaq.broker.status import JobStatus
 from metaq.clock import Clock
 from metaq.config import TopicConfig
 from metaq.errors import MetaqError
 from metaq.lifecycle import Service, State
+from metaq.storage.retention_run import RetentionReport
 
 REALTIME_RESET_S: Final = 30 * 60.0
 """Realtime statistics start afresh this often (broker spec 7.2)."""
@@ -276,9 +277,9 @@ def retention_job(
     schedules: Schedules,
     *,
     clock: Clock,
-    begin: Callable[[Collection[str]], Callable[[], RetentionFigures] | None],
+    begin: Callable[[Collection[str]], Callable[[], RetentionReport] | None],
     find_early: Callable[[], Collection[str] | None],
-    on_end: Callable[[RetentionFigures], None],
+    on_end: Callable[[RetentionReport], None],
 ) -> Job:
     """Return the job that lets old segments go.
 

@@ -48,6 +48,7 @@ from metaq.client.partitioner import (
     Selector,
 )
 from metaq.client.produce.batches import SendFuture, SendResult
+from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
     OrderedStatistics,
@@ -55,7 +56,6 @@ from metaq.client.produce.ordered_producer import (
 )
 from metaq.client.produce.producer import (
     AsyncProducer,
-    ProducerStatistics,
 )
 from metaq.client.session import AsyncClient
 from metaq.client.sync.admin import Admin

@@ -4,8 +4,8 @@ Taken from any thread, asks nobody. Of what is closed it knows what it counted, 
 no sum falls.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.consumer import AsyncConsumer
@@ -18,20 +18,19 @@ from metaq.client.consume.progress import (
 from metaq.client.consume.totals import (
     Totals,
     total_of_groups,
-    total_of_ordered,
-    total_of_producers,
 )
+from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
     OrderedStatistics,
 )
 from metaq.client.produce.producer import (
     AsyncProducer,
-    ProducerStatistics,
 )
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
-from metaq.zk.session import SessionStatus
+from metaq.stats import MetricKind, MetricSpec, part, total_of
+from metaq.zk.session import SessionState, SessionStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,13 @@ class ConsumerSnapshot:
     """Its condition."""
     counters: ConsumerStatistics
     """Its counters."""
-    buffers: Mapping[TopicPartition, PartitionBufferStatistics]
+    buffers: Mapping[TopicPartition, PartitionBufferStatistics] = part(
+        default=dict, labels=("topic", "partition"), label=TopicPartition.labels
+    )
     """The partitions it reads now, and how far each is handled."""
-    lags: Mapping[TopicPartition, Lag]
+    lags: Mapping[TopicPartition, Lag] = part(
+        default=dict, labels=("topic", "partition"), label=TopicPartition.labels
+    )
     """What `lag` said last of those partitions; empty while it was not asked."""
 
 
@@ -56,43 +59,52 @@ class ClientStatistics:
 
     pool: PoolStatistics
     """Its connections."""
-    session: SessionStatus | None
+    session: SessionStatus | None = part(
+        MetricSpec(
+            MetricKind.GAUGE,
+            "metaq_client_zookeeper_connected",
+            "ZooKeeper sessions that are connected, one for each client.",
+            read=lambda status: status and status.state is SessionState.CONNECTED,
+        ),
+        MetricSpec(
+            MetricKind.COUNTER,
+            "metaq_client_zookeeper_sessions_total",
+            "ZooKeeper sessions so far; each new one follows an expiry.",
+            read=lambda status: status and status.session_version,
+        ),
+        default=None,
+    )
     """Its ZooKeeper session; None for a client of named brokers."""
-    producers: tuple[ProducerStatistics, ...]
+    producers: tuple[ProducerStatistics, ...] = part(
+        MetricSpec(
+            MetricKind.GAUGE,
+            "metaq_producers",
+            "Producers that are open, with those of dead letters and of ordered"
+            " producers.",
+            read=len,
+        ),
+        default=(),
+    )
     """Its open producers, with those of dead letters and under ordered producers."""
-    ordered_producers: tuple[OrderedStatistics, ...]
+    ordered_producers: tuple[OrderedStatistics, ...] = ()
     """Its open ordered producers."""
-    consumers: tuple[ConsumerSnapshot, ...]
+    consumers: tuple[ConsumerSnapshot, ...] = part(
+        default=(), labels=("group",), label=lambda consumer: (consumer.group,)
+    )
     """Its open consumers."""
     closed_producers: ProducerStatistics | None = None
     """What those that are closed counted, together; nothing of it is buffered or in
     flight. None while none was closed."""
     closed_ordered_producers: OrderedStatistics | None = None
     """The same of ordered producers; nothing of it is waiting."""
-    closed_consumers: Mapping[str, ConsumerStatistics] = field(default_factory=dict)
+    closed_consumers: Mapping[str, ConsumerStatistics] = part(
+        default=dict,
+        labels=("group",),
+        label=lambda group: (group,),
+        is_closed=True,
+    )
     """What the closed consumers of each group counted, together, by the group's name;
     nothing of it is parked, and no partition is read."""
-
-    @property
-    def all_producers(self) -> Iterator[ProducerStatistics]:
-        """Yield the producers that are open, then the closed ones as one."""
-        yield from self.producers
-        if self.closed_producers is not None:
-            yield self.closed_producers
-
-    @property
-    def all_ordered_producers(self) -> Iterator[OrderedStatistics]:
-        """Yield the ordered producers that are open, then the closed ones as one."""
-        yield from self.ordered_producers
-        if self.closed_ordered_producers is not None:
-            yield self.closed_ordered_producers
-
-    @property
-    def all_counters(self) -> Iterator[tuple[str, ConsumerStatistics]]:
-        """Yield (group, counters) of open consumers, then of each group's closed."""
-        for consumer in self.consumers:
-            yield consumer.group, consumer.counters
-        yield from self.closed_consumers.items()
 
 
 class Made:
@@ -103,9 +115,9 @@ class Made:
 
     def __init__(self) -> None:
         """Start with nothing."""
-        self.producers = Totals(AsyncProducer.statistics, total_of_producers)
+        self.producers = Totals(AsyncProducer.statistics, total_of)
         """Those of dead letters and under ordered producers among them."""
-        self.ordered = Totals(AsyncOrderedProducer.statistics, total_of_ordered)
+        self.ordered = Totals(AsyncOrderedProducer.statistics, total_of)
         """Ordered producers."""
         self.consumers = Totals(_by_group, total_of_groups)
         """Consumers."""

@@ -10,7 +10,7 @@ leaves with whoever read it. A client takes all of its numbers with it, which Pr
 takes for a restart.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -19,15 +19,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from metaq.client.client_statistics import ClientStatistics
-from metaq.client.metric_table import METRICS
 from metaq.errors import ClosedError, ConfigError
-from metaq.prometheus import (
-    HistogramSpec,
-    MetricSpec,
-    Sample,
-    histogram_family,
-    metric_family,
-)
+from metaq.prometheus import metrics_of
 
 HOST: Final = "127.0.0.1"
 """Where `serve_metrics` listens: whoever is on this machine may ask."""
@@ -37,6 +30,10 @@ STOP_TIMEOUT_S: Final = 2.0
 PARTITION_SERIES_MAX: Final = 1_000
 """Series of a metric that is told by partition, the first ones by name; metrics of a
 group have all of its partitions in them."""
+
+
+METRICS: Final = metrics_of(ClientStatistics)
+"""Every metric of a client, in the order of a scrape."""
 
 
 class MeasuredClient(Protocol):
@@ -67,16 +64,18 @@ class ClientCollector(Collector):
 
     def describe(self) -> Iterator[Metric]:
         """Yield every family without samples: a second collector is refused by name."""
-        for spec in METRICS:
-            yield _family(spec, [])
+        for metric in METRICS:
+            yield metric.family([])
 
     def collect(self) -> Iterator[Metric]:
         """Yield one family per metric that has a sample."""
         snapshots = [*self._snapshots()]
-        for spec in METRICS:
-            family = _family(spec, snapshots)
-            if family.samples:
-                yield family
+        for metric in METRICS:
+            samples = sorted(metric.samples(snapshots).items())
+            if "partition" in metric.spec.labels:
+                del samples[PARTITION_SERIES_MAX:]
+            if samples:
+                yield metric.family(samples)
 
     def _snapshots(self) -> Iterator[ClientStatistics]:
         for client in self._clients:
@@ -114,26 +113,3 @@ def serve_metrics(*clients: MeasuredClient, port: int) -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join(STOP_TIMEOUT_S)
-
-
-def _family(
-    spec: MetricSpec[ClientStatistics] | HistogramSpec[ClientStatistics],
-    clients: Iterable[ClientStatistics],
-) -> Metric:
-    if isinstance(spec, HistogramSpec):
-        seen = [one for client in clients for one in spec.read(client)]
-        return histogram_family(spec, seen)
-    return metric_family(spec, _combined(spec, clients))
-
-
-def _combined(
-    spec: MetricSpec[ClientStatistics], clients: Iterable[ClientStatistics]
-) -> list[Sample]:
-    """Return one sample for each set of labels, sorted, bounded."""
-    found: dict[tuple[str, ...], float] = {}
-    for client in clients:
-        for labels, value in spec.read(client):
-            known = found.get(labels)
-            found[labels] = value if known is None else spec.combine(known, value)
-    samples = sorted(found.items())
-    return samples[:PARTITION_SERIES_MAX] if "partition" in spec.labels else samples

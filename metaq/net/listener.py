@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.errors import MetaqError
+from metaq.stats import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +47,18 @@ class ListenError(MetaqError):
 class ListenerStatistics:
     """A snapshot of a listener's counters."""
 
-    open_count: int
-    """Connections that are open now."""
-    accepted_count: int
-    """Connections taken since start."""
-    refused_count: int
-    """Connections closed at once because a cap was reached."""
-    exhausted_count: int
-    """Pauses because the process had no descriptors or memory for one more."""
+    open_count: int = gauge("metaq_connections", "Connections that are open.")
+    accepted_count: int = counter(
+        "metaq_connections_accepted_total", "Connections taken."
+    )
+    refused_count: int = counter(
+        "metaq_connections_refused_total",
+        "Connections closed at once because a cap was reached.",
+    )
+    exhausted_count: int = counter(
+        "metaq_accept_pauses_total",
+        "Pauses of accepting because the process had no descriptors left.",
+    )
 
 
 class Listener:

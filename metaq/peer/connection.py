@@ -32,7 +32,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from itertools import accumulate
 from typing import Final, Protocol, TypeAlias
 
@@ -58,6 +58,7 @@ from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities
+from metaq.stats import counter, gauge
 
 _log = logging.getLogger(__name__)
 
@@ -116,34 +117,53 @@ class _Run:
         self.left = len(opaques)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionStatistics:
     """A snapshot of a connection's counters."""
 
-    address: BrokerAddress
+    address: BrokerAddress = gauge(
+        "metaq_client_connections",
+        "Connections that are open.",
+        default=MISSING,
+        read=lambda _: 1,
+    )
     """The broker's address, as it is advertised."""
     peer: str
     """`host:port` that was reached."""
     broker_version: str
     """What the broker says of its version."""
-    in_flight_count: int
-    """Requests sent and not yet answered."""
-    in_flight_bytes: int
-    """Bytes of them."""
-    queued_bytes: int
-    """Bytes of them that have not left yet."""
-    sent_bytes: int
-    """Bytes given to the socket."""
-    received_bytes: int
-    """Bytes taken from the socket."""
-    request_count: int
-    """Requests submitted, heartbeats included."""
-    timeout_count: int
-    """Requests that ran into their deadline."""
-    unknown_reply_count: int
-    """Replies to nothing in flight, late ones mostly; they were dropped."""
-    heartbeat_count: int
-    """Times the broker was asked whether it is there."""
+    in_flight_count: int = gauge(
+        "metaq_client_in_flight_requests", "Requests sent and not answered."
+    )
+    in_flight_bytes: int = gauge(
+        "metaq_client_in_flight_bytes", "Bytes of requests sent and not answered."
+    )
+    queued_bytes: int = gauge(
+        "metaq_client_queued_bytes", "Bytes of requests that have not left yet."
+    )
+    sent_bytes: int = counter(
+        "metaq_client_sent_bytes_total", "Bytes sent over the present connection."
+    )
+    received_bytes: int = counter(
+        "metaq_client_received_bytes_total",
+        "Bytes received over the present connection.",
+    )
+    request_count: int = counter(
+        "metaq_client_requests_total",
+        "Requests over the present connection, heartbeats included.",
+    )
+    timeout_count: int = counter(
+        "metaq_client_request_timeouts_total",
+        "Requests over the present connection that ran into their deadline.",
+    )
+    unknown_reply_count: int = counter(
+        "metaq_client_unknown_replies_total",
+        "Replies to nothing in flight, late ones mostly.",
+    )
+    heartbeat_count: int = counter(
+        "metaq_client_heartbeats_total",
+        "Times the broker was asked whether it is there.",
+    )
 
 
 class BrokerConnection:

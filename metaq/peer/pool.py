@@ -29,6 +29,7 @@ from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection, ConnectionStatistics
 from metaq.peer.options import ConnectionOptions
 from metaq.retry import Backoff
+from metaq.stats import counter, part
 
 _log = logging.getLogger(__name__)
 
@@ -43,14 +44,22 @@ IDLE_ROUTE_COUNT_MAX: Final = 64
 class PoolStatistics:
     """A snapshot of a pool's counters."""
 
-    connections: tuple[ConnectionStatistics, ...]
+    connections: tuple[ConnectionStatistics, ...] = part(
+        default=(),
+        labels=("address",),
+        label=lambda one: (str(one.address).removeprefix("meta://"),),
+    )
     """Of the connections that are open."""
-    attempt_count: int
-    """Attempts to connect."""
-    failure_count: int
-    """Attempts that failed."""
-    lost_count: int
-    """Connections that ended without our closing the pool."""
+    attempt_count: int = counter(
+        "metaq_client_connect_attempts_total", "Attempts to connect to brokers."
+    )
+    failure_count: int = counter(
+        "metaq_client_connect_failures_total", "Attempts to connect that failed."
+    )
+    lost_count: int = counter(
+        "metaq_client_connections_lost_total",
+        "Connections that ended without being closed here.",
+    )
 
 
 class _Route:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from metaq.model import LogId, Offset, SizeBytes
+from metaq.stats import counter, gauge
 
 
 class LogState(enum.Enum):
@@ -57,37 +58,53 @@ class LogStatistics:
     """Which partition."""
     state: LogState
     """What it may be asked."""
-    is_group_commit: bool
-    """Whether an acknowledged record is on disk (else: soon, see the interval)."""
-    log_start: Offset
-    """First readable offset."""
-    high_watermark: Offset
-    """Offset behind the last readable byte."""
-    log_end: Offset
-    """Offset behind the last byte written."""
     next_offset: Offset
     """Where the next append will lie."""
-    size_bytes: SizeBytes
-    """Bytes on disk: log end - log start."""
-    segment_count: int
-    """Files, the active one included."""
-    record_count: int
-    """Records stored, as far as they are known to the span index."""
-    append_count: int
-    """Appends answered with success since the log was opened."""
-    refused_count: int
-    """Appends that were refused or failed since the log was opened."""
-    in_flight_count: int
+    size_bytes: SizeBytes = gauge("metaq_log_size_bytes", "Bytes of a log on disk.")
+    segment_count: int = gauge("metaq_log_segments", "Files of a log.")
+    record_count: int = gauge("metaq_log_records", "Records stored in a log.")
+    """As far as they are known to the span index."""
+    log_start: Offset = gauge(
+        "metaq_log_start_bytes", "Log start: first readable offset."
+    )
+    high_watermark: Offset = gauge(
+        "metaq_log_high_watermark_bytes",
+        "High watermark: offset behind the last readable byte.",
+    )
+    log_end: Offset = gauge(
+        "metaq_log_end_bytes", "Log end: offset behind the last byte written."
+    )
+    append_count: int = counter(
+        "metaq_log_appends_total",
+        "Appends that were acknowledged; one holds one or many records.",
+    )
+    refused_count: int = counter(
+        "metaq_log_refused_appends_total", "Appends that were refused or failed."
+    )
+    in_flight_count: int = 0
     """Appends queued and not yet answered."""
-    waiter_count: int
+    waiter_count: int = 0
     """Long polls."""
-    producer_count: int
-    """Producers whose batches are remembered."""
-    forgotten_count: int
-    """Producers that were forgotten because there are too many."""
-    sync_count: int
-    """Syncs since the log was opened."""
-    sync_s: float
-    """Time they took together, seconds."""
-    damage: tuple[str, ...]
+    producer_count: int = gauge(
+        "metaq_log_producers", "Producers whose repeated batches are recognised."
+    )
+    forgotten_count: int = counter(
+        "metaq_log_forgotten_producers_total",
+        "Producers that were forgotten because there are too many.",
+    )
+    sync_count: int = counter("metaq_log_syncs_total", "Syncs of a log.")
+    sync_s: float = counter(
+        "metaq_log_sync_seconds_total", "Time that the syncs of a log took together."
+    )
+    damage: tuple[str, ...] = gauge(
+        "metaq_log_damaged_ranges",
+        "Damaged ranges found in a log; above 0 it takes no puts.",
+        default=(),
+        read=len,
+    )
     """One line per damaged range."""
+    is_group_commit: bool = gauge(
+        "metaq_log_group_commit",
+        "1 where a put is acknowledged after its sync, 0 where before.",
+        default=True,
+    )

@@ -34,6 +34,7 @@ from typing import Final, Protocol
 from metaq.errors import DiskError, NoSpaceError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset, SizeBytes
+from metaq.stats import counter, gauge
 from metaq.storage.damage import apart, check_part
 from metaq.storage.listing import check_names, index_of
 from metaq.storage.segment import Damage, Segment
@@ -133,18 +134,23 @@ class ScrubState:
 
     is_enabled: bool
     """False: the rate is 0."""
-    passes: int
-    """Passes that were finished."""
-    log_id: LogId | None
+    passes: int = counter(
+        "metaq_scrub_passes_total", "Complete passes of the background verification."
+    )
+    log_id: LogId | None = None
     """Partition at hand; None between passes."""
-    offset: Offset | None
+    offset: Offset | None = None
     """Next offset to be checked in it."""
-    checked_bytes: SizeBytes
-    """Bytes checked in this pass, or in the last one."""
-    total_bytes: SizeBytes
-    """Bytes to check, as of the beginning of the pass."""
-    damage_count: int
-    """Damaged ranges found since the start."""
+    checked_bytes: SizeBytes = gauge(
+        "metaq_scrub_checked_bytes", "Bytes verified in the present pass."
+    )
+    """Between passes: in the last one."""
+    total_bytes: SizeBytes = gauge("metaq_scrub_pass_bytes", "Bytes of a whole pass.")
+    """As of the beginning of the pass."""
+    damage_count: int = gauge(
+        "metaq_scrub_damaged_ranges",
+        "Damaged ranges found in the background since the start.",
+    )
 
 
 class Scrub:

@@ -32,12 +32,13 @@ import enum
 import logging
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import partial
 from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import CoordinationError
+from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
 from metaq.zk.children import READS_AT_ONCE
 from metaq.zk.errors import BrokerIdTakenError, NodeNotEmptyError
 from metaq.zk.paths import NodePaths
@@ -89,21 +90,41 @@ class RegistrationState(enum.Enum):
 class RegistrationStatistics:
     """A snapshot of a registry's counters."""
 
-    state: RegistrationState
+    state: RegistrationState = gauge(
+        "metaq_registered",
+        "1 while this broker is registered as it wants to be.",
+        default=MISSING,
+        read=lambda state: state is RegistrationState.REGISTERED,
+    )
     """REFUSED means that another broker holds our id; it is tried again."""
-    session: SessionStatus
-    """The ZooKeeper session."""
-    topic_count: int
-    """Topics that are in ZooKeeper under this session."""
-    refused_topics: tuple[str, ...]
+    session: SessionStatus = part(
+        MetricSpec(
+            MetricKind.GAUGE,
+            "metaq_zookeeper_connected",
+            "1 while the ZooKeeper session is connected.",
+            read=lambda session: session.state is SessionState.CONNECTED,
+        ),
+        MetricSpec(
+            MetricKind.COUNTER,
+            "metaq_zookeeper_sessions_total",
+            "ZooKeeper sessions so far; each new one follows an expiry.",
+            read=lambda session: session.session_version,
+        ),
+    )
+    topic_count: int = gauge("metaq_registered_topics", "Topics that are registered.")
+    refused_topics: tuple[str, ...] = ()
     """Topics of the wanted snapshot whose names ZooKeeper cannot hold."""
-    pass_count: int
+    pass_count: int = 0
     """Passes that brought ZooKeeper in step, those that found nothing to do too."""
-    failure_count: int
-    """Passes that ended in an error."""
-    repair_count: int
-    """Steps taken because others had changed nodes under a living session."""
-    last_error: str
+    failure_count: int = counter(
+        "metaq_registration_failures_total",
+        "Attempts to register that ended in an error.",
+    )
+    repair_count: int = counter(
+        "metaq_registration_repairs_total",
+        "Nodes put back because somebody had deleted them.",
+    )
+    last_error: str = ""
     """Text of the last failure, and nodes that others deleted or overwrote and that
     are not back yet; "" when everything is as it should be."""
 

@@ -1,95 +1,69 @@
 """Snapshots of an imaginary broker."""
 
-import enum
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from metaq.broker.status import BrokerStatus, CommandStatus, DirectoryStatus
+from metaq.broker.context import CommandStatistics
+from metaq.broker.status import BrokerStatus, DirectoryStatus
 from metaq.lifecycle import State
-from metaq.model import LogId
+from metaq.model import LogId, Offset, SizeBytes
+from metaq.net.listener import ListenerStatistics
 from metaq.stats import HistogramSnapshot
+from metaq.storage.log_state import LogState, LogStatistics
+from metaq.storage.scrub import ScrubState
+from metaq.zk.registry import RegistrationState, RegistrationStatistics
+from metaq.zk.session import SessionState, SessionStatus
 
 
-class Word(enum.Enum):
-    """The states of other parts, as far as they are looked at here."""
-
-    OPEN = "open"
-    STOPPED = "stopped"
-    REGISTERED = "registered"
-    PENDING = "pending"
-    CONNECTED = "connected"
-    SUSPENDED = "suspended"
-
-
-@dataclass(frozen=True)
-class Log:
-    """A `LogFigures`."""
-
-    log_id: LogId
-    state: enum.Enum = Word.OPEN
-    is_group_commit: bool = True
-    log_start: int = 1000
-    high_watermark: int = 5000
-    log_end: int = 5100
-    size_bytes: int = 4100
-    segment_count: int = 2
-    record_count: int = 40
-    append_count: int = 30
-    refused_count: int = 3
-    producer_count: int = 9
-    forgotten_count: int = 11
-    sync_count: int = 20
-    sync_s: float = 0.5
-    damage: tuple[str, ...] = ()
+def log(topic: str, partition: int, **changes: Any) -> LogStatistics:
+    """Return a log without problems, but for the changes."""
+    healthy = LogStatistics(
+        log_id=LogId(topic, partition),
+        state=LogState.OPEN,
+        log_start=Offset(1000),
+        high_watermark=Offset(5000),
+        log_end=Offset(5100),
+        next_offset=Offset(5100),
+        size_bytes=SizeBytes(4100),
+        segment_count=2,
+        record_count=40,
+        append_count=30,
+        refused_count=3,
+        producer_count=9,
+        forgotten_count=11,
+        sync_count=20,
+        sync_s=0.5,
+    )
+    return replace(healthy, **changes)
 
 
-@dataclass(frozen=True)
-class Listener:
-    """A `ListenerFigures`."""
-
-    open_count: int = 7
-    accepted_count: int = 70
-    refused_count: int = 5
-    exhausted_count: int = 1
-
-
-@dataclass(frozen=True)
-class Session:
-    """A `SessionFigures`."""
-
-    state: enum.Enum = Word.CONNECTED
-    session_version: int = 2
-
-
-@dataclass(frozen=True)
-class Registration:
-    """A `RegistrationFigures`."""
-
-    state: enum.Enum = Word.REGISTERED
-    session: Session = Session()
-    topic_count: int = 4
-    failure_count: int = 6
-    repair_count: int = 8
-    last_error: str = ""
+def registration(
+    state: RegistrationState = RegistrationState.REGISTERED,
+    session: SessionState = SessionState.CONNECTED,
+    **changes: Any,
+) -> RegistrationStatistics:
+    """Return a registration on the second session."""
+    healthy = RegistrationStatistics(
+        state=state,
+        session=SessionStatus(session, session_version=2, session_id=1),
+        topic_count=4,
+        failure_count=6,
+        repair_count=8,
+    )
+    return replace(healthy, **changes)
 
 
 HISTOGRAM = HistogramSnapshot((0.001, 0.01), (3, 2, 1), 0.25)
 
-TEST_0 = LogId("test", 0)
-
-
-@dataclass(frozen=True)
-class Scrub:
-    """A `ScrubFigures`."""
-
-    is_enabled: bool = True
-    passes: int = 25
-    log_id: LogId | None = TEST_0
-    offset: int | None = 4000
-    checked_bytes: int = 24
-    total_bytes: int = 26
-    damage_count: int = 9
-
+SCRUB = ScrubState(
+    is_enabled=True,
+    passes=25,
+    log_id=LogId("test", 0),
+    offset=Offset(4000),
+    checked_bytes=SizeBytes(24),
+    total_bytes=SizeBytes(26),
+    damage_count=9,
+)
 
 DIRECTORY = DirectoryStatus(
     path="data",
@@ -109,13 +83,15 @@ HEALTHY = BrokerStatus(
     config_path="server.ini",
     config_checksum=77,
     connection_count_max=100,
-    listener=Listener(),
-    commands=CommandStatus(),
-    logs=(Log(LogId("test", 0)), Log(LogId("test", 1))),
+    listener=ListenerStatistics(
+        open_count=7, accepted_count=70, refused_count=5, exhausted_count=1
+    ),
+    commands=CommandStatistics(),
+    logs=(log("test", 0), log("test", 1)),
     directories=(DIRECTORY,),
     put_latency=HISTOGRAM,
     sync_latency=HISTOGRAM,
-    registration=Registration(),
+    registration=registration(),
 )
 
 

@@ -73,7 +73,7 @@ def test_a_repeated_batch_gets_the_same_receipt(data_dir: Path) -> None:
             assert receipts(await other.ask(mput(0, 3, checked=False))) == [first]
         assert await end_of(peer) == 42
         assert broker.context.counters.batch_repeated == 2
-        assert broker.control.status().commands.batch_repeated_count == 2
+        assert broker.control.status().commands.batch_repeated == 2
         (log,) = broker.control.status().logs
         assert (log.producer_count, log.forgotten_count, log.record_count) == (1, 0, 2)
         (second,) = receipts(await peer.ask(mput(2)))

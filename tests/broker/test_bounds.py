@@ -208,7 +208,7 @@ def test_no_memory_to_receive_closes_the_connection_itself_if_nothing_is_held(
                     peer.writer.write(b"version 1\r\n")
                     await until(peer.is_closed)
             assert (await other.ask(put(b"x"))).startswith(b"result 200 ")
-            assert broker.control.status().commands.dropped_count == 5
+            assert broker.control.status().dropped_count == 5
 
     run(data_dir, scenario)
     # 1, 2 and 4: each power of two.

@@ -2,7 +2,8 @@
 
 import datetime as dt
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from metaq.broker.housekeeping import (
 from metaq.broker.schedule import NAP_S_MAX, Schedules
 from metaq.broker.status import RetentionStatus, add_run
 from metaq.config import TopicConfig
+from metaq.model import SizeBytes
+from metaq.storage.retention_run import RetentionReport
 from tests.broker.keeping import Bench, settle
 
 
@@ -45,14 +48,9 @@ def test_logs_are_looked_at_as_often_as_intervals_need(
     assert log_check_s(topics) == expected
 
 
-@dataclass(frozen=True)
-class Report:
-    """A `RetentionFigures`."""
-
-    segment_count: int = 0
-    size_bytes: int = 0
-    failures: tuple[str, ...] = ()
-    doubt: str | None = None
+def report(**changes: Any) -> RetentionReport:
+    """Return what a run did: nothing, but for the changes."""
+    return replace(RetentionReport(0, SizeBytes(0), (), None), **changes)
 
 
 class Retention:
@@ -60,7 +58,7 @@ class Retention:
 
     def __init__(self, bench: Bench, schedules: dict[str, str]) -> None:
         self.asked: list[Collection[str]] = []
-        self.reports: list[Report] = []
+        self.reports: list[RetentionReport] = []
         self.early: Collection[str] | None = None
         self.is_busy = False
         self.schedules = Schedules(bench.clock, dt.UTC)
@@ -73,9 +71,9 @@ class Retention:
             on_end=self.reports.append,
         )
 
-    def begin(self, topics: Collection[str]) -> Callable[[], Report] | None:
+    def begin(self, topics: Collection[str]) -> Callable[[], RetentionReport] | None:
         self.asked.append(topics)
-        return None if self.is_busy else lambda: Report(segment_count=1)
+        return None if self.is_busy else lambda: report(segment_count=1)
 
 
 # 22:13:20 UTC on the manual clock: the schedule below is due in 40 seconds.
@@ -93,7 +91,7 @@ def test_retention_runs_for_the_topics_whose_time_has_come() -> None:
         assert retention.asked == [frozenset({"a", "b"})]
         bench.executor.run_one()
         await settle()
-        assert retention.reports == [Report(segment_count=1)]
+        assert retention.reports == [report(segment_count=1)]
         assert keeping.run_due() == NAP_S_MAX
 
     bench.run(retention.job, body=body)
@@ -160,26 +158,26 @@ BEFORE = RetentionStatus(
 
 
 @pytest.mark.parametrize(
-    ("report", "after"),
+    ("run", "after"),
     [
         (
-            Report(segment_count=2, size_bytes=20),
+            report(segment_count=2, size_bytes=SizeBytes(20)),
             replace(BEFORE, segment_count=7, removed_bytes=70, last_error=""),
         ),
         (
-            Report(failures=("x",)),
+            report(failures=("x",)),
             replace(BEFORE, failure_count=2, last_error="x"),
         ),
         (
-            Report(failures=("x", "y", "z")),
+            report(failures=("x", "y", "z")),
             replace(BEFORE, failure_count=4, last_error="x (and 2 more)"),
         ),
         (
-            Report(doubt="clock"),
+            report(doubt="clock"),
             replace(BEFORE, last_error="", clock_doubt="clock"),
         ),
     ],
 )
-def test_runs_of_retention_add_up(report: Report, after: RetentionStatus) -> None:
+def test_runs_of_retention_add_up(run: RetentionReport, after: RetentionStatus) -> None:
     """Counters grow; the error is that of the last run alone."""
-    assert add_run(BEFORE, report) == after
+    assert add_run(BEFORE, run) == after

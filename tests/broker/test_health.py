@@ -24,19 +24,21 @@ from metaq.broker.status import (
 )
 from metaq.lifecycle import State
 from metaq.model import LogId
+from metaq.net.listener import ListenerStatistics
+from metaq.storage.log_state import LogState
+from metaq.zk.registry import RegistrationState
+from metaq.zk.session import SessionState
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
-    Listener,
-    Log,
-    Registration,
-    Scrub,
-    Session,
-    Word,
+    SCRUB,
+    log,
+    registration,
     status,
 )
 
-STOPPED = Log(LogId("test", 1), Word.STOPPED, damage=("checksum: file=f offset=9",))
+PENDING = RegistrationState.PENDING
+STOPPED = log("test", 1, state=LogState.STOPPED, damage=("checksum: file=f offset=9",))
 BROKEN_JOB = JobStatus(name="scrub", run_count=2, failure_count=1, last_error="boom")
 
 CASES = [
@@ -68,17 +70,17 @@ CASES = [
         "data refuses puts, it has 0 bytes free",
     ),
     (
-        status(registration=Registration(Word.PENDING, last_error="timed out")),
+        status(registration=registration(PENDING, last_error="timed out")),
         Alarm.NOT_REGISTERED,
         "registration is pending: timed out",
     ),
     (
-        status(registration=Registration(session=Session(Word.SUSPENDED))),
+        status(registration=registration(session=SessionState.SUSPENDED)),
         Alarm.SESSION_NOT_CONNECTED,
         "the ZooKeeper session is suspended",
     ),
     (
-        status(listener=Listener(open_count=100)),
+        status(listener=ListenerStatistics(open_count=100)),
         Alarm.CONNECTIONS_FULL,
         "100 connections are open",
     ),
@@ -132,7 +134,7 @@ def test_every_alarm_is_tried_and_has_a_severity() -> None:
         HEALTHY,
         status(registration=None),
         status(directories=(), logs=()),
-        status(listener=Listener(open_count=99)),
+        status(listener=ListenerStatistics(open_count=99)),
         # It is asked once it serves; the rest of a start is the registration.
         status(state=State.STARTING),
     ],
@@ -152,7 +154,7 @@ def test_an_offline_directory_is_not_also_low_on_space() -> None:
 
 def test_a_missing_registration_is_only_a_warning() -> None:
     """A broker is not restarted because ZooKeeper is away."""
-    problems = find_problems(status(registration=Registration(Word.PENDING)))
+    problems = find_problems(status(registration=registration(PENDING)))
     assert [problem.severity for problem in problems] == [Severity.WARNING]
     assert not is_failing(problems)
 
@@ -195,7 +197,7 @@ def test_logs_are_told_one_by_one() -> None:
     """Offsets, state and damage of each, and whether it was closed by hand."""
     first, second = describe_logs(
         status(
-            logs=(Log(LogId("test", 0)), STOPPED),
+            logs=(log("test", 0), STOPPED),
             closed_partitions={"test": (0,)},
         )
     )
@@ -221,8 +223,8 @@ def test_directories_are_online_or_offline() -> None:
 def test_a_scrub_that_is_off_says_so() -> None:
     """Figures are there only where there is a scrub."""
     assert describe_scrub(HEALTHY) == {"is_on": False}
-    assert describe_scrub(status(scrub=Scrub(is_enabled=False))) == {"is_on": False}
-    assert describe_scrub(status(scrub=Scrub())) == {
+    assert describe_scrub(status(scrub=None)) == {"is_on": False}
+    assert describe_scrub(status(scrub=SCRUB)) == {
         "is_on": True,
         "passes": 25,
         "log": "test-0",
@@ -231,5 +233,5 @@ def test_a_scrub_that_is_off_says_so() -> None:
         "total_bytes": 26,
         "damage_count": 9,
     }
-    between = describe_scrub(status(scrub=Scrub(log_id=None, offset=None)))
+    between = describe_scrub(status(scrub=replace(SCRUB, log_id=None, offset=None)))
     assert (between["log"], between["offset"]) == (None, None)

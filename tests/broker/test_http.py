@@ -13,7 +13,9 @@ from metaq.broker.status import BrokerStatus
 from metaq.errors import ConfigError
 from metaq.lifecycle import State
 from metaq.testing.clock import ManualClock
-from tests.broker.figures import HEALTHY, Registration, Session, Word, status
+from metaq.zk.registry import RegistrationState
+from metaq.zk.session import SessionState
+from tests.broker.figures import HEALTHY, registration, status
 
 HOST = "127.0.0.1"
 
@@ -82,11 +84,13 @@ def test_a_healthy_broker_answers_200() -> None:
     [
         (status(state=State.STOPPING), 503, "failing"),
         (status(state=State.FAILED), 503, "failing"),
-        (status(registration=Registration(Word.PENDING)), 200, "warning"),
+        (status(registration=registration(RegistrationState.PENDING)), 200, "warning"),
         (
             status(
                 state=State.STARTING,
-                registration=Registration(Word.PENDING, Session(Word.SUSPENDED)),
+                registration=registration(
+                    RegistrationState.PENDING, SessionState.SUSPENDED
+                ),
             ),
             200,
             "warning",

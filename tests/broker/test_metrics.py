@@ -1,57 +1,57 @@
 """Metrics are what the snapshot says, in Prometheus' text format."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from metaq.broker.context import CommandStatistics
 from metaq.broker.health import (
     Alarm,
 )
-from metaq.broker.metric_table import LOG_SERIES_MAX, METRICS
-from metaq.broker.metrics import render_metrics
+from metaq.broker.metrics import METRICS, render_metrics
 from metaq.broker.status import (
+    LOG_SERIES_MAX,
     BrokerStatus,
-    CommandStatus,
     JobStatus,
     RetentionStatus,
 )
 from metaq.lifecycle import State
-from metaq.model import LogId
+from metaq.zk.registry import RegistrationState
+from metaq.zk.session import SessionState
 from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
-    Log,
-    Registration,
-    Scrub,
-    Session,
-    Word,
+    SCRUB,
+    log,
+    registration,
     status,
 )
 from tests.exposition import changed
 
 FULL = status(
-    commands=CommandStatus(
-        put_count=10,
-        put_failed_count=11,
-        get_count=12,
-        get_miss_count=13,
-        get_failed_count=14,
-        offset_count=15,
-        batch_repeated_count=32,
+    commands=CommandStatistics(
+        cmd_put=10,
+        put_failed=11,
+        cmd_get=12,
+        get_miss=13,
+        get_failed=14,
+        cmd_offset=15,
+        batch_repeated=32,
         wait_count=16,
-        waiting_count=17,
         malformed_count=18,
         error_count=19,
-        in_flight_bytes=20,
-        partial_bytes=33,
-        reply_bytes=34,
-        dropped_count=35,
-        rejections={"no_space": 21, "closed": 22},
+        rejections=Counter(no_space=21, closed=22),
     ),
+    waiting_count=17,
+    in_flight_bytes=20,
+    partial_bytes=33,
+    reply_bytes=34,
+    dropped_count=35,
     reload_count=23,
-    scrub=Scrub(),
+    scrub=SCRUB,
     retention=RetentionStatus(segment_count=27, removed_bytes=28, failure_count=29),
     jobs=(JobStatus(name="sync", run_count=30, failure_count=31, last_error=""),),
 )
@@ -158,12 +158,12 @@ def test_every_metric_is_tried() -> None:
         else key.partition("{")[0]
         for key in EXPECTED
     }
-    assert tried | {"metaq_alarm"} == {spec.name for spec in METRICS}
+    assert tried | {"metaq_alarm"} == {metric.spec.name for metric in METRICS}
 
 
 def test_names_are_those_of_good_manners() -> None:
     """One prefix, base units, counters end in _total; nothing is named twice."""
-    names = [spec.name for spec in METRICS]
+    names = [metric.spec.name for metric in METRICS]
     assert len(set(names)) == len(names)
     for name in names:
         assert re.fullmatch(r"metaq_[a-z]+(_[a-z]+)*", name)
@@ -184,7 +184,7 @@ def test_alarms_are_all_there_and_those_that_ring_are_one() -> None:
 
 def test_parts_that_are_not_there_have_no_series() -> None:
     """A zero would say that they are there and idle."""
-    found = samples(status(registration=None, scrub=Scrub(is_enabled=False)))
+    found = samples(status(registration=None, scrub=None))
     for prefix in ("metaq_regist", "metaq_zoo", "metaq_scrub"):
         assert not [key for key in found if key.startswith(prefix)]
 
@@ -194,8 +194,10 @@ def test_trouble_is_visible() -> None:
     found = samples(
         status(
             directories=(replace(DIRECTORY, offline_cause="EIO"),),
-            logs=(Log(LogId("t", 0), damage=("x", "y"), is_group_commit=False),),
-            registration=Registration(Word.PENDING, Session(Word.SUSPENDED)),
+            logs=(log("t", 0, damage=("x", "y"), is_group_commit=False),),
+            registration=registration(
+                RegistrationState.PENDING, SessionState.SUSPENDED
+            ),
         )
     )
     assert found["metaq_directory_online{directory=data}"] == 0
@@ -208,7 +210,7 @@ def test_trouble_is_visible() -> None:
 @pytest.mark.parametrize("topic", ['a"b', "a\\b", "a\nb", "主题", "a{b}", "\udcff"])
 def test_topics_of_any_name_can_be_read_back(topic: str) -> None:
     """Labels are escaped; what UTF-8 cannot hold does not break the page."""
-    text = render_metrics(status(logs=(Log(LogId(topic, 0)),))).decode()
+    text = render_metrics(status(logs=(log(topic, 0),))).decode()
     topics = {
         sample.labels["topic"]
         for family in text_string_to_metric_families(text)
@@ -220,7 +222,7 @@ def test_topics_of_any_name_can_be_read_back(topic: str) -> None:
 
 def test_the_page_does_not_grow_without_bound() -> None:
     """Logs beyond the cap are counted, and their damage still rings."""
-    logs = [Log(LogId("t", n)) for n in range(LOG_SERIES_MAX + 1)]
+    logs = [log("t", n) for n in range(LOG_SERIES_MAX + 1)]
     logs[-1] = replace(logs[-1], damage=("x",))
     found = samples(status(logs=tuple(logs)))
     series = [key for key in found if key.startswith("metaq_log_size_bytes{")]

@@ -74,7 +74,7 @@ def test_a_member_alone_reads_everything_and_leaves_nothing() -> None:
         server = group.server
         assert one.reading == parts(0, 1, 2)
         assert one.is_settled
-        assert one.source.generation == 1
+        assert one.source.rebalance_count == 1
         assert one.source.fence == Fence("g_c1", 1)
         assert server.nodes[ID].data == b"t"
         assert server.nodes[ID].is_ephemeral

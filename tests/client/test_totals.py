@@ -16,17 +16,14 @@ from metaq.client import (
 )
 from metaq.client.consume import totals
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
-from metaq.client.consume.handling import HandlingStatistics
+from metaq.client.consume.handling import HandlingStatistics, total_of_runs
 from metaq.client.consume.totals import (
     Totals,
     total_of_groups,
-    total_of_handling,
-    total_of_ordered,
-    total_of_producers,
 )
 from metaq.client.produce.ordered_producer import OrderedStatistics
 from metaq.model import BrokerId, TopicPartition
-from metaq.stats import HistogramSnapshot
+from metaq.stats import HistogramSnapshot, total_of
 from tests.brokers import StartBroker
 from tests.client.test_metrics import CONSUMER, FULL, PART, PRODUCER, samples
 from tests.client.worlds import QUICK, WORLDS
@@ -82,7 +79,7 @@ def test_what_closed_producers_counted_is_added_and_nothing_of_them_waits() -> N
         by_partition={PART: 1, NEXT_PART: 2},
         failed={"ServerError": 3},
     )
-    total = total_of_producers([PRODUCER, other])
+    total = total_of([PRODUCER, other])
     gauges = {"buffered_count", "buffered_bytes", "in_flight_count"}
     for field in fields(PRODUCER):
         one = getattr(PRODUCER, field.name)
@@ -94,7 +91,7 @@ def test_what_closed_producers_counted_is_added_and_nothing_of_them_waits() -> N
     assert total.dropped == {"BufferFullError": 50}
     assert total.batch_counts == HistogramSnapshot((1.0, 4.0), (2, 4, 6), 80.0)
     assert total.latency_s == HistogramSnapshot((0.1,), (8, 10), 5.0)
-    ordered = total_of_ordered([*FULL.ordered_producers, *FULL.ordered_producers])
+    ordered = total_of([*FULL.ordered_producers, *FULL.ordered_producers])
     assert ordered == OrderedStatistics(64, 66, 68, 70, {}, ())
 
 
@@ -181,8 +178,8 @@ def test_a_second_run_goes_on_counting_where_the_first_ended(client: Any) -> Non
 def test_what_runs_counted_is_added_and_the_last_one_says_what_is_parked() -> None:
     run = HandlingStatistics(1, 2, 3, 4, 5, 6, waiting_count=7)
     last = replace(run, waiting_count=0)
-    assert total_of_handling([run, last]) == HandlingStatistics(2, 4, 6, 8, 10, 12, 0)
-    assert total_of_handling([last, run]).waiting_count == 7
+    assert total_of_runs([run, last]) == HandlingStatistics(2, 4, 6, 8, 10, 12, 0)
+    assert total_of_runs([last, run]).waiting_count == 7
 
 
 def test_what_closed_consumers_counted_is_added_by_group() -> None:

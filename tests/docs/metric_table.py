@@ -1,26 +1,36 @@
-"""The table of metrics of docs/client.md, made from the code's own."""
+"""The tables of metrics in docs/client.md and docs/operations.md, made from code."""
 
-from metaq.client.metric_table import METRICS
-from tests.docs.option_tables import PAGE
+from collections.abc import Iterable
+
+from metaq.broker import metrics as broker_metrics
+from metaq.client import metrics as client_metrics
+from metaq.prometheus import ExportedMetric
+from tests.docs.option_tables import ROOT
 
 HEAD = "| metric | type | labels | meaning |\n|---|---|---|---|\n"
+TABLES = {
+    "client.md": client_metrics.METRICS,
+    "operations.md": broker_metrics.METRICS,
+}
 
 
-def table() -> str:
-    """Return the rows, in the order of a scrape."""
-    rows = ""
-    for spec in METRICS:
+def table(metrics: Iterable[ExportedMetric]) -> str:
+    """Return head and rows, in the order of a scrape."""
+    rows = HEAD
+    for spec in (metric.spec for metric in metrics):
         labels = ", ".join(f"`{label}`" for label in spec.labels) or "-"
         meaning = spec.help.removesuffix(".")
-        rows += f"| `{spec.name}` | {spec.kind} | {labels} | {meaning} |\n"
+        rows += f"| `{spec.name}` | {spec.kind.value} | {labels} | {meaning} |\n"
     return rows
 
 
 def write() -> None:
-    """Write the table into the page: `python -m tests.docs.metric_table`."""
-    before, head, rest = PAGE.read_text().partition(HEAD)
-    after = rest[rest.index("\n## ") :]
-    PAGE.write_text(before + head + table() + after)
+    """Write the tables into the pages: `python -m tests.docs.metric_table`."""
+    for name, metrics in TABLES.items():
+        page = ROOT / "docs" / name
+        before, _, rest = page.read_text().partition(HEAD)
+        after = rest[rest.index("\n\n") + 1 :]
+        page.write_text(before + table(metrics) + after)
 
 
 if __name__ == "__main__":

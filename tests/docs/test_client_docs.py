@@ -12,14 +12,13 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.client import ClientOptions, ConsumerOptions, ProducerOptions
-from metaq.client.metric_table import METRICS
-from metaq.client.metrics import PARTITION_SERIES_MAX
+from metaq.client.metrics import METRICS, PARTITION_SERIES_MAX
 from metaq.client.options import ClientKeywords, ConsumerKeywords, ProducerKeywords
 from metaq.clock import Clock
 from metaq.testing.fake_broker import FakeBroker
 from metaq.zk._kazoo import KazooCoordinator
 from tests.brokers import BROKERS, PYTHON
-from tests.docs.metric_table import HEAD, table
+from tests.docs.metric_table import table
 from tests.docs.option_tables import PAGE, ROOT, SECTIONS, tables
 
 SESSION_TIMEOUT_MS = 4000
@@ -39,8 +38,8 @@ def test_the_option_tables_are_those_of_the_code() -> None:
 
 def test_the_metrics_are_those_of_the_code() -> None:
     """`python -m tests.docs.metric_table` writes them, and nothing else is named."""
-    assert HEAD + table() + "\n## " in TEXT
-    known = {spec.name for spec in METRICS} | {"metaq_log_end_bytes"}
+    assert table(METRICS) + "\n## " in TEXT
+    known = {metric.spec.name for metric in METRICS} | {"metaq_log_end_bytes"}
     assert set(re.findall(r"\bmetaq_[a-z_]+\b", TEXT)) <= known
     assert f"first {PARTITION_SERIES_MAX:,} by name" in TEXT
 

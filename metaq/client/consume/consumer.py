@@ -19,6 +19,7 @@ from metaq.client.consume.handling import (
     CONCURRENCY_MAX,
     AsyncHandler,
     Handling,
+    total_of_runs,
 )
 from metaq.client.consume.progress import (
     UNKNOWN_LAG,
@@ -33,7 +34,7 @@ from metaq.client.consume.progress import (
 )
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.consume.subscription_state import SubscriptionState
-from metaq.client.consume.totals import Totals, total_of_handling
+from metaq.client.consume.totals import Totals
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
@@ -115,7 +116,7 @@ class AsyncConsumer:
         self._state = ConsumerState.NEW
         self._ended = asyncio.Event()
         self._handling: Handling | None = None
-        self._runs = Totals(Handling.statistics, total_of_handling)
+        self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
         """What `lag` said last."""
 
@@ -555,4 +556,6 @@ class AsyncConsumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""
-        return self._subscription.statistics(handling=self._runs.total())
+        return self._subscription.statistics(
+            handling=self._runs.total(), rebalance_count=self._source.rebalance_count
+        )

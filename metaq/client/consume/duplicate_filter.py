@@ -32,6 +32,7 @@ from metaq.client.duplicate_ids import DuplicateIds, key_of
 from metaq.client.off_loop import OffLoop
 from metaq.clock import Clock
 from metaq.model import Message, MessageId, TopicPartition
+from metaq.stats import counter
 
 log = logging.getLogger(__name__)
 
@@ -46,13 +47,21 @@ messages of middle size. More are forgotten, and counted."""
 class DuplicateStatistics:
     """A snapshot of what one consumer's cache of ids did for it."""
 
-    skipped_count: int
-    """Messages counted as handled because their ids were in the cache."""
-    failure_count: int
-    """Calls of the cache that raised or took too long; their messages were delivered,
-    or their ids not added."""
-    forgotten_count: int
-    """Ids that were not added: the cache failed, or too many were waiting."""
+    skipped_count: int = counter(
+        "metaq_consumer_duplicate_messages_total",
+        "Messages not delivered because their ids were in `duplicate_ids`.",
+    )
+    """They count as handled."""
+    failure_count: int = counter(
+        "metaq_consumer_duplicate_ids_failures_total",
+        "Calls of `duplicate_ids` that raised or took too long.",
+    )
+    """Their messages were delivered, or their ids not added."""
+    forgotten_count: int = counter(
+        "metaq_consumer_duplicate_ids_forgotten_total",
+        "Ids that were not added to `duplicate_ids`.",
+    )
+    """The cache failed, or too many were waiting."""
 
 
 class DuplicateFilter:

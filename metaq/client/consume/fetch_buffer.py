@@ -30,7 +30,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -38,6 +38,7 @@ from metaq.client.timeouts import wait_for
 from metaq.clock import Clock
 from metaq.errors import MetaqError
 from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.stats import gauge
 from metaq.zk.znodes import GroupOffset
 
 PARTITION_BATCHES_MAX: Final = 2
@@ -94,13 +95,22 @@ class _PartitionBuffer:
 class PartitionBufferStatistics:
     """A snapshot of one buffer."""
 
-    handled: GroupOffset
+    handled: GroupOffset = gauge(
+        "metaq_consumer_handled_bytes",
+        "Offset behind the last handled message; `metaq_log_end_bytes` is the end.",
+        default=MISSING,
+        read=lambda handled: handled.offset,
+        combine=max,
+    )
     """What a commit would store."""
-    buffered_count: int
-    """Messages fetched and not taken."""
-    is_in_hand: bool
+    buffered_count: int = gauge(
+        "metaq_consumer_buffered_messages",
+        "Messages fetched and not handed out.",
+        combine=max,
+    )
+    is_in_hand: bool = False
     """Whether a worker has a batch of it, or it is paused."""
-    progress_s: float
+    progress_s: float = 0.0
     """Monotonic time at which something was last fetched, handed out or handled."""
 
 

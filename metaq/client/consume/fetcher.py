@@ -44,6 +44,7 @@ from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import GetOutcome, NothingThere, parse_get
 from metaq.protocol.commands import Get, Reply
 from metaq.protocol.encode import encode
+from metaq.stats import counter
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +63,20 @@ name damage is asked what lies behind; and again after as many."""
 class FetchStatistics:
     """What has happened to one partition's gets so far."""
 
-    get_count: int = 0
-    """Gets sent."""
-    empty_count: int = 0
-    """Answers without data."""
-    error_count: int = 0
-    """Refusals, lost connections, time-outs."""
-    skipped_count: int = 0
-    """Damaged places that were skipped."""
-    received_bytes: int = 0
-    """Bytes of the log received."""
+    get_count: int = counter("metaq_consumer_gets_total", "Gets sent.")
+    empty_count: int = counter(
+        "metaq_consumer_empty_gets_total", "Gets answered without data."
+    )
+    error_count: int = counter(
+        "metaq_consumer_get_failures_total",
+        "Gets refused, lost with their connection, or not answered in time.",
+    )
+    skipped_count: int = counter(
+        "metaq_consumer_skipped_ranges_total", "Damaged places that were skipped."
+    )
+    received_bytes: int = counter(
+        "metaq_consumer_received_bytes_total", "Bytes of the log received."
+    )
 
 
 class FetchOwner(Protocol):

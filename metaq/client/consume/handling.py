@@ -19,8 +19,8 @@ Source: client spec 10.2, 11.3, 12.
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from metaq.client.cluster.context import MessageSender
@@ -45,6 +45,7 @@ from metaq.clock import Clock
 from metaq.errors import ClosedError, LocalProtocolError, MetaqError
 from metaq.model import Message, TopicPartition
 from metaq.retry import Backoff
+from metaq.stats import counter, gauge, total_of
 
 log = logging.getLogger(__name__)
 
@@ -89,20 +90,35 @@ class Trouble:
 class HandlingStatistics:
     """A snapshot of the counters of one `run`, or of all of a consumer's."""
 
-    handled_count: int
-    """Messages that are done with: handled, or given up and taken."""
-    failure_count: int
-    """How often a handler failed, parked messages included."""
-    dead_letter_count: int
-    """Messages that became dead letters."""
-    dropped_count: int
-    """Messages that were given up for good."""
-    parked_count: int
-    """Messages that were parked."""
-    replayed_count: int
-    """Parked messages that were handled later."""
-    waiting_count: int
-    """Messages that are parked now."""
+    handled_count: int = counter(
+        "metaq_consumer_handled_messages_total",
+        "Messages that `run` is done with: handled, or given up and taken.",
+    )
+    failure_count: int = counter(
+        "metaq_consumer_handler_failures_total",
+        "How often a handler failed, parked messages included.",
+    )
+    dead_letter_count: int = counter(
+        "metaq_consumer_dead_letters_total", "Messages that became dead letters."
+    )
+    dropped_count: int = counter(
+        "metaq_consumer_dropped_messages_total", "Messages that were given up for good."
+    )
+    parked_count: int = counter(
+        "metaq_consumer_parked_messages_total", "Messages that were parked."
+    )
+    replayed_count: int = counter(
+        "metaq_consumer_replayed_messages_total",
+        "Parked messages that were handled later.",
+    )
+    waiting_count: int = gauge(
+        "metaq_consumer_parked_messages", "Messages that are parked now."
+    )
+
+
+def total_of_runs(parts: Sequence[HandlingStatistics]) -> HandlingStatistics:
+    """Return what runs, one or more, counted together; parked is what the last has."""
+    return replace(total_of(parts), waiting_count=parts[-1].waiting_count)
 
 
 class Handling:

@@ -13,7 +13,7 @@ import contextlib
 import enum
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Final
 
 from metaq.client.cluster.away_partitions import describe_away
@@ -37,6 +37,7 @@ from metaq.errors import (
     WireError,
 )
 from metaq.model import Offset, TopicPartition
+from metaq.stats import counter, gauge, part
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.znodes import GroupOffset
 
@@ -58,33 +59,73 @@ class ConsumerState(enum.Enum):
 class Health:
     """A snapshot of a consumer's condition."""
 
-    state: ConsumerState
-    """What it is doing."""
-    is_ok: bool
+    state: ConsumerState = gauge(
+        "metaq_consumers",
+        "Consumers that are open, by what they are doing.",
+        default=MISSING,
+        labels=("state",),
+        read=lambda state: {
+            one.value: one is state
+            for one in ConsumerState
+            if one is not ConsumerState.CLOSED
+        },
+    )
+    is_ok: bool = gauge(
+        "metaq_consumer_healthy",
+        "1 while `health()` of every consumer of the group is good, 0 otherwise.",
+        default=False,
+        combine=min,
+    )
     """Running, with every topic served, no partition that only brings errors, and
     commits that work."""
-    partition_count: int
-    """Partitions it reads."""
-    idle_s: float
-    """Seconds since something was fetched, handed out or handled; 0 without
-    partitions."""
-    uncommitted_count: int
-    """Partitions whose handled offset is ahead of the committed one."""
-    problems: tuple[str, ...]
-    """What is wrong, one sentence each."""
+    partition_count: int = gauge(
+        "metaq_consumer_partitions", "Partitions that are read."
+    )
+    idle_s: float = gauge(
+        "metaq_consumer_idle_seconds",
+        "Time since something was fetched, handed out or handled; the longest.",
+        combine=max,
+    )
+    """0 without partitions."""
+    uncommitted_count: int = gauge(
+        "metaq_consumer_uncommitted_partitions",
+        "Partitions whose handled offset is ahead of the committed one.",
+    )
+    problems: tuple[str, ...] = gauge(
+        "metaq_consumer_problems",
+        "Sentences that `health()` has to say.",
+        default=(),
+        read=len,
+    )
+    """What is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
     """How far a consumer is behind the end of one partition's log."""
 
-    messages: int | None
-    """Messages that are not handled; None where the broker cannot count, or the log is
+    messages: int | None = gauge(
+        "metaq_consumer_lag_messages",
+        "Messages that were not handled when `lag()` was asked last.",
+        default=None,
+        combine=max,
+    )
+    """None where the broker cannot count, or the log is
     damaged."""
-    bytes: int | None
-    """Bytes of the log that are not handled; None where the partition is away."""
-    seconds: float | None
-    """Age of the oldest message that is not handled, 0.0 when there is none; None
+    bytes: int | None = gauge(
+        "metaq_consumer_lag_bytes",
+        "Bytes of the log that were not handled when `lag()` was asked last.",
+        default=None,
+        combine=max,
+    )
+    """None where the partition is away."""
+    seconds: float | None = gauge(
+        "metaq_consumer_lag_seconds",
+        "Age of the oldest message not handled when `lag()` was asked last.",
+        default=None,
+        combine=max,
+    )
+    """0.0 when there is none; None
     where messages carry no time, or may not be read."""
 
 
@@ -207,27 +248,45 @@ async def lag_of(
 class ConsumerStatistics:
     """A snapshot of a consumer's counters, since it was made."""
 
-    delivered_count: int
-    """Messages fetched and let through by the filter."""
-    filtered_count: int
-    """Messages that the filter held back."""
-    repeat_count: int
-    """Messages suppressed because this process had handled them."""
-    reset_count: int
-    """Committed offsets given up because they lay outside the log."""
-    missing_bytes: int
-    """Bytes of the log passed over: deleted before they were read, or damaged."""
-    commit_count: int
-    """Commits that wrote something."""
-    commit_failure_count: int
-    """Partitions whose commit failed, counted each time."""
-    fetches: Mapping[TopicPartition, FetchStatistics]
+    delivered_count: int = counter(
+        "metaq_consumer_delivered_messages_total",
+        "Messages fetched and let through by the filter.",
+    )
+    filtered_count: int = counter(
+        "metaq_consumer_filtered_messages_total", "Messages that the filter held back."
+    )
+    repeat_count: int = counter(
+        "metaq_consumer_repeated_messages_total",
+        "Messages not delivered because this process had handled them.",
+    )
+    duplicates: DuplicateStatistics | None = None
+    """Of `duplicate_ids`; None without that option."""
+    rebalance_count: int = counter(
+        "metaq_consumer_rebalances_total",
+        "Rebalances of the group that changed what a consumer reads.",
+    )
+    reset_count: int = counter(
+        "metaq_consumer_resets_total",
+        "Committed offsets given up because they lay outside the log.",
+    )
+    missing_bytes: int = counter(
+        "metaq_consumer_missing_bytes_total",
+        "Bytes of the log passed over: deleted before they were read, or damaged.",
+    )
+    commit_count: int = counter(
+        "metaq_consumer_commits_total", "Commits that wrote something."
+    )
+    commit_failure_count: int = counter(
+        "metaq_consumer_commit_failures_total",
+        "Partitions whose commit failed, counted each time.",
+    )
+    fetches: Mapping[TopicPartition, FetchStatistics] = part(
+        default=dict, labels=("topic", "partition"), label=TopicPartition.labels
+    )
     """Of the partitions it reads now."""
-    handling: HandlingStatistics | None
+    handling: HandlingStatistics | None = None
     """Of every `run`; what is parked is what the last one has. None when there was
     none."""
-    duplicates: DuplicateStatistics | None
-    """Of `duplicate_ids`; None without that option."""
 
 
 async def lags_of(

@@ -380,8 +380,10 @@ class SubscriptionState:
             found.append(f"commit: {self._committer.last_error}")
         return found
 
-    def statistics(self, *, handling: HandlingStatistics | None) -> ConsumerStatistics:
-        """Return a snapshot of the consumer's counters, those of its `run` included."""
+    def statistics(
+        self, *, handling: HandlingStatistics | None, rebalance_count: int
+    ) -> ConsumerStatistics:
+        """Return a snapshot of the consumer's counters, with those of other parts."""
         intake = self._fetch_handler
         return ConsumerStatistics(
             delivered_count=intake.delivered_count,
@@ -396,5 +398,6 @@ class SubscriptionState:
                 for fetcher in tuple(self._fetchers.values())
             },
             handling=handling,
+            rebalance_count=rebalance_count,
             duplicates=self._duplicates.statistics() if self._duplicates else None,
         )

@@ -95,6 +95,11 @@ class PartitionSource(Protocol):
         """Why the last attempt to settle failed; None when it did not."""
         ...
 
+    @property
+    def rebalance_count(self) -> int:
+        """Return the rebalances so far that changed what is read."""
+        ...
+
     def problems(self) -> list[str]:
         """Return what is wrong with how others share with us, one sentence each."""
         ...
@@ -133,6 +138,7 @@ class FixedSource:
         self.unsettled_since_s: float | None = None
         """Monotonic time since which partitions wait to be read; None: none do."""
         self.last_error: MetaqError | None = None
+        self.rebalance_count = 0
         """Why they wait."""
 
     @property

@@ -104,7 +104,7 @@ class GroupSource:
         self.last_error: MetaqError | None = None
         """Why the last attempt failed; None when it did not."""
         self._told_level = logging.NOTSET
-        self.generation = 0
+        self.rebalance_count = 0
         """Rebalances so far that changed what is read."""
         self._coordinator = coordinator
         self._paths = paths
@@ -523,13 +523,13 @@ class GroupSource:
     def _report(self, added: Partitions, removed: Partitions, began_s: float) -> None:
         if not added and not removed:
             return
-        self.generation += 1
+        self.rebalance_count += 1
         log.info(
             "rebalanced: group=%s member=%s generation=%d added=%d removed=%d"
             " partitions=%d duration_ms=%d",
             self._membership.group,
             self._membership.member,
-            self.generation,
+            self.rebalance_count,
             len(added),
             len(removed),
             len(self._reading),

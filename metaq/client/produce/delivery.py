@@ -60,7 +60,13 @@ from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
-from metaq.stats import Histogram, HistogramSnapshot
+from metaq.stats import (
+    Histogram,
+    HistogramSnapshot,
+    counter,
+    gauge,
+    histogram,
+)
 from metaq.zk.cluster import ClusterSnapshot
 
 TICK_S: Final = 0.05
@@ -84,31 +90,74 @@ PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeliveryStatistics:
-    """A snapshot of the delivery's counters."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """A snapshot of a producer's counters; of a delivery alone nothing is buffered."""
 
-    acknowledged_count: int
-    """Messages that are stored."""
-    acknowledged_bytes: int
-    """Their payload bytes."""
-    by_partition: Mapping[TopicPartition, int]
-    """The same messages, where they lie."""
-    doubtful_count: int
-    """Those of them that may be stored twice: nobody knows what became of an earlier
-    attempt, and their broker does not recognise repetitions."""
-    failed: Mapping[str, int]
-    """Messages that failed, by the name of the error."""
-    retried_count: int
-    """Commands sent again."""
-    moved_count: int
-    """Batches and parts of batches that went to another partition."""
-    in_flight_count: int
-    """Commands sent and not answered."""
-    batch_counts: HistogramSnapshot
-    """Messages per command."""
-    latency_s: HistogramSnapshot
-    """Seconds from the first message of a batch to the answer, per message."""
+    appended_count: int = counter(
+        "metaq_producer_appended_messages_total", "Messages taken from senders."
+    )
+    by_partition: Mapping[TopicPartition, int] = counter(
+        "metaq_producer_acknowledged_messages_total",
+        "Messages that are stored, where they lie.",
+        labels=("topic", "partition"),
+        label=TopicPartition.labels,
+        default=dict,
+    )
+    acknowledged_bytes: int = counter(
+        "metaq_producer_acknowledged_bytes_total",
+        "Payload bytes of the messages that are stored, attributes included.",
+    )
+    doubtful_count: int = counter(
+        "metaq_producer_doubtful_messages_total",
+        "Messages that are stored, and may be stored twice.",
+    )
+    """The outcome of an earlier attempt is unknown, and their broker does not recognise
+    repetitions."""
+    failed: Mapping[str, int] = counter(
+        "metaq_producer_failed_messages_total",
+        "Messages that failed, by the name of the error.",
+        labels=("error",),
+        default=dict,
+    )
+    dropped: Mapping[str, int] = counter(
+        "metaq_producer_dropped_messages_total",
+        "One-way messages that were never appended, by the name of the error.",
+        labels=("error",),
+        default=dict,
+    )
+    buffered_count: int = gauge(
+        "metaq_producer_buffered_messages", "Messages without an outcome."
+    )
+    buffered_bytes: int = gauge(
+        "metaq_producer_buffered_bytes",
+        "Bytes of messages without an outcome, record headers included.",
+    )
+    full_count: int = counter(
+        "metaq_producer_full_total", "Times that a message or a list found no room."
+    )
+    in_flight_count: int = gauge(
+        "metaq_producer_in_flight_commands", "Commands sent and not answered."
+    )
+    retried_count: int = counter(
+        "metaq_producer_retried_commands_total", "Commands sent again."
+    )
+    moved_count: int = counter(
+        "metaq_producer_moved_batches_total",
+        "Batches, or parts of them, that went to another partition.",
+    )
+    batch_counts: HistogramSnapshot = histogram(
+        "metaq_producer_batch_messages", "Messages per command."
+    )
+    latency_s: HistogramSnapshot = histogram(
+        "metaq_producer_latency_seconds",
+        "Time from the first message of a batch to the answer, per message.",
+    )
+
+    @property
+    def acknowledged_count(self) -> int:
+        """Return the number of messages that are stored."""
+        return sum(self.by_partition.values())
 
 
 class DeliveryCounters:
@@ -122,7 +171,6 @@ class DeliveryCounters:
         """Batches and parts that went to another partition."""
         self.doubtful_count = 0
         """Acknowledged messages that may be stored twice."""
-        self._acknowledged_count = 0
         self._acknowledged_bytes = 0
         self._by_partition: Counter[TopicPartition] = Counter()
         self._failed: Counter[str] = Counter()
@@ -141,7 +189,6 @@ class DeliveryCounters:
         latency_s: float,
     ) -> None:
         """Count messages that are stored; `latency_s` is that of the oldest."""
-        self._acknowledged_count += message_count
         self._acknowledged_bytes += payload_bytes
         self._by_partition[partition] += message_count
         self._latency_s.record(latency_s, message_count)
@@ -150,10 +197,9 @@ class DeliveryCounters:
         """Count messages that failed."""
         self._failed[type(error).__name__] += message_count
 
-    def snapshot(self, in_flight_count: int) -> DeliveryStatistics:
+    def snapshot(self, in_flight_count: int) -> ProducerStatistics:
         """Return what was counted so far."""
-        return DeliveryStatistics(
-            acknowledged_count=self._acknowledged_count,
+        return ProducerStatistics(
             acknowledged_bytes=self._acknowledged_bytes,
             by_partition=dict(self._by_partition),
             doubtful_count=self.doubtful_count,
@@ -260,7 +306,7 @@ class Delivery:
         for sender in list(self._senders.values()):
             self._fill(sender)
 
-    def statistics(self) -> DeliveryStatistics:
+    def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
         in_flight_count = sum(o.commands for o in tuple(self._senders.values()))
         return self._counters.snapshot(in_flight_count)

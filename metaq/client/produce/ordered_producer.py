@@ -55,6 +55,7 @@ from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.retry import Backoff
+from metaq.stats import counter, gauge
 
 log = logging.getLogger(__name__)
 
@@ -87,17 +88,31 @@ class Spooled(NamedTuple):
 class OrderedStatistics:
     """A snapshot of an ordered producer's counters."""
 
-    sent_count: int
-    """Messages that went to the broker directly."""
-    spooled_count: int
-    """Messages that were spooled."""
-    replayed_count: int
-    """Spooled messages that the broker has."""
-    refused_count: int
-    """Spooled messages that the broker does not take, and that were set aside."""
-    waiting: Mapping[TopicPartition, int]
-    """Messages that are spooled now, of partitions that have any."""
-    problems: tuple[str, ...]
+    sent_count: int = counter(
+        "metaq_ordered_producer_sent_messages_total",
+        "Messages of ordered producers that went to the broker directly.",
+    )
+    spooled_count: int = counter(
+        "metaq_ordered_producer_spooled_messages_total",
+        "Messages of ordered producers that were spooled.",
+    )
+    replayed_count: int = counter(
+        "metaq_ordered_producer_replayed_messages_total",
+        "Spooled messages that the broker has.",
+    )
+    refused_count: int = counter(
+        "metaq_ordered_producer_refused_messages_total",
+        "Spooled messages that the broker does not take, and that were set aside.",
+    )
+    waiting: Mapping[TopicPartition, int] = gauge(
+        "metaq_ordered_producer_waiting_messages",
+        "Messages that are spooled now.",
+        labels=("topic", "partition"),
+        label=TopicPartition.labels,
+        default=dict,
+    )
+    """Of partitions that have any."""
+    problems: tuple[str, ...] = ()
     """Why they are still there, and where messages lie that were set aside: a sentence
     for each partition."""
 

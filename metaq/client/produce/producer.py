@@ -19,8 +19,8 @@ stored are sent again under the same sequence, which brokers of this package rec
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from threading import get_ident
 from typing import Protocol, Self
 
@@ -30,7 +30,7 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.delivery import Delivery
+from metaq.client.produce.delivery import Delivery, ProducerStatistics
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_sender import Pool
 from metaq.client.produce.runs import frozen
@@ -44,10 +44,8 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
-from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
-from metaq.stats import HistogramSnapshot
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.session import Cancel
 
@@ -75,43 +73,6 @@ class TopicMetadata(Protocol):
     def request_refresh(self) -> None:
         """Look again soon."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerStatistics:
-    """A snapshot of a producer's counters."""
-
-    appended_count: int
-    """Messages taken from senders."""
-    acknowledged_count: int
-    """Messages that are stored."""
-    acknowledged_bytes: int
-    """Their payload bytes, attributes included."""
-    by_partition: Mapping[TopicPartition, int]
-    """The same messages, where they lie."""
-    doubtful_count: int
-    """Those of them that may be stored twice: nobody knows what became of an earlier
-    attempt, and their broker does not recognise repetitions."""
-    failed: Mapping[str, int]
-    """Messages that failed, by the name of the error."""
-    dropped: Mapping[str, int]
-    """One-way messages that were never appended, by the name of the error."""
-    buffered_count: int
-    """Messages without an outcome."""
-    buffered_bytes: int
-    """Their bytes, record headers included."""
-    full_count: int
-    """How often a message or a list found no room."""
-    in_flight_count: int
-    """Commands sent and not answered."""
-    retried_count: int
-    """Commands sent again."""
-    moved_count: int
-    """Batches, or parts of them, that went to another partition."""
-    batch_counts: HistogramSnapshot
-    """Messages per command."""
-    latency_s: HistogramSnapshot
-    """Seconds from the first message of a batch to the answer, once per message."""
 
 
 class AsyncProducer:
@@ -482,23 +443,14 @@ class AsyncProducer:
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
-        buffer, delivery = self.accumulator.statistics(), self._delivery.statistics()
-        return ProducerStatistics(
+        buffer = self.accumulator.statistics()
+        return replace(
+            self._delivery.statistics(),
             appended_count=buffer.appended_count,
-            acknowledged_count=delivery.acknowledged_count,
-            acknowledged_bytes=delivery.acknowledged_bytes,
-            by_partition=delivery.by_partition,
-            doubtful_count=delivery.doubtful_count,
-            failed=delivery.failed,
-            dropped=dict(self.oneway.dropped),
             buffered_count=buffer.buffered_count,
             buffered_bytes=buffer.buffered_bytes,
             full_count=buffer.full_count,
-            in_flight_count=delivery.in_flight_count,
-            retried_count=delivery.retried_count,
-            moved_count=delivery.moved_count,
-            batch_counts=delivery.batch_counts,
-            latency_s=delivery.latency_s,
+            dropped=dict(self.oneway.dropped),
         )
 
     def __repr__(self) -> str:
