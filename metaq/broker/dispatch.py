@@ -38,10 +38,9 @@ from metaq.protocol.status import Status
 log = logging.getLogger(__name__)
 
 Answerable = (
-    Put | Mput | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
-    | Oversized
-)  # fmt: skip
-"""What a server is asked; a quit is the session's business."""
+    Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync | Oversized
+)
+"""What `dispatch` answers; a quit is the session's business."""
 
 
 def dispatch(
@@ -78,7 +77,7 @@ def dispatch_batch(
 
 
 def encode_failure(
-    error: Exception, command: Answerable, context: BrokerContext
+    error: Exception, command: Answerable | Mput, context: BrokerContext
 ) -> bytes:
     """Return the reply to a command that failed: what is no WireError is a bug."""
     if isinstance(error, WireError):
@@ -97,9 +96,6 @@ def _handle(
             handle_put(command, answerer, context)
         case Get():
             handle_get(command, answerer, context)
-        case Mput():
-            for _step in handle_mput(command, answerer, context):
-                pass
         case OffsetQuery():
             return handle_offset(command, answerer, context)
         case Version():

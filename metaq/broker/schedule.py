@@ -13,17 +13,16 @@ read. Fields may hold `*`, `?`, names, lists, ranges that may wrap (`FRI-MON`,
 `22-2`), steps, `L` (the last day of the month), `6L` (its last Friday) and `6#3` (its
 third Friday). Exactly one of the two day fields is `?`.
 
-`Schedules` keeps one job per distinct text. It sleeps until the next one is due, but
-never longer than `NAP_S_MAX`, because the wall clock may be set while it sleeps.
+`Schedules` keeps one job per distinct text. The housekeeping sleeps until the next one
+is due, but never longer than `NAP_S_MAX`: the wall clock may be set meanwhile.
 
 Source: broker spec 2.9.
 """
 
-import asyncio
 import datetime as dt
 import re
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -253,8 +252,8 @@ class _Job:
 class Schedules:
     """The jobs of a broker: one per distinct expression, replaced as a whole.
 
-    Owned by the task that runs `run`; `replace_jobs` may be called from the same
-    event loop at any time. A job that was missed (the machine slept, the clock was
+    Owner: the broker's housekeeping, which asks `next_due_ms` and calls `take_due`;
+    used on its event loop. A job that was missed (the machine slept, the clock was
     set forward) fires once, not once per missed time.
     """
 
@@ -263,7 +262,6 @@ class Schedules:
         self._timezone = timezone
         self._jobs: dict[str, _Job] = {}
         self._seen_ms = clock.wall_ms()
-        self._changed = asyncio.Event()
 
     def replace_jobs(self, schedules: Mapping[str, str]) -> None:
         """Put new jobs in the place of the old ones.
@@ -296,7 +294,6 @@ class Schedules:
             due_ms = self._due_after(trigger, now_ms)
             jobs[text] = _Job(trigger, frozenset(topics), due_ms)
         self._jobs = jobs
-        self._changed.set()
 
     def next_due_ms(self) -> Millis | None:
         """Return when the next job is due (wall clock), None when none ever is."""
@@ -321,31 +318,6 @@ class Schedules:
                 due_ms = self._due_after(job.trigger, now_ms)
                 self._jobs[text] = _Job(job.trigger, job.topics, due_ms)
         return frozenset(due)
-
-    async def run(self, on_due: Callable[[frozenset[str]], Awaitable[None]]) -> None:
-        """Call `on_due` with the topics of every job that is due, for ever.
-
-        Args:
-            on_due: awaited before the next job is looked at; what it raises ends
-                this task.
-
-        Cancellation: ends it; a call of `on_due` under way is cancelled with it.
-        """
-        while True:
-            self._changed.clear()
-            topics = self.take_due()
-            if topics:
-                await on_due(topics)
-                continue
-            due_ms = self.next_due_ms()
-            nap_s = NAP_S_MAX
-            if due_ms is not None:
-                nap_s = min(nap_s, max(0.0, (due_ms - self._clock.wall_ms()) / 1000))
-            try:
-                async with asyncio.timeout(nap_s):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
 
     def _due_after(self, trigger: CronTrigger, now_ms: Millis) -> Millis | None:
         """Return the trigger's first firing strictly after a time."""

@@ -61,11 +61,6 @@ class AppendFile(_OpenFile):
         super().__init__(calls, path, fd)
         self._failed_sync: str | None = None
 
-    @property
-    def fd(self) -> int:
-        """Return the descriptor, open for reading too; owned by this file."""
-        return self._calls.descriptor(self._fd)
-
     def write(self, data: Buffer) -> None:
         """Append all bytes of one buffer; see `write_all`."""
         self.write_all((data,))

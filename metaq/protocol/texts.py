@@ -20,10 +20,6 @@ NO_SYNC_PROCESSOR: Final = (
 )
 """A sync sent to a broker that is no follower (503)."""
 
-SHUTTING_DOWN: Final = "线程池繁忙"
-"""A command that arrived after the broker began to stop (503)."""
-
-
 INTERNAL_ERROR: Final = "Internal error, see the broker's log."
 """Our answer to a command that found a bug (500); the log has the traceback."""
 

@@ -45,43 +45,19 @@ class BatchError:
     """What is wrong, with both numbers; goes into the 500."""
 
 
-def check_and_stamp(
-    buffer: bytearray,
-    count: int,
-    first_id: MessageId,
-    *,
-    payload_bytes_max: int = PAYLOAD_BYTES_MAX,
-) -> BatchError | None:
-    """Verify `count` records that fill `buffer`, and write their ids into them.
-
-    Args:
-        buffer: the payload; changed in place, unless it is refused.
-        count: records announced.
-        first_id: id of the first record; the k-th gets `id_after(first_id, k)`.
-        payload_bytes_max: largest payload of a record.
-
-    Returns:
-        None when every record is whole and matches its checksum and nothing is left
-        over; else the first thing that is wrong.
-    """
-    steps = check_in_steps(buffer, count, payload_bytes_max=payload_bytes_max)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            if isinstance(end.value, BatchError):
-                return end.value
-            stamp(buffer, end.value, first_id)
-            return None
-
-
 def check_in_steps(
     buffer: bytes | bytearray, count: int, *, payload_bytes_max: int = PAYLOAD_BYTES_MAX
 ) -> Generator[None, None, BatchError | Sequence[int]]:
-    """Verify records as `check_and_stamp` does, about STEP_BYTES a step.
+    """Verify `count` records that fill `buffer`, about STEP_BYTES a step.
+
+    Args:
+        buffer: the payload; not changed, and must not change between two steps.
+        count: records announced.
+        payload_bytes_max: largest payload of a record.
 
     Returns:
-        Where each record begins, for `stamp`; else the first thing that is wrong.
+        Where each record begins, for `stamp`, when every record is whole and matches
+        its checksum and nothing is left over; else the first thing that is wrong.
     """
     if count < 1:
         return BatchError(Position(0), f"expected 1 record or more, got {count}")

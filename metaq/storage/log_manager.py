@@ -14,7 +14,7 @@ by its first append, on the storage thread. Source: broker spec 2.1, 2.3.
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -74,16 +74,6 @@ def new_identity() -> str:
 
 Told: TypeAlias = Callable[[Exception | None], None]
 """Is told what went wrong, or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class OfflineDirectory:
-    """A data directory that had a disk error."""
-
-    path: Path
-    """The directory."""
-    cause: str
-    """The error, one line."""
 
 
 class LogManager:
@@ -478,14 +468,6 @@ class LogManager:
         if any(each.is_record_due(now_s) for each in directories):
             for path, record in self._make_records().items():
                 self._directories[path].write_record(record)
-
-    def offline_directories(self) -> tuple[OfflineDirectory, ...]:
-        """Return the data directories that had a disk error."""
-        return tuple(
-            OfflineDirectory(directory.path, str(directory.offline_cause))
-            for directory in self._directories.values()
-            if directory.offline_cause is not None
-        )
 
     def directories(self) -> tuple[LogDir, ...]:
         """Return the data directories, for statistics."""

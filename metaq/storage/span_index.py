@@ -148,13 +148,6 @@ class SpanIndex:
         """
         return bisect_right(self.spans, offset, key=lambda s: s.end_offset)
 
-    def span_at(self, offset: Offset) -> Span | None:
-        """Return the span that holds the byte at `offset`; None outside."""
-        place = self.place_of(offset)
-        if offset < self.base_offset or place == len(self.spans):
-            return None
-        return self.spans[place]
-
 
 @dataclass(frozen=True, slots=True)
 class SpanTotals:

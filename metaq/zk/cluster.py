@@ -264,19 +264,6 @@ class ClusterWatch:
             ),
         }
 
-    async def wait_topic(self, topic: str, *, deadline_s: float) -> ClusterSnapshot:
-        """Watch a topic, and return the first snapshot that knows about it.
-
-        Raises:
-            CoordinationTimeoutError: ZooKeeper did not answer in time.
-            NodeNameError, ClosedError: as `watch_topic`.
-        """
-        self.watch_topic(topic)
-        snapshot = self._snapshot
-        while topic not in snapshot.topics:
-            snapshot = await self.wait_newer(snapshot.version, deadline_s=deadline_s)
-        return snapshot
-
     async def wait_newer(self, version: int, *, deadline_s: float) -> ClusterSnapshot:
         """Return the present snapshot, as soon as its version is above `version`.
 

@@ -1,6 +1,5 @@
 """Quartz expressions and the jobs that follow them."""
 
-import asyncio
 import calendar
 import contextlib
 import datetime as dt
@@ -422,41 +421,3 @@ def test_a_clock_that_went_back_does_not_stop_the_jobs() -> None:
     clock.now = utc("2024-01-01 05:00")
     assert schedules.take_due() == frozenset()
     assert schedules.next_due_ms() == ms("2024-01-01 06:00")
-
-
-def test_the_task_calls_back_and_hears_of_new_jobs() -> None:
-    """It sleeps until a job is due, or until the jobs change."""
-    clock = StoppedClock(utc("2024-01-01 05:00"))
-    calls: list[frozenset[str]] = []
-
-    async def main() -> None:
-        schedules = Schedules(clock, UTC)
-        done = asyncio.Event()
-
-        async def on_due(topics: frozenset[str]) -> None:
-            calls.append(topics)
-            clock.now = utc("2024-01-01 07:00")
-            if len(calls) == 2:
-                done.set()
-
-        task = asyncio.create_task(schedules.run(on_due))
-        await asyncio.sleep(0)
-        schedules.replace_jobs({"a": "0 0 6 * * ?"})
-        await asyncio.sleep(0)
-        clock.now = utc("2024-01-01 06:00")
-        schedules.replace_jobs({"a": "0 0 6 * * ?", "b": "0 0 8 * * ?"})
-        while not calls:
-            await asyncio.sleep(0)
-        # Ten milliseconds before the hour: this one comes by the timer.
-        clock.now = utc("2024-01-01 07:59:59.990")
-        schedules.replace_jobs({"b": "0 0 8 * * ?"})
-        await asyncio.sleep(0)
-        clock.now = utc("2024-01-01 08:00")
-        async with asyncio.timeout(30):
-            await done.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert calls == [frozenset({"a"}), frozenset({"b"})]

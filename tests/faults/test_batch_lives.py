@@ -9,6 +9,7 @@ from metaq.errors import ClosedError, StorageError
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.testing.fs import FaultyFileSystem
 from metaq.testing.storage import Ticket
+from tests.storage.offline import offline
 from tests.storage.support import content_of, log_of, opened
 from tests.storage.test_batches_in_logs import send
 
@@ -109,7 +110,7 @@ def test_whatever_fails_in_a_life_each_record_is_stored_once(seed: int) -> None:
             life.step()
             if life.is_over:
                 break
-            if life.bench.manager.offline_directories():
+            if offline(life.bench.manager):
                 life.kill()
         else:
             life.kill()

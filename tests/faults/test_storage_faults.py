@@ -2,7 +2,6 @@
 
 import errno
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +9,7 @@ from metaq.errors import StorageError
 from metaq.model import LogId
 from metaq.storage.log_state import LogState
 from metaq.testing.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.storage.offline import offline
 from tests.storage.support import (
     LOG,
     OTHER,
@@ -128,7 +128,7 @@ def test_a_failed_sync_takes_the_directory_offline_for_good() -> None:
     assert [p.ticket.is_stored for p in ledger.promises] == [True, True, False, False]
     ledger.append(bench, LOG, 10)
     assert ledger.refused == 1
-    assert [d.path for d in bench.manager.offline_directories()] == [Path("/data")]
+    assert [*offline(bench.manager)] == ["/data"]
     with pytest.raises(StorageError, match="offline until a restart"):
         log_of(bench, OTHER).read(log_of(bench, OTHER).log_start_offset, 10)
     bench.close()

@@ -21,6 +21,7 @@ from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset, decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.zk.watching import wait_topic
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -265,7 +266,7 @@ def test_snapshots_follow_a_broker(zookeeper: str) -> None:
                         snapshot.version, deadline_s=in_s()
                     )
 
-            first = await watch.wait_topic("test", deadline_s=in_s())
+            first = await wait_topic(watch, "test", deadline_s=in_s())
             assert (first.version, first.brokers, first.gets) == (1, {}, {})
             assert await registry.register(broker(2), deadline_s=in_s())
             await newer(lambda s: s.gets == s.puts == {"test": {B0: 2}})

@@ -12,9 +12,9 @@ from metaq.protocol.commands import Mput
 from metaq.protocol.connection import Connection, Event, Role, WireLimits
 from metaq.protocol.status import Status
 from metaq.protocol.version import decode_version_body
-from metaq.record.batch import check_and_stamp
 from metaq.record.checksum import checksum
 from metaq.testing.pair import drain
+from tests.record.stamping import check_and_stamp
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "metaq" / "protocol" / "README.md").read_text()

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from metaq.errors import CorruptRecordError
 from metaq.model import MessageId, Position
-from metaq.record.batch import check_and_stamp
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import CleanEnd, find_next_record, read_record, scan_records
 from metaq.testing.strategies import segments
+from tests.record.stamping import check_and_stamp
 
 ANY = st.binary(max_size=120)
 

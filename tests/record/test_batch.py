@@ -11,12 +11,12 @@ from metaq.record.batch import (
     STEP_BYTES,
     UNIFORM_COUNT_MIN,
     BatchError,
-    check_and_stamp,
     check_in_steps,
 )
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER, encode_record
 from metaq.record.scan import CleanEnd, read_record, scan_records
+from tests.record.stamping import check_and_stamp
 
 NO_ID = MessageId(0)
 FIRST = MessageId((1_000_000 << 22) | (3 << 12) | 4090)

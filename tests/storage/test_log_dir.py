@@ -23,12 +23,12 @@ from metaq.storage.log_dir import (
     DirState,
     StorageThread,
 )
-from metaq.storage.log_manager import OfflineDirectory
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, keep_none
 from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
 
@@ -107,9 +107,8 @@ def test_a_disk_error_takes_all_logs_of_the_directory_offline_once(
     lines = [r for r in caplog.records if "data directory offline" in r.message]
     assert len(lines) == 1
     assert lines[0].levelname == "ERROR"
-    assert bench.manager.offline_directories() == (
-        OfflineDirectory(DATA, str(tickets[0].error).removesuffix(": outcome unknown")),
-    )
+    cause = str(tickets[0].error).removesuffix(": outcome unknown")
+    assert offline(bench.manager) == {str(DATA): cause}
     calls = fs.calls
     bench.manager.tick(1e9)
     bench.run()
@@ -139,7 +138,7 @@ def test_another_data_directory_goes_on(fs: FaultyFileSystem) -> None:
     put(bench)
     fs.fail_at(fs.calls + 1, errno.EIO)
     bench.run()
-    assert [each.path for each in bench.manager.offline_directories()] == [DATA]
+    assert [*offline(bench.manager)] == [str(DATA)]
     ticket = Ticket()
     bench.append(safe, [b"x"], ticket)
     bench.run()

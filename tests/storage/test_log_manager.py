@@ -25,6 +25,7 @@ from metaq.storage.span_index import read_index
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, Operation, keep_all
 from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, config, content_of, log_of, opened
 
 # -- names
@@ -79,7 +80,7 @@ def test_a_topic_that_cannot_be_a_directory_harms_nobody(
         log_of(bench, LogId(topic, 0))
     bench.run()
     assert fs.calls == calls
-    assert bench.manager.offline_directories() == ()
+    assert offline(bench.manager) == {}
     bench.close()
 
 

@@ -26,6 +26,7 @@ from metaq.storage.segment import Damage
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, Operation
 from metaq.testing.storage import StorageBench, Ticket
+from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of
 
 HOUR_S = 3600
@@ -419,7 +420,7 @@ def test_a_failed_retirement_is_reported_and_loses_nothing(
         if log.state is LogState.OPEN:
             assert len(content_of(log)) == log.size_bytes
         else:
-            assert bench.manager.offline_directories()
+            assert offline(bench.manager)
         bench.close()
         assert disk.open_paths() == []
         again = opened(disk.crash(), fresh, hours(1))

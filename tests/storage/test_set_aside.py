@@ -19,6 +19,7 @@ from metaq.storage.verify import list_logs
 from metaq.testing.faulty_calls import Operation
 from metaq.testing.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from metaq.testing.storage import StorageBench
+from tests.storage.offline import offline
 from tests.storage.support import (
     DATA,
     LOG,
@@ -183,7 +184,7 @@ def test_a_full_disk_holds_a_deletion_up(told: Outcomes) -> None:
     bench.manager.delete_topic("test", told.append)
     bench.run()
     assert isinstance(told.one(), NoSpaceError)
-    assert bench.manager.offline_directories() == ()
+    assert offline(bench.manager) == {}
     assert bench.manager.logs() == {}
     bench.manager.delete_topic("test", told.append)
     bench.run()
@@ -214,7 +215,7 @@ def test_no_directory_moves_that_the_record_still_names(told: Outcomes) -> None:
     bench.run()
     assert isinstance(told.one(), NoSpaceError)
     assert (names(fs), held(fs)) == ({"test-0"}, {"test-0"})
-    assert bench.manager.offline_directories() == ()
+    assert offline(bench.manager) == {}
     bench.manager.delete_topic("test", told.append)
     bench.run()
     assert told.one() is None

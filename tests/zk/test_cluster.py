@@ -15,6 +15,7 @@ from metaq.zk.cluster import PARTITIONS_MAX, ClusterSnapshot, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError, NodeNameError
 from metaq.zk.paths import NodePaths
 from tests.zk.virtual import VirtualClock, run_virtually
+from tests.zk.watching import wait_topic
 
 CLOCK = VirtualClock()
 B0, B1 = BrokerId(0), BrokerId(1)
@@ -77,7 +78,7 @@ def test_a_snapshot_holds_brokers_and_watched_topics() -> None:
         topic(server, "other", "0-m", 1)
         async with watch_on(server) as (watch, _):
             assert watch.snapshot == ClusterSnapshot()
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
             assert snapshot.version == 1
             assert watch.snapshot is snapshot
             assert list(snapshot.brokers) == [B0, B1]
@@ -101,7 +102,7 @@ def test_producers_get_numbers_and_consumers_strings() -> None:
         topic(server, "t", "10-m", 1)
         topic(server, "t", "2-m", 11)
         async with watch_on(server) as (watch, _):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
         numbers = [*((2, number) for number in range(11)), (10, 0)]
         assert snapshot.put_partitions("t") == tuple(
             TopicPartition("t", BrokerId(b), p) for b, p in numbers
@@ -125,7 +126,7 @@ def test_gets_are_the_union_of_leader_and_followers_and_puts_are_the_leader() ->
         topic(server, "t", "1-m", 1)
         topic(server, "t", "1-s1", 2)
         async with watch_on(server) as (watch, _):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
         assert snapshot.puts == {"t": {B1: 1}}
         assert snapshot.gets == {"t": {B0: 3, B1: 2}}
         assert snapshot.brokers[B0].leader is None
@@ -141,7 +142,7 @@ def test_the_two_topic_nodes_are_independent() -> None:
         topic(server, "t", "0-m", 1, "pub")
         topic(server, "t", "1-m", 1, "sub")
         async with watch_on(server) as (watch, _):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
         assert (snapshot.puts, snapshot.gets) == ({"t": {B0: 1}}, {"t": {B1: 1}})
 
     run_virtually(scenario())
@@ -167,7 +168,7 @@ def test_what_is_recorded_and_not_served_is_away() -> None:
         record(server, "t", 2, 1)
         record(server, "t", 3, b"junk")
         async with watch_on(server) as (watch, _):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
             assert snapshot.recorded == {"t": {B0: 3, BrokerId(2): 1, BrokerId(10): 11}}
             away = [(p.broker_id, p.partition) for p in snapshot.away("t")]
             # Broker 2 has its topic's node, and no node that says where it is.
@@ -191,7 +192,7 @@ def test_what_a_broker_takes_puts_for_is_not_away() -> None:
         topic(server, "t", "0-m", 2, kinds="pub")
         record(server, "t", 0, 2)
         async with watch_on(server) as (watch, _):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
             assert snapshot.away("t") == ()
 
     run_virtually(scenario())
@@ -247,7 +248,7 @@ def test_a_count_that_changes_in_place_is_seen() -> None:
         server = MemoryZooKeeper()
         topic(server, "t", "0-m", 1)
         async with watch_on(server) as (watch, _):
-            first = await watch.wait_topic("t", deadline_s=in_s())
+            first = await wait_topic(watch, "t", deadline_s=in_s())
             server.write(
                 "/meta/brokers/topics-sub/t/0-m", b'{"numParts":5,"broker":"0-m"}'
             )
@@ -264,7 +265,7 @@ def test_a_topic_that_does_not_exist_is_known_and_nothing_is_created() -> None:
     async def scenario() -> None:
         server = MemoryZooKeeper()
         async with watch_on(server) as (watch, _):
-            first = await watch.wait_topic("t", deadline_s=in_s())
+            first = await wait_topic(watch, "t", deadline_s=in_s())
             assert first.topics == {"t"}
             assert first.get_partitions("t") == ()
             assert server.nodes == {}
@@ -298,7 +299,7 @@ def test_what_nobody_can_read_is_left_out_and_logged_once(
             )
         topic(server, "t", "0-m", 1)
         async with watch_on(server) as (watch, coordinator):
-            snapshot = await watch.wait_topic("t", deadline_s=in_s())
+            snapshot = await wait_topic(watch, "t", deadline_s=in_s())
             assert (snapshot.brokers, snapshot.gets) == ({}, {"t": {B0: 1}})
             server.suspend(coordinator)
             server.resume(coordinator)
@@ -321,7 +322,7 @@ def test_the_last_snapshot_holds_while_zookeeper_is_away(fault: str) -> None:
         broker(server, 0)
         topic(server, "t", "0-m", 1)
         async with watch_on(server) as (watch, coordinator):
-            before = await watch.wait_topic("t", deadline_s=in_s())
+            before = await wait_topic(watch, "t", deadline_s=in_s())
             if fault == "suspend":
                 server.suspend(coordinator)
             else:
@@ -417,7 +418,7 @@ def test_waiting_ends_at_the_deadline_and_at_the_close() -> None:
         async with watch_on(server) as (watch, _):
             begin_s = CLOCK.monotonic_s()
             with pytest.raises(CoordinationTimeoutError, match="version 0"):
-                await watch.wait_topic("t", deadline_s=in_s(3))
+                await wait_topic(watch, "t", deadline_s=in_s(3))
             assert CLOCK.monotonic_s() - begin_s == pytest.approx(3, abs=0.1)
             waiting = asyncio.ensure_future(watch.wait_newer(0, deadline_s=in_s(99)))
             await settle()
@@ -442,7 +443,7 @@ def test_a_closed_watch_is_silent() -> None:
             seen: list[ClusterSnapshot] = []
             watch.add_listener(seen.append)
             broker(server, 2)
-            await watch.wait_topic("t", deadline_s=in_s())
+            await wait_topic(watch, "t", deadline_s=in_s())
             await settle()
             assert len(seen) == 1
             server.remove("/meta/brokers/ids/2/master")
@@ -467,7 +468,7 @@ def test_a_name_that_zookeeper_refuses_is_refused_at_once() -> None:
         async with watch_on(MemoryZooKeeper()) as (watch, _):
             with pytest.raises(NodeNameError, match="a/b"):
                 watch.watch_topic("a/b")
-            await watch.wait_topic("fine", deadline_s=in_s())
+            await wait_topic(watch, "fine", deadline_s=in_s())
 
     run_virtually(scenario())
 
