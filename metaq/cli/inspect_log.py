@@ -31,7 +31,7 @@ from metaq.storage.inventory import read_holdings, write_holdings
 from metaq.storage.listing import check_names
 from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.storage.opening import extent_of, partition_names
-from metaq.storage.retire import ZIP_SUFFIX
+from metaq.storage.retention_run import ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.segment_source import SegmentSource, open_source, unpacked_size
 from metaq.storage.verify import Finding, list_logs, verify_directory

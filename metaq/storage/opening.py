@@ -25,7 +25,7 @@ from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
 from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
-from metaq.storage.retire import age_facts
+from metaq.storage.retention_run import facts_of
 from metaq.storage.segment import Damage, Segment, segment_file_name
 
 NAME_BYTES_MAX: Final = 255
@@ -296,7 +296,7 @@ def _recover(
         )
         if newest is None and len(found.segments) > 1:
             # Right after a roll the active segment is empty.
-            newest = age_facts(fs, found.segments[-2]).newest_append_ms
+            newest = facts_of(fs, found.segments[-2]).newest_append_ms
         if found.segments and not found.damage:
             writer.reopen(found.segments[-1], found.spans)
     except StorageError:

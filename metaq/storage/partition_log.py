@@ -390,7 +390,7 @@ class PartitionLog:
         self.log_dir.note_full(error, lacking)
         self._fail_in_flight(error)
 
-    def on_retired(self, segment: Segment, record_count: int) -> None:
+    def on_removed(self, segment: Segment, record_count: int) -> None:
         """Take note that the oldest segment is gone from the disk.
 
         Args:

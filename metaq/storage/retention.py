@@ -28,7 +28,7 @@ that was down for long deletes a day late. What is stamped on a segment may be w
 well: a time in the future is replaced by that of the next segment, and no segment
 counts as older than the one before it. Source: broker spec 2.9 (strict comparison).
 
-Keep in step: docs/storage.md; `retire.py` carries the plan out.
+Keep in step: docs/storage.md; `retention_run.py` carries the plan out.
 """
 
 import enum
@@ -172,6 +172,8 @@ class SegmentFacts:
     """Newest append by the span index; None without a whole index."""
     mtime_ms: Millis
     """Time of the file's last change."""
+    record_count: int = 0
+    """Records by its index, 0 without one; the plan does not ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,7 @@ class LogFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class Removal:
     """One segment goes. Per log the actions are in order, oldest first."""
 
     log_id: LogId
@@ -202,7 +204,7 @@ class Retire:
 
 def plan_retention(
     logs: Sequence[LogFacts], *, now_ms: Millis, directory_bytes_max: int = 0
-) -> tuple[Retire, ...]:
+) -> tuple[Removal, ...]:
     """Return which segments of one data directory go, in the order to carry it out.
 
     An action that fails ends the actions of its log: a segment behind it must not go
@@ -213,7 +215,7 @@ def plan_retention(
         now_ms: From `look_at_clocks`.
         directory_bytes_max: Size limit of all logs together, bytes; 0: none.
     """
-    actions: list[Retire] = []
+    actions: list[Removal] = []
     left: list[tuple[LogFacts, list[SegmentFacts], list[Millis]]] = []
     for log in logs:
         times = newest_times(log.segments, now_ms)
@@ -221,7 +223,7 @@ def plan_retention(
         more = _count_by_size(log, count)
         for number, facts in enumerate(log.segments[: count + more]):
             reason = Reason.AGE if number < count else Reason.LOG_SIZE
-            actions.append(Retire(log.log_id, facts.base_offset, reason))
+            actions.append(Removal(log.log_id, facts.base_offset, reason))
         first = count + more
         left.append((log, list(log.segments[first:]), times[first:]))
     if directory_bytes_max > 0:
@@ -266,7 +268,7 @@ def _count_by_size(log: LogFacts, gone: int) -> int:
 
 def _plan_directory(
     left: list[tuple[LogFacts, list[SegmentFacts], list[Millis]]], bytes_max: int
-) -> Iterator[Retire]:
+) -> Iterator[Removal]:
     """Yield the oldest segments of all logs until the rest fits."""
     excess = sum(_size(segments) for _log, segments, _times in left) - bytes_max
     while excess > 0:
@@ -277,7 +279,7 @@ def _plan_directory(
         facts = segments.pop(0)
         times.pop(0)
         excess -= facts.size_bytes
-        yield Retire(log.log_id, facts.base_offset, Reason.DIRECTORY_SIZE)
+        yield Removal(log.log_id, facts.base_offset, Reason.DIRECTORY_SIZE)
 
 
 def _size(segments: Sequence[SegmentFacts]) -> SizeBytes:

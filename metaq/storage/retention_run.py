@@ -9,22 +9,43 @@ that the log starts behind it. An action that fails ends the run for its log: se
 go in order or not at all. A stop waits for the run, which ends between two actions, or
 within one that compresses; that segment then stays. A log that is stopped meanwhile
 keeps all that it has from that moment on: somebody has to look at the damage. Keep in
-step: `retention.py` (the plan), `retire.py`.
+step: `retention.py` (the plan).
+
+What becomes of a segment, by the policy of its topic:
+
+    delete             <name>.meta goes, then its index
+    archive            <name>.meta → <name>.meta.arc, then the index goes
+    archive, zipped    <name>.meta.zip.tmp written, synced, renamed to <name>.meta.zip;
+                       only then <name>.meta goes, then its index
+
+Each name is durable before the next step. After a crash between two steps the segment
+is fully there or fully gone: recovery removes a half archive and an index without its
+segment; a whole archive beside its source is replaced by the next run. Until the
+segment's own name is gone, an error leaves it as it was. Source: broker spec 2.9.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from metaq.clock import Clock
-from metaq.config import DeletePolicy
-from metaq.errors import ClosedError, DiskError, LogOfflineError, StorageError
-from metaq.fs import FileSystem
-from metaq.model import LogId, Millis, SizeBytes
-from metaq.storage.appender import Post
+from metaq.config.settings import DeleteKind, DeletePolicy
+from metaq.errors import (
+    ClosedError,
+    CorruptRecordError,
+    DiskError,
+    LogOfflineError,
+    StorageError,
+)
+from metaq.fs import AppendFile, FileSystem, ReadFile
+from metaq.model import LogId, Millis, Position, SizeBytes
+from metaq.storage.damage import damage_in_spans
 from metaq.storage.retention import (
     LogFacts,
     Reason,
@@ -34,19 +55,35 @@ from metaq.storage.retention import (
     plan_retention,
     trust_at_start,
 )
-from metaq.storage.retire import AgeFacts, age_facts, retire_segment
 from metaq.storage.segment import Segment
+from metaq.storage.span_index import (
+    Span,
+    SpanTotals,
+    read_index,
+    read_totals,
+    spans_path,
+    without_index,
+)
 
 _log = logging.getLogger(__name__)
+
+ARCHIVE_SUFFIX: Final = ".arc"
+ZIP_SUFFIX: Final = ".zip"
+
+COPY_BYTES: Final = 1 << 20
+"""Compressed at a time."""
+
+_ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
+"""Earliest time that a zip entry can have."""
 
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
 """Operations whose failure says nothing about what was written."""
 
 
-class RetiredReceiver(Protocol):
+class RemovalReceiver(Protocol):
     """The loop's side of a log, as far as retention needs it."""
 
-    def on_retired(self, segment: Segment, record_count: int) -> None:
+    def on_removed(self, segment: Segment, record_count: int) -> None:
         """The oldest segment is gone from the disk."""
         ...
 
@@ -57,7 +94,7 @@ class LogSnapshot:
 
     log_id: LogId
     """Which one."""
-    receiver: RetiredReceiver
+    receiver: RemovalReceiver
     """Told on the loop's thread what went."""
     sealed: tuple[Segment, ...]
     """Segments that may go, oldest first."""
@@ -102,13 +139,15 @@ class RetentionReport:
 class Retention:
     """Retention of one broker. Owner: the loop's thread, except for a run's job."""
 
-    def __init__(self, fs: FileSystem, clock: Clock, post: Post) -> None:
+    def __init__(
+        self, fs: FileSystem, clock: Clock, post: Callable[[Callable[[], None]], object]
+    ) -> None:
         self._fs = fs
         self._clock = clock
         self._post = post
         self._trusted: TrustedTime | None = None
         # Sealed segments do not change, and an index is long: each is read once.
-        self._facts: dict[Segment, AgeFacts] = {}
+        self._facts: dict[Segment, SegmentFacts] = {}
         self._on_idle: list[Callable[[], None]] = []
         self._is_stopping = False
         self.is_running = False
@@ -157,7 +196,7 @@ class Retention:
             self._facts.pop(segment, None)
 
     def _run(self, directories: tuple[DirectorySnapshot, ...]) -> RetentionReport:
-        retired: list[Segment] = []
+        removed: list[Segment] = []
         failures: list[str] = []
         doubt = None
         try:
@@ -171,11 +210,11 @@ class Retention:
             if doubt is not None:
                 _log.error("retention doubts the clock: %s", doubt)
             for directory in directories:
-                self._run_directory(directory, look.now_ms, retired, failures)
+                self._run_directory(directory, look.now_ms, removed, failures)
         finally:
             self._post(self._end)
-        size = SizeBytes(sum(segment.size_bytes for segment in retired))
-        return RetentionReport(len(retired), size, tuple(failures), doubt)
+        size = SizeBytes(sum(segment.size_bytes for segment in removed))
+        return RetentionReport(len(removed), size, tuple(failures), doubt)
 
     def _end(self) -> None:
         self.is_running = False
@@ -187,7 +226,7 @@ class Retention:
         self,
         directory: DirectorySnapshot,
         now_ms: Millis,
-        retired: list[Segment],
+        removed: list[Segment],
         failures: list[str],
     ) -> None:
         snapshots = {log.log_id: log for log in directory.logs}
@@ -212,7 +251,7 @@ class Retention:
             log = snapshots[action.log_id]
             segment = segments[action.log_id, action.base_offset]
             try:
-                retire_segment(
+                remove_segment(
                     self._fs,
                     segment,
                     log.policy,
@@ -234,7 +273,7 @@ class Retention:
                     return
                 if not self._is_gone(segment):
                     continue
-            retired.append(segment)
+            removed.append(segment)
             self._tell(log, segment, action.reason)
 
     def _require_wanted(self, log: LogSnapshot) -> None:
@@ -254,9 +293,9 @@ class Retention:
         """Report a segment that is gone to its log."""
         known = self._facts.pop(segment, None)
         count = known.record_count if known is not None else 0
-        self._post(partial(log.receiver.on_retired, segment, count))
+        self._post(partial(log.receiver.on_removed, segment, count))
         _log.info(
-            "segment retired: partition=%s offset=%d size_bytes=%d reason=%s",
+            "segment removed: partition=%s offset=%d size_bytes=%d reason=%s",
             log.log_id,
             segment.base_offset,
             segment.size_bytes,
@@ -264,7 +303,7 @@ class Retention:
         )
 
     def _is_gone(self, segment: Segment) -> bool:
-        """Tell whether a retirement that failed has removed the file nevertheless."""
+        """Tell whether a removal that failed has removed the file nevertheless."""
         try:
             return not self._fs.exists(segment.path)
         except StorageError:
@@ -277,16 +316,8 @@ class Retention:
         for segment in log.sealed:
             known = self._facts.get(segment)
             if known is None:
-                known = self._facts[segment] = age_facts(self._fs, segment)
-            facts.append(
-                SegmentFacts(
-                    segment.base_offset,
-                    segment.size_bytes,
-                    is_active=False,
-                    newest_append_ms=known.newest_append_ms,
-                    mtime_ms=known.mtime_ms,
-                )
-            )
+                known = self._facts[segment] = facts_of(self._fs, segment)
+            facts.append(known)
         facts.append(
             SegmentFacts(
                 log.active.base_offset,
@@ -300,3 +331,160 @@ class Retention:
 
     def _boot_ms(self) -> Millis:
         return Millis(int(self._clock.boot_s() * 1000))
+
+
+# -- one segment ----------------------------------------------------------------------
+
+
+def facts_of(fs: FileSystem, segment: Segment) -> SegmentFacts:
+    """Return what retention asks of a sealed segment, from its index and its file.
+
+    Raises:
+        StorageError: The system refused something.
+    """
+    read = partial(read_totals, fs, segment.path, segment.base_offset)
+    totals = without_index(read, SpanTotals(segment.base_offset, 0, None))
+    mtime_ms = fs.mtime_ms(segment.path)
+    is_whole = totals.end_offset == segment.end_offset
+    return SegmentFacts(
+        segment.base_offset,
+        segment.size_bytes,
+        is_active=False,
+        newest_append_ms=totals.newest_append_ms if is_whole else None,
+        mtime_ms=mtime_ms,
+        record_count=totals.record_count,
+    )
+
+
+def carry_on() -> None:
+    """Want what is under way to be finished, however long it takes."""
+
+
+def remove_segment(
+    fs: FileSystem,
+    segment: Segment,
+    policy: DeletePolicy,
+    *,
+    require_wanted: Callable[[], None] = carry_on,
+) -> None:
+    """Delete or archive one sealed segment; blocks for as long as a copy takes.
+
+    Args:
+        fs: The disk.
+        segment: A sealed segment that no reader can find any more; open files of it
+            stay readable.
+        policy: What becomes of it; its age is not asked.
+        require_wanted: Called before anything goes, and again and again while it is
+            compressed; what it raises ends that.
+
+    Raises:
+        ClosedError: `require_wanted` raised it; the segment stays.
+        CorruptRecordError: It is to be compressed and its bytes are damaged: an
+            archive of it would look whole. It stays.
+        StorageError: The disk refused. The segment is there as it was, or gone with
+            its index left over, which the next start removes.
+
+    Durability: what is gone on return stays gone, and an archive is whole.
+    """
+    require_wanted()
+    if policy.kind is DeleteKind.DELETE:
+        fs.unlink(segment.path)
+    elif policy.is_compressed:
+        _write_zip(fs, segment, require_wanted)
+        fs.unlink(segment.path)
+    else:
+        archive = segment.path.with_name(segment.path.name + ARCHIVE_SUFFIX)
+        fs.rename(segment.path, archive)
+    spans = spans_path(segment.path, segment.base_offset)
+    if fs.exists(spans):
+        fs.unlink(spans)
+
+
+def _write_zip(
+    fs: FileSystem, segment: Segment, require_wanted: Callable[[], None]
+) -> None:
+    """Make `<name>.meta.zip`, whole and durable, with one entry `<name>.meta`."""
+    archive = segment.path.with_name(segment.path.name + ZIP_SUFFIX)
+    temporary = archive.with_name(archive.name + ".tmp")
+    if fs.exists(temporary):
+        fs.unlink(temporary)
+    source = fs.open_read(segment.path)
+    try:
+        _refuse_damage(fs, source, segment, require_wanted)
+        _compress(fs, source, segment.path.name, temporary, require_wanted)
+        require_wanted()
+        fs.rename(temporary, archive)
+    except (StorageError, ClosedError):
+        # The error that matters is on its way; a leftover goes at the next start.
+        with suppress(StorageError):
+            fs.unlink(temporary)
+        raise
+    finally:
+        source.close()
+
+
+def _refuse_damage(
+    fs: FileSystem,
+    source: ReadFile,
+    segment: Segment,
+    require_wanted: Callable[[], None],
+) -> None:
+    index = read_index(fs, segment.path, segment.base_offset)
+    if index is None:
+        return
+    spans = _while_wanted(index.spans, require_wanted)
+    for damage in damage_in_spans(source, segment, spans):
+        raise CorruptRecordError(f"segment is not archived: {damage}")
+
+
+def _while_wanted(
+    spans: Sequence[Span], require_wanted: Callable[[], None]
+) -> Iterator[Span]:
+    for span in spans:
+        require_wanted()
+        yield span
+
+
+def _compress(
+    fs: FileSystem,
+    source: ReadFile,
+    name: str,
+    target: Path,
+    require_wanted: Callable[[], None],
+) -> None:
+    """Write a zip of one file and sync it."""
+    when = datetime.fromtimestamp(source.mtime_ms() // 1000, UTC).timetuple()[:6]
+    entry = zipfile.ZipInfo(name, max(when, _ZIP_EPOCH))
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    file = fs.open_append(target, create=True)
+    try:
+        with (
+            zipfile.ZipFile(_Stream(file), "w") as archive,
+            archive.open(entry, "w", force_zip64=True) as stream,
+        ):
+            position = Position(0)
+            while data := source.read_at(position, SizeBytes(COPY_BYTES)):
+                require_wanted()
+                stream.write(data)
+                position = Position(position + len(data))
+        file.sync()
+    finally:
+        file.close()
+
+
+class _Stream:
+    """What `zipfile` asks of a stream that it cannot seek in."""
+
+    def __init__(self, file: AppendFile) -> None:
+        self._file = file
+
+    def write(self, data: bytes, /) -> int:
+        """Append all of `data`."""
+        self._file.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Do nothing: the file is synced when it is whole."""
+
+    def close(self) -> None:
+        """Do nothing: the owner of the file closes it."""

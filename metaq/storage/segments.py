@@ -74,11 +74,11 @@ class Segments:
         assert sealed.end_offset == active.base_offset, (sealed, active)
         return Segments((*self._items[:-1], sealed, active))
 
-    def without(self, retired: Segment) -> "Segments":
-        """Return the list without its first segment, which has to be `retired`.
+    def without(self, removed: Segment) -> "Segments":
+        """Return the list without its first segment, which has to be `removed`.
 
         Segments go from the oldest on, and the active one never goes.
         """
         assert len(self._items) > 1, "the active segment stays"
-        assert retired.base_offset == self.first.base_offset, (retired, self.first)
+        assert removed.base_offset == self.first.base_offset, (removed, self.first)
         return Segments(self._items[1:])

@@ -69,7 +69,7 @@ class MessageSink(Protocol):
 
         Raises:
             OffsetOutOfRangeError: nothing readable is there. Below `log_start` the
-                batch was applied and has been retired since; at or above
+                batch was applied and has been removed since; at or above
                 `high_watermark` it was not applied.
             StorageError: the partition or its disk cannot be read.
         """

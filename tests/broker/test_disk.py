@@ -354,7 +354,7 @@ def test_a_get_of_a_segment_that_is_gone_skips_nothing(
             await asyncio.to_thread(disk.is_hanging.wait, WAIT_S)
             first.path.unlink()
             if is_reported:
-                log.on_retired(first, 2)
+                log.on_removed(first, 2)
             disk.may_go_on.set()
             answer = await peer.read_some()
             if is_reported:

@@ -15,7 +15,7 @@ from metaq.spark.segments.segment_options import SegmentOptions
 from metaq.spark.segments.segment_plan import plan_query
 from metaq.spark.segments.segment_read import read_splits
 from metaq.storage.listing import check_names
-from metaq.storage.retire import retire_segment
+from metaq.storage.retention_run import remove_segment
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.testing.storage import StorageBench, Ticket
 
@@ -87,9 +87,9 @@ def segments_of(directory: Path) -> tuple[Segment, ...]:
 
 
 def archive(directory: Path, *policies: DeletePolicy) -> list[Path]:
-    """Retire the oldest segments, one by each policy; return the files left."""
+    """Remove the oldest segments, one by each policy; return the files left."""
     for segment, policy in zip(segments_of(directory), policies, strict=False):
-        retire_segment(FS, segment, policy)
+        remove_segment(FS, segment, policy)
     return sorted(p for p in directory.iterdir() if ".meta" in p.name)
 
 

@@ -364,7 +364,7 @@ def test_a_size_limit_refuses_puts_a_segment_above_it(
         put(bench)
     log = log_of(bench)
     fs.unlink(log.segments.first.path)
-    log.on_retired(log.segments.first, 10)
+    log.on_removed(log.segments.first, 10)
     assert bench.manager.directories()[0].size_bytes == 2_000
     ticket = put(bench)
     bench.run()
@@ -373,7 +373,7 @@ def test_a_size_limit_refuses_puts_a_segment_above_it(
 
 
 def test_the_size_of_a_directory_is_that_of_its_logs(fs: FaultyFileSystem) -> None:
-    """It is counted on, over appends, retirement and a restart."""
+    """It is counted on, over appends, retention and a restart."""
     bench = opened(fs)
     put(bench)
     bench.append(log_of(bench, OTHER), [b"x" * 30], Ticket())

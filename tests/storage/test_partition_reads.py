@@ -106,7 +106,7 @@ def test_a_slice_in_flight_survives_the_end_of_its_segment(
     expected = held.read()
     segment = log.segments.first
     fs.unlink(segment.path)
-    log.on_retired(segment, 2)
+    log.on_removed(segment, 2)
     assert held.read() == expected
     held.release()
     assert log.log_start_offset == 1024

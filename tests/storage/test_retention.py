@@ -11,7 +11,7 @@ from metaq.storage.retention import (
     STEP_MS_MAX,
     LogFacts,
     Reason,
-    Retire,
+    Removal,
     SegmentFacts,
     TrustedTime,
     look_at_clocks,
@@ -50,11 +50,11 @@ def facts(
     return tuple(made)
 
 
-def plan(*logs: LogFacts, now: int = NOW, directory: int = 0) -> tuple[Retire, ...]:
+def plan(*logs: LogFacts, now: int = NOW, directory: int = 0) -> tuple[Removal, ...]:
     return plan_retention(logs, now_ms=Millis(now), directory_bytes_max=directory)
 
 
-def bases(actions: tuple[Retire, ...]) -> list[tuple[int, Reason]]:
+def bases(actions: tuple[Removal, ...]) -> list[tuple[int, Reason]]:
     return [(action.base_offset, action.reason) for action in actions]
 
 
@@ -80,7 +80,7 @@ def test_the_oldest_go_while_each_is_strictly_older(ages, gone: int) -> None:
     segments = facts(ages)
     actions = plan(LogFacts(LOG, segments, WEEK))
     assert actions == tuple(
-        Retire(LOG, item.base_offset, Reason.AGE) for item in segments[:gone]
+        Removal(LOG, item.base_offset, Reason.AGE) for item in segments[:gone]
     )
 
 

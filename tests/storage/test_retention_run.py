@@ -392,7 +392,7 @@ def test_closing_does_not_wait_until_a_segment_is_compressed(
     assert fs.open_paths() == []
 
 
-def test_a_failed_retirement_is_reported_and_loses_nothing(
+def test_a_failed_removal_is_reported_and_loses_nothing(
     fs: FaultyFileSystem, clock: ManualClock
 ) -> None:
     """Whichever call of a run fails: what is in the log can be read, and a failed

@@ -60,7 +60,7 @@ def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
         sink.read_back(LOG, Offset(21), 10)
     assert caught.value.high_watermark <= 21
     log = log_of(bench)
-    log.on_retired(log.segments.first, 1)
+    log.on_removed(log.segments.first, 1)
     with pytest.raises(OffsetOutOfRangeError) as caught:
         sink.read_back(LOG, offset, 21)
     assert caught.value.log_start > offset

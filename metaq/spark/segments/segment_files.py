@@ -23,7 +23,7 @@ from metaq.model import LogId, Offset, SizeBytes
 from metaq.spark.errors import OptionError
 from metaq.storage.listing import parse_base_offset
 from metaq.storage.opening import parse_log_directory_name
-from metaq.storage.retire import ARCHIVE_SUFFIX, ZIP_SUFFIX
+from metaq.storage.retention_run import ARCHIVE_SUFFIX, ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
 from metaq.storage.segment_source import unpacked_size
 

@@ -3,6 +3,7 @@
 import errno
 import io
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import pytest
 from metaq.config.settings import DeleteKind, DeletePolicy
 from metaq.errors import CorruptRecordError, StorageError
 from metaq.fs import SystemFileSystem
-from metaq.model import Millis, Offset, SizeBytes
-from metaq.storage.retire import AgeFacts, age_facts, retire_segment
+from metaq.model import Offset, SizeBytes
+from metaq.storage.retention_run import facts_of, remove_segment
 from metaq.storage.segment import Segment
 from metaq.testing.fs import FaultyFileSystem, crash_points, keep_all, keep_none
 from tests.storage.logs import (
@@ -54,10 +55,10 @@ def archived(disk: FaultyFileSystem, policy: DeletePolicy) -> bytes | None:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 @pytest.mark.parametrize("indexed", [True, False])
-def test_a_retired_segment_is_gone_with_its_index(policy, indexed: bool) -> None:
+def test_a_removed_segment_is_gone_with_its_index(policy, indexed: bool) -> None:
     """Only the archive remains, with all bytes; the log starts later and is whole."""
     disk = disk_with_two_segments(indexed=indexed)
-    retire_segment(disk, SEALED, policy)
+    remove_segment(disk, SEALED, policy)
     names = set(disk.list_directory(DIRECTORY))
     assert META not in names
     assert SPANS not in names
@@ -74,7 +75,7 @@ def test_a_zip_is_readable_everywhere(tmp_path: Path) -> None:
     path = tmp_path / META
     path.write_bytes(BYTES * 9000)
     segment = Segment(path, Offset(0), SizeBytes(len(BYTES) * 9000))
-    retire_segment(SystemFileSystem(), segment, ZIP)
+    remove_segment(SystemFileSystem(), segment, ZIP)
     (archive,) = tmp_path.iterdir()
     with zipfile.ZipFile(archive) as opened:
         (entry,) = opened.infolist()
@@ -89,12 +90,12 @@ def test_any_call_may_fail_once(policy, error: int) -> None:
     """The source is whole until its archive is; a second try finishes the work."""
     disk = disk_with_two_segments()
     calls = disk.calls
-    retire_segment(disk, SEALED, policy)
+    remove_segment(disk, SEALED, policy)
     for number in range(1, disk.calls - calls + 1):
         trial = disk_with_two_segments()
         trial.fail_at(trial.calls + number, error)
         try:
-            retire_segment(trial, SEALED, policy)
+            remove_segment(trial, SEALED, policy)
         except StorageError:
             assert trial.open_paths() == []
         is_there = META in trial.list_directory(DIRECTORY)
@@ -106,7 +107,7 @@ def test_any_call_may_fail_once(policy, error: int) -> None:
         assert result.damage == ()
         assert (result.segments[0].base_offset == 0) == is_there
         if is_there:
-            retire_segment(trial, SEALED, policy)
+            remove_segment(trial, SEALED, policy)
         assert META not in trial.list_directory(DIRECTORY)
         assert SPANS not in trial.list_directory(DIRECTORY)
 
@@ -116,7 +117,7 @@ def test_after_a_power_cut_it_is_fully_there_or_fully_gone(policy) -> None:
     """At every sync: the log has no gap, and the records are in it or archived."""
     disk = disk_with_two_segments()
     points = crash_points(
-        disk, lambda: retire_segment(disk, SEALED, policy), lambda: None
+        disk, lambda: remove_segment(disk, SEALED, policy), lambda: None
     )
     for point in points:
         for choose in (keep_none, keep_all):
@@ -125,7 +126,7 @@ def test_after_a_power_cut_it_is_fully_there_or_fully_gone(policy) -> None:
             assert result.damage == ()
             if result.segments[0].base_offset == 0:
                 assert content(found, META) == BYTES
-                retire_segment(found, SEALED, policy)
+                remove_segment(found, SEALED, policy)
             elif policy is not DELETE:
                 assert archived(found, policy) == BYTES
             names = found.list_directory(DIRECTORY)
@@ -141,7 +142,7 @@ def test_damage_is_not_archived_away() -> None:
     before = everything(disk)
     del before[f"{META}.zip.tmp"]
     with pytest.raises(CorruptRecordError, match="offset=60 next_good_offset=130"):
-        retire_segment(disk, SEALED, ZIP)
+        remove_segment(disk, SEALED, ZIP)
     assert everything(disk) == before
 
 
@@ -149,9 +150,17 @@ def test_the_age_comes_from_a_whole_index_only() -> None:
     """An index that ends early knows too old a time; then the file's time counts."""
     disk = disk_with_log()
     disk.set_wall_ms(7_000)
-    assert age_facts(disk, SEALED) == AgeFacts(Millis(1003), Millis(0), 5)
+    whole = facts_of(disk, SEALED)
+    assert (whole.newest_append_ms, whole.mtime_ms, whole.record_count) == (1003, 0, 5)
     put_file(disk, META, record(6))
     longer = Segment(SEALED.path, Offset(0), SizeBytes(len(BYTES + record(6))))
-    assert age_facts(disk, longer) == AgeFacts(None, Millis(7_000), 5)
+    short = facts_of(disk, longer)
+    assert (short.newest_append_ms, short.mtime_ms, short.record_count) == (
+        None,
+        7000,
+        5,
+    )
     disk.unlink(DIRECTORY / SPANS)
-    assert age_facts(disk, SEALED) == AgeFacts(None, Millis(7_000), 0)
+    assert facts_of(disk, SEALED) == replace(
+        short, size_bytes=SEALED.size_bytes, record_count=0
+    )
