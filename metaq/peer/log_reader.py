@@ -38,7 +38,7 @@ from metaq.peer.replies import (
 from metaq.protocol.commands import Get, OffsetQuery, Reply, Result
 from metaq.protocol.encode import encode
 from metaq.protocol.status import Status
-from metaq.retry import Backoff
+from metaq.retry import Backoff, retry
 
 BROWSER_GROUP: Final = "metaq-browser"
 """The group named in gets that are for no group."""
@@ -144,19 +144,19 @@ class LogReader:
     # -- on the loop ------------------------------------------------------------------
 
     async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        give_up_s = self._clock.monotonic_s() + self._retry_timeout_s
-        failures = 0
-        while True:
+        async def attempt_afresh() -> T:
             try:
                 return await attempt()
-            except MetaqError as error:
+            except MetaqError:
                 await self._disconnect()
-                failures += 1
-                delay_s = BACKOFF.delay_s(failures)
-                wake_s = self._clock.monotonic_s() + delay_s
-                if not error.retriable or wake_s >= give_up_s:
-                    raise
-            await asyncio.sleep(delay_s)
+                raise
+
+        return await retry(
+            attempt_afresh,
+            backoff=BACKOFF,
+            deadline_s=self._clock.monotonic_s() + self._retry_timeout_s,
+            clock=self._clock,
+        )
 
     async def _disconnect(self) -> None:
         self._drop_asked()
