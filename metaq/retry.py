@@ -5,7 +5,9 @@ so a new one needs no change here. Chance and time are arguments.
 """
 
 import asyncio
+import contextlib
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -52,6 +54,20 @@ class Backoff:
         """
         longest = self.first_s * 2.0 ** min(failures - 1, _EXPONENT_MAX)
         return min(longest, self.max_s) * (0.5 + 0.5 * chance())
+
+
+async def wait_set(event: asyncio.Event, timeout_s: float | None) -> bool:
+    """Wait until an event is set, and tell whether it is; or until the time is over.
+
+    Args:
+        event: what ends the wait early.
+        timeout_s: in seconds, 0 or more; None, `math.inf`: as long as it takes.
+    """
+    limit_s = None if timeout_s == math.inf else timeout_s
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            await event.wait()
+    return event.is_set()
 
 
 async def retry(

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import MetaqError
-from metaq.retry import Backoff, retry
+from metaq.retry import Backoff, retry, wait_set
 from metaq.testing.clock import ManualClock
+from tests.zk.virtual import run_virtually
 
 BACKOFF = Backoff(first_s=1.0, max_s=8.0)
 
@@ -96,3 +97,18 @@ def test_a_busy_loop_is_refused(first_s: float, max_s: float) -> None:
     """Waits of nothing, or a cap below the first wait, are a mistake."""
     with pytest.raises(ValueError, match="first_s"):
         Backoff(first_s=first_s, max_s=max_s)
+
+
+def test_waiting_for_an_event_ends_with_it_or_with_the_time() -> None:
+    """It tells which; neither None nor infinity is ever over."""
+
+    async def scenario() -> list[bool]:
+        event = asyncio.Event()
+        found = [await wait_set(event, 3.0)]
+        for timeout_s in (3.0, None, math.inf):
+            event.clear()
+            asyncio.get_running_loop().call_later(2.0, event.set)
+            found.append(await wait_set(event, timeout_s))
+        return [*found, await wait_set(event, 0.0)]
+
+    assert run_virtually(scenario()) == [False, True, True, True, True]

@@ -66,6 +66,7 @@ from metaq.model import BrokerAddress, LogId
 from metaq.net.channel import Channel
 from metaq.net.listener import Listener
 from metaq.record.ids import IdGenerator
+from metaq.retry import wait_set
 from metaq.storage.inventory import TRANSACTIONS
 from metaq.storage.log_manager import LogManager
 from metaq.storage.log_snapshots import ScrubbedLogs
@@ -493,10 +494,7 @@ class Broker(Service):
 
     async def _wait_drained(self, timeout_s: float) -> None:
         """Wait until no connection is left, or the time is over."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._is_drained.wait()
-        except TimeoutError:
+        if not await wait_set(self._is_drained, timeout_s):
             log.info("connections left: open=%d", len(self._sessions))
 
     async def _stop_upkeep(self) -> None:

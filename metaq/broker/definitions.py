@@ -36,7 +36,7 @@ from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import Service
 from metaq.model import BrokerId, SizeBytes
-from metaq.retry import Backoff
+from metaq.retry import Backoff, wait_set
 from metaq.storage.log_manager import LogManager
 from metaq.zk.children import Settler, ValuesWatch
 from metaq.zk.definitions import (
@@ -221,12 +221,7 @@ class Definitions(Service):
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            delay_s = await self._pass_safely()
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+            await wait_set(self._wake, await self._pass_safely())
 
     async def _pass_safely(self) -> float | None:
         """Do everything once; return when to do it again, None: when woken."""

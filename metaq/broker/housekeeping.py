@@ -34,6 +34,7 @@ from metaq.clock import Clock
 from metaq.config import TopicConfig
 from metaq.errors import MetaqError
 from metaq.lifecycle import Service, State
+from metaq.retry import wait_set
 from metaq.storage.retention_run import RetentionReport
 
 REALTIME_RESET_S: Final = 30 * 60.0
@@ -165,12 +166,7 @@ class Housekeeping(Service):
     async def _run(self) -> None:
         while True:
             self._wakeup.clear()
-            delay_s = self.run_due()
-            try:
-                async with asyncio.timeout(None if delay_s == math.inf else delay_s):
-                    await self._wakeup.wait()
-            except TimeoutError:
-                continue
+            await wait_set(self._wakeup, self.run_due())
 
     # -- one turn
 

@@ -1,7 +1,6 @@
 """Waiting no longer than somebody was told to."""
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -87,13 +86,6 @@ def wait_for(
     while not condition.wait_for(is_met, SIGNAL_S):
         pass
     return True
-
-
-async def wait_set(event: asyncio.Event, timeout: float | None) -> None:
-    """Return when the event is set, or the time is over; None waits for ever."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(timeout):
-            await event.wait()
 
 
 class Closable(Protocol):

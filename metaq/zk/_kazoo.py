@@ -47,6 +47,7 @@ from metaq.errors import (
     SessionLostError,
     SessionSuspendedError,
 )
+from metaq.retry import wait_set
 from metaq.zk._kazoo_client import close_on_thread, make_client
 from metaq.zk.errors import (
     CoordinationTimeoutError,
@@ -318,10 +319,7 @@ class KazooCoordinator:
             watch.cancel()
         closed = asyncio.Event()
         close_on_thread(self._client, lambda: self._post(closed.set))
-        try:
-            async with asyncio.timeout(self._remaining_s(deadline_s)):
-                await closed.wait()
-        except TimeoutError:
+        if not await wait_set(closed, self._remaining_s(deadline_s)):
             log.warning("zookeeper session not closed in time, it will expire")
         self._apply(SessionEvent.EXPIRED)
 

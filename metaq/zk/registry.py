@@ -38,6 +38,7 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import CoordinationError
+from metaq.retry import Backoff, wait_set
 from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
 from metaq.zk.children import READS_AT_ONCE
 from metaq.zk.errors import BrokerIdTakenError, NodeNotEmptyError
@@ -60,8 +61,8 @@ from metaq.zk.session import Cancel, Coordinator, SessionState, SessionStatus
 log = logging.getLogger(__name__)
 
 OPERATION_TIMEOUT_S: Final = 5.0
-RETRY_DELAY_S_MIN: Final = 0.1
-RETRY_DELAY_S_MAX: Final = 10.0
+BACKOFF: Final = Backoff(first_s=0.1, max_s=10.0)
+"""Between passes that fail."""
 # How often everything is compared, whatever the watches have told.
 CHECK_INTERVAL_S: Final = 60.0
 # What others delete together is put back together; and two that write one node, each
@@ -322,11 +323,7 @@ class BrokerRegistry:
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            delay_s = await self._pass()
-            try:
-                async with asyncio.timeout(delay_s):
-                    await self._wake.wait()
-            except TimeoutError:
+            if not await wait_set(self._wake, await self._pass()):
                 self._is_check_due |= self._state is RegistrationState.REGISTERED
 
     async def _pass(self) -> float | None:
@@ -551,10 +548,8 @@ class BrokerRegistry:
         if str(error) != self._last_error:
             log.warning("registration failed, tried again: error=%s", error)
         self._last_error = str(error)
-        delay_s = RETRY_DELAY_S_MIN * 2.0**self._failures_in_a_row
-        if delay_s < RETRY_DELAY_S_MAX:
-            self._failures_in_a_row += 1
-        return min(delay_s, RETRY_DELAY_S_MAX)
+        self._failures_in_a_row += 1
+        return BACKOFF.delay_s(self._failures_in_a_row)
 
     def _on_taken(self, error: BrokerIdTakenError) -> float | None:
         self._failure_count += 1

@@ -12,10 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
 from metaq.errors import CoordinationError, SessionLostError, SessionSuspendedError
+from metaq.retry import Backoff
 
 log = logging.getLogger(__name__)
 
-RETRY_DELAY_S: Final = 5.0
+BACKOFF: Final = Backoff(first_s=0.5, max_s=5.0)
+"""Between reads that fail."""
 
 T = TypeVar("T")
 
@@ -66,6 +68,7 @@ class Watch(Generic[T]):
             self._callback(snapshot)
 
     async def _run(self) -> None:
+        failures = 0
         while self._is_stale:
             self._is_stale = False
             try:
@@ -75,9 +78,11 @@ class Watch(Generic[T]):
                 continue
             except CoordinationError as error:
                 log.warning("watch failed: path=%s error=%s", self._path, error)
-                await asyncio.sleep(RETRY_DELAY_S)
+                failures += 1
+                await asyncio.sleep(BACKOFF.delay_s(failures))
                 self._is_stale = True
                 continue
+            failures = 0
             if not self._has_delivered or snapshot != self._last:
                 self._last, self._has_delivered = snapshot, True
                 self._loop.call_soon(self._deliver, snapshot)

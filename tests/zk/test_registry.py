@@ -16,9 +16,9 @@ from metaq.zk.errors import BrokerIdTakenError
 from metaq.zk.paths import BrokerRole, NodePaths
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import (
+    BACKOFF,
     CHECK_INTERVAL_S,
     REPAIR_DELAY_S,
-    RETRY_DELAY_S_MAX,
     BrokerRegistry,
     RegistrationState,
 )
@@ -336,7 +336,7 @@ def test_a_repair_that_fails_still_names_what_is_missing() -> None:
             assert TEST_PUB in registry.statistics().last_error
             assert "no rights" in registry.statistics().last_error
             del coordinator.create_ephemeral
-            await asyncio.sleep(RETRY_DELAY_S_MAX + 1)
+            await asyncio.sleep(BACKOFF.max_s + 1)
             assert registry.statistics().state is RegistrationState.REGISTERED
             assert registry.statistics().last_error == ""
 
@@ -427,7 +427,7 @@ def test_a_check_that_failed_half_way_is_done_again() -> None:
             await asyncio.sleep(CHECK_INTERVAL_S + 20)
             assert registry.statistics().failure_count > 0
             server.stall = False
-            await asyncio.sleep(2 * RETRY_DELAY_S_MAX)
+            await asyncio.sleep(2 * BACKOFF.max_s)
             assert TEST_PUB in server.tree()
 
     run_virtually(scenario())
@@ -458,11 +458,11 @@ def test_a_silent_server_is_asked_with_growing_delays_and_never_given_up() -> No
         async with broker_on(server) as (registry, _):
             assert not await registry.register(SNAPSHOT, deadline_s=in_s(1))
             await asyncio.sleep(3600)
-            # One attempt takes 5 s and waits at most 10 s.
-            assert 200 < registry.statistics().failure_count < 260
+            # One attempt takes 5 s and waits for 5 to 10 s, but for the first ones.
+            assert 235 < registry.statistics().failure_count < 365
             assert "no answer in time" in registry.statistics().last_error
             server.stall = False
-            await asyncio.sleep(2 * RETRY_DELAY_S_MAX)
+            await asyncio.sleep(2 * BACKOFF.max_s)
             assert tree_of(server) == recorded("after_broker_start")
             assert registry.statistics().last_error == ""
 

@@ -38,6 +38,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.replies import NothingThere, parse_get
 from metaq.protocol.commands import Get
 from metaq.record.layout import HEADER_BYTES
+from metaq.retry import wait_set
 
 WAIT_MS: Final = 30_000
 """How long a broker is asked to hold a get at the end of a log."""
@@ -121,11 +122,7 @@ class LogEnds:
 
     async def wait(self, *, wait_s: float) -> None:
         """Return when a log that was read has grown, or after so many seconds."""
-        try:
-            async with asyncio.timeout(wait_s):
-                await self._news.wait()
-        except TimeoutError:
-            return
+        await wait_set(self._news, wait_s)
 
     def close(self) -> None:
         """Watch nothing any more."""

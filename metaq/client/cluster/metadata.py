@@ -46,6 +46,7 @@ from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import require_ok
 from metaq.protocol.commands import Stats
+from metaq.retry import wait_set
 from metaq.zk.cluster import BrokerCopies, ClusterSnapshot, ClusterWatch
 from metaq.zk.errors import CoordinationTimeoutError
 from metaq.zk.paths import NodePaths
@@ -415,13 +416,8 @@ class AddressMetadata(Service):
             place.was_tried = True
             self._publish()
             await asyncio.sleep(self._pause_s)
-            if not place.is_there:
-                continue
-            try:
-                async with asyncio.timeout(self._metadata_s - self._pause_s):
-                    await place.wanted.wait()
-            except TimeoutError:
-                continue
+            if place.is_there:
+                await wait_set(place.wanted, self._metadata_s - self._pause_s)
 
     async def _ask(self, address: BrokerAddress) -> BrokerFacts:
         now_s = self._clock.monotonic_s()

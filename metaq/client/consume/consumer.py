@@ -38,7 +38,7 @@ from metaq.client.consume.totals import Totals
 from metaq.client.group.assignments import PartitionSource
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import ConsumerOptions, ProducerOptions, check_callable
-from metaq.client.timeouts import require_loop, wait_set, within
+from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import (
     check_offset,
     check_timeout,
@@ -46,6 +46,7 @@ from metaq.client.validation import (
 )
 from metaq.errors import ClientError, ClosedError, MetaqError
 from metaq.model import Message, Offset, TopicPartition
+from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterSnapshot
 
 log = logging.getLogger(__name__)

@@ -218,7 +218,7 @@ class FixedSource:
             else:
                 failures, self.last_error, self.unsettled_since_s = 0, None, None
                 continue
-            await asyncio.sleep(RETRY.delay_s(failures, lambda: 1.0))
+            await asyncio.sleep(RETRY.delay_s(failures))
 
 
 def topic_source(

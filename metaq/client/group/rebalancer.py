@@ -30,7 +30,6 @@ Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24)
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Collection
@@ -49,6 +48,7 @@ from metaq.client.options import ClientOptions
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, SessionLostError
 from metaq.model import TopicPartition, printable
+from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.errors import CoordinationTimeoutError, MemberTakenError
 from metaq.zk.groups import GroupMembership, Members
@@ -174,13 +174,11 @@ class GroupSource:
     async def _wait_first(self) -> None:
         options = self._options
         for wait_s in (options.request_timeout_s, options.session_timeout_s):
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._joined.wait()
-            except TimeoutError:
-                # A name that a killed process left behind goes with its session.
-                if not isinstance(self.last_error, MemberTakenError):
-                    break
+            if await wait_set(self._joined, wait_s):
+                break
+            # A name that a killed process left behind goes with its session.
+            if not isinstance(self.last_error, MemberTakenError):
+                break
         if not self._joined.is_set():
             raise self.last_error or CoordinationTimeoutError(
                 f"group {self._membership.group}: expected to join within"
@@ -341,9 +339,7 @@ class GroupSource:
     async def _pause(self, failure_count: int) -> None:
         """Wait until woken, or it is time to try or to check again."""
         limit_s = RETRY.delay_s(failure_count) if failure_count else CHECK_S
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                await self._wake.wait()
+        await wait_set(self._wake, limit_s)
 
     async def _attempt(self, sink: AssignmentSink) -> bool:
         """Try to get what is ours; return whether we have it. Never raises."""

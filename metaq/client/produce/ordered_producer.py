@@ -54,7 +54,7 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
-from metaq.retry import Backoff
+from metaq.retry import Backoff, wait_set
 from metaq.stats import counter, gauge
 
 log = logging.getLogger(__name__)
@@ -497,11 +497,7 @@ class AsyncOrderedProducer:
                     failures = 0
                     continue
             failures += 1
-            try:
-                async with asyncio.timeout(REPLAY.delay_s(failures)):
-                    await queue.wake.wait()
-            except TimeoutError:
-                continue
+            await wait_set(queue.wake, REPLAY.delay_s(failures))
 
     async def _replay(self, queue: OrderedQueue) -> None:
         """Send the oldest messages, and remove what is stored or set aside.

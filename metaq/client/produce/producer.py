@@ -34,7 +34,7 @@ from metaq.client.produce.delivery import Delivery, ProducerStatistics
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_sender import Pool
 from metaq.client.produce.runs import frozen
-from metaq.client.timeouts import require_loop, wait_set
+from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.errors import (
@@ -46,6 +46,7 @@ from metaq.errors import (
 )
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
+from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.session import Cancel
 
@@ -482,11 +483,8 @@ class AsyncProducer:
         has_room = asyncio.Event()
         self.accumulator.on_room(has_room.set)
         left_s = max(0.0, deadline_s - self._clock.monotonic_s())
-        try:
-            async with asyncio.timeout(left_s):
-                await has_room.wait()
-        except TimeoutError:
-            raise full from None
+        if not await wait_set(has_room, left_s):
+            raise full
 
     def _on_snapshot(self, snapshot: ClusterSnapshot) -> None:
         self._delivery.on_snapshot(snapshot, self._topics)
