@@ -5,11 +5,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
+from typing import Annotated
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
+from metaq.cli.options import json_option, max_option
 from metaq.cli.times import format_time, parse_time
 from metaq.client.options import Start
 from metaq.model import Message
@@ -18,22 +20,50 @@ from metaq.zk.paths import partition_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatOptions:
-    """The options of the command."""
+    """The options of `metaq cat`."""
 
-    topic: str
-    """What is read."""
-    start: str
-    """`earliest`, `latest` or a time."""
-    count_max: int | None
-    """Stop after so many messages."""
-    follows: bool
-    """Go on for ever."""
-    as_json: bool
+    topic: Annotated[str, click.argument("topic")]
+    start: Annotated[
+        str,
+        click.option(
+            "--from",
+            "start",
+            default="earliest",
+            show_default=True,
+            metavar="earliest|latest|TIME",
+            help="Where to begin; TIME is ISO 8601 (local time without a zone) or"
+            " seconds since 1970. Messages stamped by a Java broker carry no time.",
+        ),
+    ]
+    count_max: Annotated[int | None, max_option("Stop after so many messages.")]
+    follows: Annotated[
+        bool,
+        click.option(
+            "--follow", "follows", is_flag=True, help="Wait for new messages."
+        ),
+    ]
+    partitions: Annotated[
+        tuple[str, ...],
+        click.option(
+            "--partition",
+            "partitions",
+            multiple=True,
+            metavar="BROKER-NUMBER",
+            help="Read this partition; may be repeated.  [default: all]",
+        ),
+    ]
+    is_partial: Annotated[
+        bool,
+        click.option(
+            "--partial",
+            "is_partial",
+            is_flag=True,
+            help="Go on without the partitions of brokers that are away.  [default:"
+            " fail]",
+        ),
+    ] = False
+    as_json: Annotated[bool, json_option]
     """One object per message instead of its bytes and a line end."""
-    partitions: tuple[str, ...]
-    """None of them is all."""
-    is_partial: bool = False
-    """Go on without the partitions of brokers that are away."""
 
 
 def cat(target: Target, options: CatOptions) -> None:

@@ -1,6 +1,5 @@
 """The argument tree of what goes through the client: messages, groups and offsets."""
 
-from pathlib import Path
 from typing import Final
 
 import click
@@ -16,7 +15,6 @@ from metaq.cli.cat import CatOptions, cat
 from metaq.cli.cluster import Target
 from metaq.cli.consume import ConsumeOptions, consume
 from metaq.cli.groups import groups
-from metaq.cli.metrics import metrics_option
 from metaq.cli.offsets import (
     WriteOptions,
     copy_offsets,
@@ -25,11 +23,10 @@ from metaq.cli.offsets import (
     show_offsets,
 )
 from metaq.cli.options import (
-    SecondsRange,
     count_option,
     example,
-    group_option,
     json_option,
+    takes,
     target_options,
 )
 from metaq.cli.produce import ProduceOptions, produce
@@ -46,41 +43,15 @@ from metaq.cli.tail import TailOptions, tail
         "tail -F app.log | metaq produce test --attribute app",
     ),
 )
-@click.argument("topic")
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Read this file instead of standard input.",
-)
-@click.option(
-    "--partition",
-    metavar="BROKER-NUMBER",
-    help="Put everything there.  [default: all partitions in turn]",
-)
-@click.option("--attribute", help="Attribute of every message.")
-@json_option
+@takes(ProduceOptions)
 @target_options
-def produce_command(
-    topic: str,
-    file: Path | None,
-    partition: str | None,
-    attribute: str | None,
-    as_json: bool,
-    target: Target,
-) -> None:
+def produce_command(options: ProduceOptions, target: Target) -> None:
     """Put each line of standard input or of a file as one message to TOPIC.
 
     A line ends with LF; all other bytes, a CR among them, are kept. What is read at
     once goes to one partition in order, the next to the next partition. A line that
     got no answer is sent again; the summary says how many may be stored twice.
     """
-    options = ProduceOptions(
-        topic=topic,
-        file=file,
-        partition=partition,
-        attribute=attribute,
-        as_json=as_json,
-    )
     produce(target, options)
 
 
@@ -92,45 +63,9 @@ def produce_command(
         "metaq cat test --from latest --follow",
     ),
 )
-@click.argument("topic")
-@click.option(
-    "--from",
-    "start",
-    default="earliest",
-    show_default=True,
-    metavar="earliest|latest|TIME",
-    help="Where to begin; TIME is ISO 8601 (local time without a zone) or seconds"
-    " since 1970. Messages stamped by a Java broker carry no time.",
-)
-@click.option(
-    "--max", "count_max", type=click.IntRange(0), help="Stop after so many messages."
-)
-@click.option("--follow", "follows", is_flag=True, help="Wait for new messages.")
-@click.option(
-    "--partition",
-    "partitions",
-    multiple=True,
-    metavar="BROKER-NUMBER",
-    help="Read this partition; may be repeated.  [default: all]",
-)
-@click.option(
-    "--partial",
-    "is_partial",
-    is_flag=True,
-    help="Go on without the partitions of brokers that are away.  [default: fail]",
-)
-@json_option
+@takes(CatOptions)
 @target_options
-def cat_command(
-    topic: str,
-    start: str,
-    count_max: int | None,
-    follows: bool,
-    partitions: tuple[str, ...],
-    is_partial: bool,
-    as_json: bool,
-    target: Target,
-) -> None:
+def cat_command(options: CatOptions, target: Target) -> None:
     """Print the messages of TOPIC, each followed by a line end.
 
     All of it, or nothing: while a broker that has some of its partitions is away, the
@@ -140,15 +75,6 @@ def cat_command(
     to the end it has when its turn comes; with --follow as messages arrive. Within a
     partition the order is that of the log.
     """
-    options = CatOptions(
-        topic=topic,
-        start=start,
-        count_max=count_max,
-        follows=follows,
-        as_json=as_json,
-        partitions=partitions,
-        is_partial=is_partial,
-    )
     cat(target, options)
 
 
@@ -161,60 +87,15 @@ def cat_command(
         "metaq consume test --group nightly --idle 5 --start 2026-01-31T12:00",
     ),
 )
-@click.argument("topic")
-@group_option
-@click.option(
-    "--start",
-    default="earliest",
-    show_default=True,
-    metavar="earliest|latest|TIME",
-    help="Where the group begins in partitions without a committed offset.",
-)
-@click.option(
-    "--max", "count_max", type=click.IntRange(0), help="End after so many messages."
-)
-@click.option(
-    "--idle",
-    "idle_s",
-    type=SecondsRange(0),
-    metavar="SECONDS",
-    help="End when no message came for so long.  [default: never]",
-)
-@click.option(
-    "--no-commit",
-    is_flag=True,
-    help="Begin where the group is, and leave it there.",
-)
-@metrics_option
-@json_option
+@takes(ConsumeOptions)
 @target_options
-def consume_command(
-    topic: str,
-    group: str,
-    start: str,
-    count_max: int | None,
-    idle_s: float | None,
-    no_commit: bool,
-    metrics_port: int | None,
-    as_json: bool,
-    target: Target,
-) -> None:
+def consume_command(options: ConsumeOptions, target: Target) -> None:
     """Print the messages of TOPIC as a member of a group, each followed by a line end.
 
     The members of a group share the partitions, ours and those of Java consumers.
     Ctrl-C and SIGTERM commit what was printed and leave the group; after a crash what
     was printed last is printed again.
     """
-    options = ConsumeOptions(
-        topic=topic,
-        group=group,
-        start=start,
-        count_max=count_max,
-        idle_s=idle_s,
-        commits=not no_commit,
-        as_json=as_json,
-        metrics_port=metrics_port,
-    )
     consume(target, options)
 
 
@@ -227,40 +108,9 @@ def consume_command(
         "metaq tail app.log logs --state app.state --once --json",
     ),
 )
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("topic")
-@click.option(
-    "--state",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep the place in the file here, to go on from after a restart.",
-)
-@click.option(
-    "--from-start",
-    is_flag=True,
-    help="The first time, send what is there already.  [default: new lines only]",
-)
-@click.option("--once", is_flag=True, help="End where the file ends.")
-@click.option(
-    "--partition",
-    metavar="BROKER-NUMBER",
-    help="Put everything there.  [default: one partition, by the file's name]",
-)
-@click.option("--attribute", help="Attribute of every message.")
-@metrics_option
-@json_option
+@takes(TailOptions)
 @target_options
-def tail_command(
-    file: Path,
-    topic: str,
-    state: Path | None,
-    from_start: bool,
-    once: bool,
-    partition: str | None,
-    attribute: str | None,
-    metrics_port: int | None,
-    as_json: bool,
-    target: Target,
-) -> None:
+def tail_command(options: TailOptions, target: Target) -> None:
     """Put each line that FILE gains as one message to TOPIC, through its rotation.
 
     FILE may be renamed and created anew, or copied and cut; a line is sent when it has
@@ -268,17 +118,6 @@ def tail_command(
     of one batch at most come twice. A broker has to be there at the start; for one
     that goes away it waits.
     """
-    options = TailOptions(
-        file=file,
-        topic=topic,
-        state=state,
-        from_start=from_start,
-        once=once,
-        partition=partition,
-        attribute=attribute,
-        as_json=as_json,
-        metrics_port=metrics_port,
-    )
     tail(target, options)
 
 
@@ -333,19 +172,6 @@ def forget_command(
 
 
 # -- groups ---------------------------------------------------------------------------
-
-dry_option = click.option(
-    "--dry-run",
-    "is_dry",
-    is_flag=True,
-    help="Print what would be written; write nothing.",
-)
-force_option = click.option(
-    "--force",
-    "is_forced",
-    is_flag=True,
-    help="Write although members read; they overwrite it with their next commit.",
-)
 
 
 @click.command(
@@ -408,18 +234,14 @@ def show_command(group: str, topic: str, as_json: bool, target: Target) -> None:
     metavar="BROKER-NUMBER",
     help="Move this partition; may be repeated.  [default: all]",
 )
-@dry_option
-@force_option
-@json_option
+@takes(WriteOptions)
 @target_options
 def reset_command(
     group: str,
     topic: str,
     goal: str,
     partitions: tuple[str, ...],
-    is_dry: bool,
-    is_forced: bool,
-    as_json: bool,
+    options: WriteOptions,
     target: Target,
 ) -> None:
     """Have GROUP go on elsewhere in TOPIC; stop its members first.
@@ -427,7 +249,6 @@ def reset_command(
     Prints the old and the new offset of each partition. Groups of Java consumers are
     moved the same way.
     """
-    options = WriteOptions(is_dry=is_dry, is_forced=is_forced, as_json=as_json)
     reset_offsets(target, group, topic, parse_goal(goal), partitions, options)
 
 
@@ -442,21 +263,16 @@ def reset_command(
 @click.argument("from_group")
 @click.argument("to_group")
 @click.argument("topic", default="")
-@dry_option
-@force_option
-@json_option
+@takes(WriteOptions)
 @target_options
 def copy_command(
     from_group: str,
     to_group: str,
     topic: str,
-    is_dry: bool,
-    is_forced: bool,
-    as_json: bool,
+    options: WriteOptions,
     target: Target,
 ) -> None:
     """Have TO_GROUP go on where FROM_GROUP is, in all topics or in TOPIC alone."""
-    options = WriteOptions(is_dry=is_dry, is_forced=is_forced, as_json=as_json)
     copy_offsets(target, from_group, to_group, topic, options)
 
 

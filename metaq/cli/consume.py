@@ -4,12 +4,15 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
+
+import click
 
 from metaq.cli.cat import parse_start, write_message
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.metrics import serve_while_running
+from metaq.cli.metrics import metrics_option, serve_while_running
+from metaq.cli.options import SecondsRange, group_option, json_option, max_option
 from metaq.client import Client, Consumer
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
@@ -26,24 +29,42 @@ LOOK_S: Final = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumeOptions:
-    """The options of the command."""
+    """The options of `metaq consume`."""
 
-    topic: str
-    """What is read."""
-    group: str
-    """Whose member reads it."""
-    start: str
-    """Where the group begins without an offset: `earliest`, `latest` or a time."""
-    count_max: int | None
-    """End after so many messages."""
-    idle_s: float | None
-    """End when no message came for so long."""
-    commits: bool
-    """Whether the group remembers what was printed."""
-    as_json: bool
+    topic: Annotated[str, click.argument("topic")]
+    group: Annotated[str, group_option]
+    start: Annotated[
+        str,
+        click.option(
+            "--start",
+            default="earliest",
+            show_default=True,
+            metavar="earliest|latest|TIME",
+            help="Where the group begins in partitions without a committed offset.",
+        ),
+    ]
+    count_max: Annotated[int | None, max_option("End after so many messages.")]
+    idle_s: Annotated[
+        float | None,
+        click.option(
+            "--idle",
+            "idle_s",
+            type=SecondsRange(0),
+            metavar="SECONDS",
+            help="End when no message came for so long.  [default: never]",
+        ),
+    ]
+    no_commit: Annotated[
+        bool,
+        click.option(
+            "--no-commit",
+            is_flag=True,
+            help="Begin where the group is, and leave it there.",
+        ),
+    ]
+    metrics_port: Annotated[int | None, metrics_option] = None
+    as_json: Annotated[bool, json_option]
     """One object per message instead of its bytes and a line end."""
-    metrics_port: int | None = None
-    """Port for Prometheus; None: none."""
 
 
 class UncommittedOffsets:
@@ -104,7 +125,7 @@ def consume(target: Target, options: ConsumeOptions) -> None:
 def _consumer(client: Client, options: ConsumeOptions) -> Consumer:
     start = parse_start(options.start, hint="--start")
     offsets = None
-    if not options.commits:
+    if options.no_commit:
         offsets = UncommittedOffsets(make_store(client.context, is_broadcast=False))
     return client.consumer(options.group, [options.topic], start=start, offsets=offsets)
 

@@ -8,11 +8,12 @@ what a data directory holds, and only where no broker runs.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import click
 
 from metaq.cli import render
+from metaq.cli.options import json_option, max_option
 from metaq.cli.times import format_time
 from metaq.errors import (
     ConfigError,
@@ -55,13 +56,23 @@ DUMP_COLUMNS: Final = {
 class DumpOptions:
     """The options of `metaq dump`."""
 
-    segment: Path
-    """The file."""
-    start: int | None
-    """Offset of the first record shown; None is the segment's first."""
-    count_max: int | None
-    """Most records shown."""
-    as_json: bool
+    segment: Annotated[
+        Path,
+        click.argument(
+            "segment", type=click.Path(exists=True, dir_okay=False, path_type=Path)
+        ),
+    ]
+    start: Annotated[
+        int | None,
+        click.option(
+            "--from",
+            "start",
+            type=click.IntRange(0),
+            help="Offset of the first record.",
+        ),
+    ]
+    count_max: Annotated[int | None, max_option("Stop after so many records.")]
+    as_json: Annotated[bool, json_option]
     """Objects, with the whole payload."""
 
 

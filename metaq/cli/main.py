@@ -19,7 +19,13 @@ from metaq.cli import admin, logs, render, serve
 from metaq.cli.client_tree import COMMANDS
 from metaq.cli.cluster import Target
 from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
-from metaq.cli.options import example, json_option, place_options, target_options
+from metaq.cli.options import (
+    example,
+    json_option,
+    place_options,
+    takes,
+    target_options,
+)
 from metaq.cli.pipeline import pipeline
 from metaq.cli.stats import stats
 from metaq.cli.topic_commands import COMMANDS as TOPIC_COMMANDS
@@ -27,9 +33,6 @@ from metaq.cli.topic_commands import TopicsGroup
 from metaq.cli.topics import topics
 from metaq.errors import MetaqError
 
-PORT: Final = 8123
-ZOOKEEPER_PORT: Final = 2181
-PORT_MAX: Final = 65535
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -143,60 +146,14 @@ def broker_command(config: Path, settings: tuple[str, ...]) -> None:
         "metaq local --set unflushThreshold=1000",
     ),
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Where everything is kept.  [default: metaq in the user's data directory]",
-)
-@click.option(
-    "--port",
-    type=click.IntRange(0, PORT_MAX),
-    default=PORT,
-    show_default=True,
-    help="Port of the broker; 0 picks a free one.",
-)
-@click.option(
-    "--zk-port",
-    type=click.IntRange(0, PORT_MAX),
-    default=ZOOKEEPER_PORT,
-    show_default=True,
-    help="Port of ZooKeeper; 0 picks a free one.",
-)
-@click.option(
-    "--set",
-    "settings",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Override a key of server.ini; may be repeated.",
-)
-@click.option(
-    "--topic",
-    "topics",
-    multiple=True,
-    metavar="NAME[=PARTITIONS]",
-    help="Add a topic; may be repeated.",
-)
-def local_command(
-    data_dir: Path | None,
-    port: int,
-    zk_port: int,
-    settings: tuple[str, ...],
-    topics: tuple[str, ...],
-) -> None:
+@takes(serve.LocalOptions)
+def local_command(options: serve.LocalOptions) -> None:
     """Run ZooKeeper and a broker on this machine, for this machine.
 
     Prints one line when both are ready; logs go to standard error and to
     local/zookeeper in the data directory. Ends on SIGTERM or Ctrl-C.
     """
-    serve.serve_local(
-        serve.LocalOptions(
-            data_dir=data_dir,
-            port=port,
-            zookeeper_port=zk_port,
-            settings=settings,
-            topics=topics,
-        )
-    )
+    serve.serve_local(options)
 
 
 # -- looking --------------------------------------------------------------------------
@@ -293,24 +250,13 @@ def accept_loss_command(directory: Path, is_agreed: bool) -> None:
         "metaq dump archive/test-0/00000000000000000000.meta.zip",
     ),
 )
-@click.argument("segment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--from", "start", type=click.IntRange(0), help="Offset of the first record."
-)
-@click.option(
-    "--max", "count_max", type=click.IntRange(0), help="Stop after so many records."
-)
-@json_option
-def dump_command(
-    segment: Path, start: int | None, count_max: int | None, as_json: bool
-) -> bool:
+@takes(DumpOptions)
+def dump_command(options: DumpOptions) -> bool:
     """Print the records of the file SEGMENT.
 
     The exit code is 1 when a damaged record is met.
     """
-    return dump(
-        DumpOptions(segment=segment, start=start, count_max=count_max, as_json=as_json)
-    )
+    return dump(options)
 
 
 # -- administration -------------------------------------------------------------------

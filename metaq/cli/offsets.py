@@ -4,11 +4,13 @@ import datetime as dt
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, named_partitions
+from metaq.cli.options import json_option
 from metaq.cli.times import parse_time
 from metaq.client.admin.cluster_admin import (
     Goal,
@@ -40,11 +42,26 @@ PLAN_COLUMNS = ("topic", "partition", "old", "new")
 class WriteOptions:
     """How a plan is carried out."""
 
-    is_dry: bool
-    """Print the plan, and leave it at that."""
-    is_forced: bool
-    """Write although the group has members."""
-    as_json: bool
+    is_dry: Annotated[
+        bool,
+        click.option(
+            "--dry-run",
+            "is_dry",
+            is_flag=True,
+            help="Print what would be written; write nothing.",
+        ),
+    ]
+    is_forced: Annotated[
+        bool,
+        click.option(
+            "--force",
+            "is_forced",
+            is_flag=True,
+            help="Write although members read; they overwrite it with their next"
+            " commit.",
+        ),
+    ]
+    as_json: Annotated[bool, json_option]
     """The plan as one object per partition."""
 
 

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
 import click
 
@@ -19,6 +19,8 @@ ROOT: Final = "/meta"
 TIMEOUT_S: Final = 10.0
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 class SecondsRange(click.FloatRange):
@@ -124,9 +126,36 @@ def place_options(command: F) -> F:
     return command
 
 
+def takes(kind: type[T]) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Add the options that a dataclass declares, as the argument `options`.
+
+    Args:
+        kind: each field is `Annotated` with the `click.option` or `click.argument` of
+            its name; help comes in the order of the fields.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        @functools.wraps(command)
+        def with_options(*args: Any, **given: Any) -> R:
+            own = {name: given.pop(name) for name in hints}
+            return command(*args, options=kind(**own), **given)
+
+        wrapped: Callable[..., R] = with_options
+        for hint in reversed(hints.values()):
+            for declare in hint.__metadata__:
+                wrapped = declare(wrapped)
+        return wrapped
+
+    return decorate
+
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object per line, for machines."
 )
+
+
+attribute_option = click.option("--attribute", help="Attribute of every message.")
 
 
 def _check_group(_context: click.Context, _option: click.Parameter, group: str) -> str:
@@ -142,6 +171,11 @@ group_option = click.option(
     callback=_check_group,
     help="Read as a member of this group.",
 )
+
+
+def max_option(text: str) -> Callable[[F], F]:
+    """Return the option that ends a command after so many of something."""
+    return click.option("--max", "count_max", type=click.IntRange(0), help=text)
 
 
 def count_option(default: int) -> Callable[[F], F]:

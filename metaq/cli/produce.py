@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import click
 
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
+from metaq.cli.options import attribute_option, json_option
 from metaq.client import OutgoingMessage, Producer
 from metaq.client.errors import (
     MessageTooLargeError,
@@ -34,18 +35,28 @@ LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProduceOptions:
-    """The options of the command."""
+    """The options of `metaq produce`."""
 
-    topic: str
-    """Where to."""
-    file: Path | None
-    """None is standard input."""
-    partition: str | None
-    """None goes round all partitions."""
-    attribute: str | None
-    """Of every message."""
-    as_json: bool
-    """The summary as one JSON object."""
+    topic: Annotated[str, click.argument("topic")]
+    file: Annotated[
+        Path | None,
+        click.option(
+            "--file",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Read this file instead of standard input.",
+        ),
+    ]
+    partition: Annotated[
+        str | None,
+        click.option(
+            "--partition",
+            metavar="BROKER-NUMBER",
+            help="Put everything there.  [default: all partitions in turn]",
+        ),
+    ]
+    attribute: Annotated[str | None, attribute_option]
+    as_json: Annotated[bool, json_option]
+    """The summary as one object."""
 
 
 def iter_lines(

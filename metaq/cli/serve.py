@@ -29,7 +29,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import click
 
@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"
 """Directory beside the partition directories; a name without '-' is none of them."""
+PORT: Final = 8123
+ZOOKEEPER_PORT: Final = 2181
+PORT_MAX: Final = 65535
 PORT_FILE: Final = "port"
 SESSION_TIMEOUT_MS: Final = 4_000
 """A broker that comes back on another port after kill -9 waits for its own past."""
@@ -57,16 +60,56 @@ SYNC_TIME_MS: Final = 200
 class LocalOptions:
     """The options of `metaq local`."""
 
-    data_dir: Path | None
-    """None is the user's data directory."""
-    port: int
-    """Of the broker; 0 picks one."""
-    zookeeper_port: int
-    """Of ZooKeeper; 0 picks one."""
-    settings: tuple[str, ...]
-    """`key=value`, for any key of server.ini."""
-    topics: tuple[str, ...]
-    """`NAME` or `NAME=PARTITIONS`."""
+    data_dir: Annotated[
+        Path | None,
+        click.option(
+            "--data-dir",
+            type=click.Path(file_okay=False, path_type=Path),
+            help="Where everything is kept.  [default: metaq in the user's data"
+            " directory]",
+        ),
+    ]
+    port: Annotated[
+        int,
+        click.option(
+            "--port",
+            type=click.IntRange(0, PORT_MAX),
+            default=PORT,
+            show_default=True,
+            help="Port of the broker; 0 picks a free one.",
+        ),
+    ]
+    zookeeper_port: Annotated[
+        int,
+        click.option(
+            "--zk-port",
+            "zookeeper_port",
+            type=click.IntRange(0, PORT_MAX),
+            default=ZOOKEEPER_PORT,
+            show_default=True,
+            help="Port of ZooKeeper; 0 picks a free one.",
+        ),
+    ]
+    settings: Annotated[
+        tuple[str, ...],
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a key of server.ini; may be repeated.",
+        ),
+    ]
+    topics: Annotated[
+        tuple[str, ...],
+        click.option(
+            "--topic",
+            "topics",
+            multiple=True,
+            metavar="NAME[=PARTITIONS]",
+            help="Add a topic; may be repeated.",
+        ),
+    ]
 
 
 def serve_broker(path: Path, settings: tuple[str, ...]) -> None:

@@ -10,7 +10,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import click
 
@@ -18,7 +18,8 @@ from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.metrics import serve_while_running
+from metaq.cli.metrics import metrics_option, serve_while_running
+from metaq.cli.options import attribute_option, json_option
 from metaq.client import OutgoingMessage, Producer, SendResult
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
 from metaq.errors import ConfigError, MetaqError, WireError
@@ -36,26 +37,45 @@ STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailOptions:
-    """The options of the command."""
+    """The options of `metaq tail`."""
 
-    file: Path
-    """What is followed; it may not exist yet."""
-    topic: str
-    """Where to."""
-    state: Path | None
-    """Where the place in the file is kept; None forgets it."""
-    from_start: bool
-    """Without a place, send what is there already."""
-    once: bool
-    """End where the file ends."""
-    partition: str | None
-    """None keeps the lines of one file in one partition, by its name."""
-    attribute: str | None
-    """Of every message."""
-    as_json: bool
-    """The summary as one JSON object."""
-    metrics_port: int | None = None
-    """Port for Prometheus; None: none."""
+    file: Annotated[
+        Path, click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+    ]
+    """It may not exist yet."""
+    topic: Annotated[str, click.argument("topic")]
+    state: Annotated[
+        Path | None,
+        click.option(
+            "--state",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="Keep the place in the file here, to go on from after a restart.",
+        ),
+    ]
+    from_start: Annotated[
+        bool,
+        click.option(
+            "--from-start",
+            is_flag=True,
+            help="The first time, send what is there already.  [default: new lines"
+            " only]",
+        ),
+    ]
+    once: Annotated[
+        bool, click.option("--once", is_flag=True, help="End where the file ends.")
+    ]
+    partition: Annotated[
+        str | None,
+        click.option(
+            "--partition",
+            metavar="BROKER-NUMBER",
+            help="Put everything there.  [default: one partition, by the file's name]",
+        ),
+    ]
+    attribute: Annotated[str | None, attribute_option]
+    metrics_port: Annotated[int | None, metrics_option] = None
+    as_json: Annotated[bool, json_option]
+    """The summary as one object."""
 
 
 @dataclass(slots=True)

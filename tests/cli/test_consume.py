@@ -46,7 +46,7 @@ def options(
     *,
     count_max: int | None = None,
     idle_s: float | None = PATIENCE_S,
-    commits: bool = True,
+    no_commit: bool = False,
     as_json: bool = False,
     start: str = "earliest",
     metrics_port: int | None = None,
@@ -57,7 +57,7 @@ def options(
         start=start,
         count_max=count_max,
         idle_s=idle_s,
-        commits=commits,
+        no_commit=no_commit,
         as_json=as_json,
         metrics_port=metrics_port,
     )
@@ -91,7 +91,7 @@ def test_without_commit_the_group_stays_where_it_is(
     consume(target, options(count_max=1))
     for _ in range(2):
         capsys.readouterr()
-        consume(target, options(count_max=2, commits=False))
+        consume(target, options(count_max=2, no_commit=True))
         assert capsys.readouterr().out == "m1\nm2\n"
     assert committed(target, capsys) == RECORD_BYTES
 
@@ -132,7 +132,8 @@ def test_wrong_names_are_told_before_anything_is_read(target: Target) -> None:
     with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
         consume(target, options(start="soon"))
     wrong = ConsumeOptions(
-        topic="nope", group="g", start="latest", count_max=1, idle_s=0.0, commits=True,
+        topic="nope", group="g", start="latest", count_max=1, idle_s=0.0,
+        no_commit=False,
         as_json=False,
     )  # fmt: skip
     with pytest.raises(NoBrokerError, match=r"'nope' at the moment; .* test"):
