@@ -14,6 +14,7 @@ import click
 from metaq.broker.admin_client import call_admin
 from metaq.broker.admin_socket import SOCKET_NAME
 from metaq.cli import render
+from metaq.cli.options import example, json_option, place_options
 from metaq.cli.places import default_data_dir, read_bytes
 from metaq.config import load_config
 from metaq.errors import AdminError
@@ -123,3 +124,61 @@ def _send(command: str, data_dir: Path, topic: str, span: Span) -> None:
 
 def _texts(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
+
+
+# -- commands ------------------------------------------------------------------------
+
+
+@click.command(
+    "reload", epilog=example("metaq reload", "metaq reload --config config/server.ini")
+)
+@json_option
+@place_options
+def reload_command(data_dir: Path | None, config: Path | None, as_json: bool) -> None:
+    """Let a broker on this machine read its configuration again.
+
+    A file with an error changes nothing, and the error is printed.
+    """
+    reload(find_data_dir(data_dir, config), as_json=as_json)
+
+
+@click.group()
+def partitions() -> None:
+    """Close partitions to puts and gets, or open them again."""
+
+
+@partitions.command(
+    "close",
+    short_help="Refuse puts and gets of TOPIC, or of some partitions.",
+    epilog=example("metaq partitions close test", "metaq partitions close test 0-3"),
+)
+@click.argument("topic")
+@click.argument("span", metavar="[RANGE]", default="", callback=read_span)
+@place_options
+def close_command(
+    topic: str, span: Span, data_dir: Path | None, config: Path | None
+) -> None:
+    """Refuse puts and gets of TOPIC, all of it or RANGE (a number, FIRST-LAST).
+
+    Lasts until the partitions are opened or the broker restarts.
+    """
+    close_partitions(find_data_dir(data_dir, config), topic, span)
+
+
+@partitions.command(
+    "open",
+    short_help="Take puts and gets of TOPIC again.",
+    epilog=example("metaq partitions open test", "metaq partitions open test 2"),
+)
+@click.argument("topic")
+@click.argument("span", metavar="[RANGE]", default="", callback=read_span)
+@place_options
+def open_command(
+    topic: str, span: Span, data_dir: Path | None, config: Path | None
+) -> None:
+    """Take puts and gets of TOPIC again, all of it or RANGE (a number, FIRST-LAST)."""
+    open_partitions(find_data_dir(data_dir, config), topic, span)
+
+
+COMMANDS: Final = (reload_command, partitions)
+"""Of the argument tree."""

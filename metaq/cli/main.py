@@ -22,7 +22,6 @@ from metaq.cli.inspect_log import DumpOptions, accept_loss, dump, verify
 from metaq.cli.options import (
     example,
     json_option,
-    place_options,
     takes,
     target_options,
 )
@@ -103,7 +102,7 @@ def main() -> None:
     logs.be_quiet()
 
 
-for command in (*COMMANDS, pipeline):
+for command in (*COMMANDS, *admin.COMMANDS, pipeline):
     main.add_command(command)
 
 
@@ -257,57 +256,3 @@ def dump_command(options: DumpOptions) -> bool:
     The exit code is 1 when a damaged record is met.
     """
     return dump(options)
-
-
-# -- administration -------------------------------------------------------------------
-
-
-@main.command(
-    "reload", epilog=example("metaq reload", "metaq reload --config config/server.ini")
-)
-@json_option
-@place_options
-def reload_command(data_dir: Path | None, config: Path | None, as_json: bool) -> None:
-    """Let a broker on this machine read its configuration again.
-
-    A file with an error changes nothing, and the error is printed.
-    """
-    admin.reload(admin.find_data_dir(data_dir, config), as_json=as_json)
-
-
-@main.group()
-def partitions() -> None:
-    """Close partitions to puts and gets, or open them again."""
-
-
-@partitions.command(
-    "close",
-    short_help="Refuse puts and gets of TOPIC, or of some partitions.",
-    epilog=example("metaq partitions close test", "metaq partitions close test 0-3"),
-)
-@click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="", callback=admin.read_span)
-@place_options
-def close_command(
-    topic: str, span: admin.Span, data_dir: Path | None, config: Path | None
-) -> None:
-    """Refuse puts and gets of TOPIC, all of it or RANGE (a number, FIRST-LAST).
-
-    Lasts until the partitions are opened or the broker restarts.
-    """
-    admin.close_partitions(admin.find_data_dir(data_dir, config), topic, span)
-
-
-@partitions.command(
-    "open",
-    short_help="Take puts and gets of TOPIC again.",
-    epilog=example("metaq partitions open test", "metaq partitions open test 2"),
-)
-@click.argument("topic")
-@click.argument("span", metavar="[RANGE]", default="", callback=admin.read_span)
-@place_options
-def open_command(
-    topic: str, span: admin.Span, data_dir: Path | None, config: Path | None
-) -> None:
-    """Take puts and gets of TOPIC again, all of it or RANGE (a number, FIRST-LAST)."""
-    admin.open_partitions(admin.find_data_dir(data_dir, config), topic, span)

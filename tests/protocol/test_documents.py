@@ -35,11 +35,7 @@ def read(role: Role, text: str) -> Event:
 def test_the_grammar_table_has_a_row_for_every_value() -> None:
     """A command without a row would be undocumented."""
     union = {*commands.Command.__args__, *commands.Reply.__args__}
-    assert [name for name, _ in ROWS] == [
-        "Put", "Mput", "Sync", "Get", "OffsetQuery", "Version", "Stats", "Quit",
-        "TransactionCommand", "Result", "Value",
-    ]  # fmt: skip
-    assert {cls.__name__ for cls in union} == {name for name, _ in ROWS}
+    assert sorted(cls.__name__ for cls in union) == sorted(name for name, _ in ROWS)
 
 
 @pytest.mark.parametrize(("name", "example"), ROWS)
