@@ -30,7 +30,7 @@ from metaq.record.scan import Corrupt, Incomplete, read_record
 from metaq.storage.holdings import Extent, Holdings, find_losses
 from metaq.storage.inventory import read_holdings, write_holdings
 from metaq.storage.listing import check_names
-from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.opening import extent_of, partition_names
 from metaq.storage.retention_run import ZIP_SUFFIX
 from metaq.storage.segment import META_SUFFIX
@@ -279,7 +279,7 @@ def verify(directory: Path, *, as_json: bool) -> bool:
             fs,
             directory,
             in_use=is_in_use(fs, directory),
-            unsynced_bytes_max=GROUP_BYTES_MAX,
+            unsynced_bytes_max=UNSYNCED_BYTES_MAX,
             on_progress=lambda progress: advance(progress.checked_bytes),
         )
     for finding in report.findings:

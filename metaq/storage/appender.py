@@ -2,13 +2,16 @@
 
 Theory of operation. A data directory has one storage thread, and this is all it does:
 
-    take everything queued  →  per log: write, sync  →  tell the loop  →  roll if full
+    take what is queued  →  one group: write, sync  →  tell the loop  →  roll if full
             ↑                                                                |
-            └─── the next group fills meanwhile; or nothing comes: rest ←────┘
+            └────── others queue meanwhile; or nothing comes: rest ←─────────┘
 
-* The queue holds requests in the order the loop made them. Appends of one log that lie
-  next to each other in a batch become one write and one sync. A task (a sync by time,
-  a close) is a barrier: what was queued before it is committed before it runs.
+* A group is what one log has queued, `GROUP_BYTES_MAX` at most: one write and one sync.
+  Logs take turns (`GroupQueue`), and what came meanwhile is taken in before the next
+  turn: a put waits for one group of each log that is busy, whatever is queued there. A
+  single append that is larger is written and synced in steps, each of them a turn.
+* Appends come in the order the loop made them. A task (a sync by time, a close) is a
+  barrier: what came before it is committed before it runs, what came behind it waits.
 * The loop is told with `post`, in the order things happened, and only with values. A
   `WriterProgress` says how far that log is written and synced; the loop's side knows
   which appends that answers.
@@ -34,9 +37,11 @@ the end of the directory. Keep in step: `partition_log.py`, the other end of the
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import chain, count
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
@@ -50,7 +55,7 @@ from metaq.storage.inventory import (
     try_write_holdings,
     write_holdings,
 )
-from metaq.storage.log_writer import LogWriter
+from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
 from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
 
@@ -145,6 +150,58 @@ class WriterProgress(NamedTuple):
     """Time they took together, seconds."""
 
 
+class GroupQueue:
+    """Appends that wait for the disk, and which log has the next turn. Pure.
+
+    It is the log that was served longest ago: one that is seldom used goes first, and
+    none starves. Appends of one log keep their order.
+    """
+
+    def __init__(self, group_bytes_max: int = GROUP_BYTES_MAX) -> None:
+        """Hand out groups of so many bytes at most; a larger append is one alone."""
+        self._group_bytes_max = group_bytes_max
+        self._waiting: dict[LogWriter, deque[AppendRequest]] = {}
+        self._turns: list[tuple[int, int, LogWriter]] = []
+        """A heap: the last turn of each log that waits, when it came, the log."""
+        self._numbers = count(1)
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def push(self, request: AppendRequest) -> None:
+        """Queue an append behind those of its log."""
+        waiting = self._waiting.get(request.writer)
+        if waiting is None:
+            waiting = self._waiting[request.writer] = deque()
+            self._want_turn(request.writer)
+        waiting.append(request)
+
+    def begin_turn(self) -> LogWriter:
+        """Return the log whose turn it is; `end_turn` follows."""
+        return heappop(self._turns)[-1]
+
+    def take(self, writer: LogWriter) -> list[AppendRequest]:
+        """Take the next group of a log that has its turn."""
+        waiting = self._waiting[writer]
+        group = [waiting.popleft()]
+        room_bytes = self._group_bytes_max - group[0].size_bytes
+        while waiting and waiting[0].size_bytes <= room_bytes:
+            room_bytes -= waiting[0].size_bytes
+            group.append(waiting.popleft())
+        return group
+
+    def end_turn(self, writer: LogWriter, *, is_done: bool) -> None:
+        """Let the log queue again if more waits, or its group is not done."""
+        writer.last_turn = next(self._numbers)
+        if self._waiting[writer] or not is_done:
+            self._want_turn(writer)
+        else:
+            del self._waiting[writer]
+
+    def _want_turn(self, writer: LogWriter) -> None:
+        heappush(self._turns, (writer.last_turn, next(self._numbers), writer))
+
+
 class Appender:
     """Carry out the requests of one data directory. Owner: the storage thread."""
 
@@ -179,26 +236,34 @@ class Appender:
         self._on_offline = on_offline
         self._on_free_space = on_free_space
         self._free_space_s = float("-inf")
+        self._accepted: deque[Request] = deque()
+        self._groups = GroupQueue()
+        self._under_way: dict[LogWriter, Iterator[None]] = {}
+        """Groups of which some steps are done."""
         self._unindexed: set[LogWriter] = set()
-        self._is_closed = False
         self.is_offline = False
         """Set once, by the first disk error."""
 
-    def run(self, batch: Sequence[Request]) -> None:
-        """Carry out one batch of requests: one cycle."""
-        groups: dict[LogWriter, list[AppendRequest]] = {}
-        for request in batch:
-            if isinstance(request, AppendRequest):
-                groups.setdefault(request.writer, []).append(request)
-            else:
-                self._commit_groups(groups)
-                groups = {}
-                request()
-        self._commit_groups(groups)
-        if self._is_closed:
-            return
-        if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
-            self.look_at_free_space()
+    def run(self, requests: Sequence[Request]) -> bool:
+        """Take requests over, then give one log its turn, or run a task.
+
+        Returns:
+            Whether there is more to do; then it is to be called again.
+        """
+        accepted = self._accepted
+        accepted.extend(requests)
+        while accepted and isinstance(accepted[0], AppendRequest):
+            self._groups.push(accepted[0])
+            accepted.popleft()
+        if self._groups:
+            self._run_turn()
+            if self._clock.monotonic_s() - self._free_space_s >= FREE_SPACE_REFRESH_S:
+                self.look_at_free_space()
+        elif accepted:
+            task = accepted.popleft()
+            assert not isinstance(task, AppendRequest), task
+            task()
+        return bool(self._groups or accepted)
 
     def rest(self) -> None:
         """Write the index entries that were put off; called when nothing is queued."""
@@ -302,7 +367,6 @@ class Appender:
         for writer, _receiver in logs:
             writer.abandon()
         # Nothing is posted behind this: the loop may be gone by then.
-        self._is_closed = True
         self._post(on_closed)
 
     def go_offline(self, error: StorageError) -> None:
@@ -311,9 +375,22 @@ class Appender:
             self.is_offline = True
             self._post(partial(self._on_offline, error))
 
-    def _commit_groups(self, groups: dict[LogWriter, list[AppendRequest]]) -> None:
-        for writer, group in groups.items():
-            self._guarded(partial(self._commit, writer, group))
+    def _run_turn(self) -> None:
+        """Commit the next group, or go on with one."""
+        writer = self._groups.begin_turn()
+        steps = self._under_way.pop(writer, None)
+        if steps is None:
+            steps = self._commit(writer, self._groups.take(writer))
+
+        def step() -> None:
+            for _step in steps:
+                self._under_way[writer] = steps
+                return
+
+        try:
+            self._guarded(step)
+        finally:
+            self._groups.end_turn(writer, is_done=writer not in self._under_way)
 
     def _guarded(self, task: Task) -> None:
         """Run a task unless the directory is offline; a disk error takes it there."""
@@ -324,8 +401,10 @@ class Appender:
         except StorageError as error:
             self.go_offline(error)
 
-    def _commit(self, writer: LogWriter, queued: Sequence[AppendRequest]) -> None:
-        """Write, sync and announce the appends of one log."""
+    def _commit(
+        self, writer: LogWriter, queued: Sequence[AppendRequest]
+    ) -> Iterator[None]:
+        """Write, sync and announce the appends of one log; in steps if it is much."""
         group = [request for request in queued if request.version == writer.version]
         if not group:
             return
@@ -336,7 +415,7 @@ class Appender:
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
             data = _joined(group)
             record_count = sum(request.record_count for request in group)
-            writer.write(
+            yield from writer.write(
                 data,
                 record_count=record_count,
                 last_id=group[-1].last_id,

@@ -34,13 +34,12 @@ from metaq.stats import Histogram
 from metaq.storage.appender import (
     Appender,
     AppendReceiver,
-    AppendRequest,
     Post,
     Request,
     Task,
 )
 from metaq.storage.holdings import Holdings
-from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
+from metaq.storage.log_writer import LogWriter
 
 _log = logging.getLogger(__name__)
 
@@ -90,7 +89,7 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 
 
 class Worker(Protocol):
-    """Runs batches of requests, in order, one at a time."""
+    """Hands over requests in their order, and does the work piece by piece."""
 
     def start(self) -> None:
         """Begin to work."""
@@ -105,9 +104,10 @@ class Worker(Protocol):
         ...
 
 
-RunBatch: TypeAlias = Callable[[Sequence[Request]], None]
-StartWorker: TypeAlias = Callable[[str, RunBatch, Task], Worker]
-"""Makes a worker with a name, from what runs a batch and what it does when it rests;
+RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
+"""Takes requests over and does one piece of work; returns whether there is more."""
+StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker]
+"""Makes a worker with a name, from what runs requests and what it does when it rests;
 tests put a deterministic one here."""
 
 
@@ -118,7 +118,7 @@ class StorageThread:
     once the broker has given up waiting for it.
     """
 
-    def __init__(self, name: str, run: RunBatch, rest: Task) -> None:
+    def __init__(self, name: str, run: RunRequests, rest: Task) -> None:
         self._run = run
         self._rest = rest
         # Unbounded here: the broker bounds the bytes in flight and stops reading.
@@ -142,25 +142,18 @@ class StorageThread:
         self._thread.join(timeout_s)
 
     def _run_thread(self) -> None:
-        first = self._queue.get()
-        while first is not None:
-            batch = [first]
-            size_bytes = _size_of(first)
-            is_last = False
+        is_last = has_more = False
+        while has_more or not is_last:
+            taken = [] if has_more else [self._next()]
             # Only this thread takes, so a queue that is not empty stays so.
-            while size_bytes < GROUP_BYTES_MAX and not self._queue.empty():
-                request = self._queue.get()
-                if request is None:
-                    is_last = True
-                    break
-                batch.append(request)
-                size_bytes += _size_of(request)
-            self._run(batch)
-            # The batch holds the bytes of its group: let go before waiting.
-            del batch, first
-            if is_last:
-                return
-            first = self._next()
+            while not self._queue.empty():
+                taken.append(self._queue.get())
+            is_last = is_last or None in taken
+            requests = [each for each in taken if each is not None]
+            if requests or has_more:
+                has_more = self._run(requests)
+            # They hold the bytes of groups: let go before waiting.
+            del taken, requests
 
     def _next(self) -> Request | None:
         try:
@@ -239,7 +232,7 @@ class LogDir:
         self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
         """Threads that may wait for its disk on behalf of gets; `begin` is for the
         owner of the broker's threads."""
-        self._worker = start_worker(f"storage {path}", self._run_batch, self._rest)
+        self._worker = start_worker(f"storage {path}", self._run_requests, self._rest)
 
     def open(self) -> None:
         """Make the directory if it is missing, and become its only owner. Blocks.
@@ -427,20 +420,22 @@ class LogDir:
                 " it renamed or removed, or another disk mounted over it)"
             )
 
-    def _run_batch(self, batch: Sequence[Request]) -> None:
-        self._run_safely(partial(self.appender.run, batch))
+    def _run_requests(self, requests: Sequence[Request]) -> bool:
+        try:
+            return self.appender.run(requests)
+        except Exception as error:  # noqa: BLE001  # the top of the storage thread
+            self._note_bug(error)
+            return True  # what is queued is dropped by the next calls
 
     def _rest(self) -> None:
-        self._run_safely(self.appender.rest)
-
-    def _run_safely(self, task: Task) -> None:
         try:
-            task()
-        except Exception as error:  # noqa: BLE001  # the top of the storage thread
-            _log.exception("storage thread failed: directory=%s", self.path)
-            self.appender.go_offline(
-                StorageError(f"bug in the storage thread: {error!r}")
-            )
+            self.appender.rest()
+        except Exception as error:  # noqa: BLE001  # as above
+            self._note_bug(error)
+
+    def _note_bug(self, error: Exception) -> None:
+        _log.error("storage thread failed: directory=%s", self.path, exc_info=error)
+        self.appender.go_offline(StorageError(f"bug in the storage thread: {error!r}"))
 
     def _on_free_space(self, free_bytes: SizeBytes) -> None:
         self._free_bytes = free_bytes
@@ -467,7 +462,3 @@ class LogDir:
         found = TRANSITIONS.get((self.state, event))
         assert found is not None, f"{self.path}: {event.value} in {self.state.value}"
         self.state = found
-
-
-def _size_of(request: Request) -> int:
-    return request.size_bytes if isinstance(request, AppendRequest) else 0

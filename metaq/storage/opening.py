@@ -21,7 +21,7 @@ from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.record.ids import id_after
 from metaq.stats import Histogram
 from metaq.storage.holdings import Extent
-from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, WriterOptions
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX, LogWriter, WriterOptions
 from metaq.storage.producer_file import read_notes, stored_batches
 from metaq.storage.producers import StoredBatch
 from metaq.storage.recovery import RecoveredLog, recover_log
@@ -269,7 +269,7 @@ def _recover(
     found = recover_log(
         fs,
         path,
-        unsynced_bytes_max=GROUP_BYTES_MAX if is_group_commit else None,
+        unsynced_bytes_max=UNSYNCED_BYTES_MAX if is_group_commit else None,
         span_bytes_min=config.limits.span_bytes_min,
         now_ms=clock.wall_ms(),
         noted=noted,

@@ -10,7 +10,7 @@ from metaq.fs import FileSystem
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.appender import AppendRequest, AppendTicket, Request, Task
-from metaq.storage.log_dir import RunBatch
+from metaq.storage.log_dir import RunRequests
 from metaq.storage.log_manager import LogManager
 from metaq.storage.partition_log import PartitionLog
 
@@ -32,12 +32,12 @@ class ManualLoop:
 
 
 class StepWorker:
-    """A storage thread without a thread: `step` runs what is queued as one batch.
+    """A storage thread without a thread: `step` does all that is queued.
 
-    It rests after every batch, unless `is_busy`.
+    It rests after every step, unless `is_busy`.
     """
 
-    def __init__(self, name: str, run: RunBatch, rest: Task) -> None:
+    def __init__(self, name: str, run: RunRequests, rest: Task) -> None:
         self.name = name
         self.queue: list[Request] = []
         self.is_stopped = False
@@ -58,12 +58,18 @@ class StepWorker:
         self.is_stopped = True
 
     def step(self) -> None:
-        """Run everything that is queued as one batch."""
-        batch, self.queue = self.queue, []
-        if batch:
-            self._run(batch)
-            if not self.is_busy:
-                self._rest()
+        """Do everything that is queued, then rest."""
+        if not self.queue:
+            return
+        while self.turn():
+            pass
+        if not self.is_busy:
+            self._rest()
+
+    def turn(self) -> bool:
+        """Write one group, or a step of one; return whether there is more to do."""
+        requests, self.queue = self.queue, []
+        return self._run(requests)
 
 
 class Ticket:
@@ -158,6 +164,6 @@ class StorageBench:
             for request in worker.queue
         )
 
-    def _start_worker(self, name: str, run: RunBatch, rest: Task) -> StepWorker:
+    def _start_worker(self, name: str, run: RunRequests, rest: Task) -> StepWorker:
         self.workers.append(StepWorker(name, run, rest))
         return self.workers[-1]

@@ -11,7 +11,7 @@ from metaq.errors import CorruptRecordError
 from metaq.fs import SystemFileSystem
 from metaq.model import Offset, SizeBytes
 from metaq.storage.log_snapshots import ScrubbedLogs
-from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.scrub import Scrub, run_step
 from metaq.storage.segment import Segment, segment_file_name
@@ -141,7 +141,7 @@ def scrubbed(bench: StorageBench) -> None:
 def verified(directory: Path, *, in_use: bool) -> Ranges:
     """Return what `metaq verify` names."""
     report = verify_directory(
-        FS, directory, in_use=in_use, unsynced_bytes_max=SizeBytes(GROUP_BYTES_MAX)
+        FS, directory, in_use=in_use, unsynced_bytes_max=SizeBytes(UNSYNCED_BYTES_MAX)
     )
     return [
         (found.offset or 0, found.next_good_offset)

@@ -24,7 +24,6 @@ from metaq.storage.log_dir import (
     StorageThread,
 )
 from metaq.storage.log_state import LogState
-from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.testing.clock import ManualClock
 from metaq.testing.fs import FaultyFileSystem, keep_none
 from metaq.testing.storage import StorageBench, Ticket
@@ -410,17 +409,20 @@ def test_a_slow_sync_is_a_warning(
 
 
 class Gate:
-    """A batch runner that waits for the test."""
+    """Does a piece of work for each request, and waits for the test each time."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
+        self.left = 0
         self.entered = threading.Semaphore(0)
         self.go_on = threading.Semaphore(0)
 
-    def run(self, batch: Sequence[Request]) -> None:
+    def run(self, batch: Sequence[Request]) -> bool:
         self.batches.append(len(batch))
+        self.left += len(batch) - 1
         self.entered.release()
         assert self.go_on.acquire(timeout=30)
+        return self.left > 0
 
 
 def request(size: int) -> Request:
@@ -437,28 +439,33 @@ def request(size: int) -> Request:
     )
 
 
-def test_the_thread_takes_everything_that_is_queued() -> None:
-    """What comes while a group is written is the next group; a group is bounded."""
+def test_the_thread_hands_over_what_came_before_each_piece_of_work() -> None:
+    """It asks for pieces until all is done, the end of the thread included."""
     gate = Gate()
     thread = StorageThread("test", gate.run, lambda: None)
     thread.start()
     thread.submit(request(1))
-    assert gate.entered.acquire(timeout=30)
-    for _ in range(5):
-        thread.submit(request(10))
-    thread.submit(request(GROUP_BYTES_MAX))
-    thread.submit(request(10))
+    for arrivals in (3, 2):
+        assert gate.entered.acquire(timeout=30)
+        for _ in range(arrivals):
+            thread.submit(request(10))
+        gate.go_on.release()
     thread.stop()
-    for _ in range(3):
+    for _ in range(4):
         gate.go_on.release()
     thread.join(30)
-    assert gate.batches == [1, 6, 1]
+    assert gate.batches == [1, 3, 2, 0, 0, 0]
 
 
 def test_the_thread_ends_when_the_queue_is_empty() -> None:
     """`stop` lets everything before it run."""
     done: list[int] = []
-    thread = StorageThread("test", lambda batch: done.append(len(batch)), lambda: None)
+
+    def run(batch: Sequence[Request]) -> bool:
+        done.append(len(batch))
+        return False
+
+    thread = StorageThread("test", run, lambda: None)
     for _ in range(3):
         thread.submit(request(1))
     thread.stop()
@@ -476,9 +483,13 @@ def test_the_thread_rests_once_when_nothing_is_queued() -> None:
         done.append("rest")
         rested.set()
 
-    thread = StorageThread("test", lambda _batch: done.append("run"), rest)
-    thread.start()
+    def run(_batch: Sequence[Request]) -> bool:
+        done.append("run")
+        return False
+
+    thread = StorageThread("test", run, rest)
     thread.submit(request(1))
+    thread.start()
     assert rested.wait(30)
     thread.stop()
     thread.join(30)

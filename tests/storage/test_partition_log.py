@@ -14,7 +14,6 @@ from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import appender, log_writer
 from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
-from metaq.storage.log_writer import GROUP_BYTES_MAX
 from metaq.testing.fs import FaultyFileSystem, Operation, keep_none
 from metaq.testing.storage import Ticket
 from tests.storage.support import (
@@ -231,23 +230,6 @@ def test_a_large_record_takes_the_same_path_as_a_small_one(
     assert order == tickets
     assert log.statistics().sync_count == 1
     assert isinstance(scan_records(content_of(log)), CleanEnd)
-    bench.close()
-
-
-def test_an_append_larger_than_a_group_is_synced_in_steps(
-    fs: FaultyFileSystem,
-) -> None:
-    """No more than `GROUP_BYTES_MAX` of one log are ever written and not synced."""
-    bench = opened(fs)
-    log = log_of(bench)
-    ticket = put(bench, log, 1, 2 * GROUP_BYTES_MAX)
-    segment = DATA / "test-0" / "00000000000000000000.meta"
-    bench.run()
-    calls = [(c.name, c.size) for c in fs.log if c.path == segment]
-    calls = [call for call in calls if call[0] in {"write", "sync"}]
-    assert [name for name, _size in calls] == ["write", "sync"] * 3
-    assert max(size for _name, size in calls) == GROUP_BYTES_MAX
-    assert ticket.is_stored
     bench.close()
 
 

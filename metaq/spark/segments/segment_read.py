@@ -20,7 +20,7 @@ from metaq.spark.segments.segment_files import FileKind
 from metaq.spark.segments.segment_plan import BoundedSplit
 from metaq.spark.segments.segment_splits import Split
 from metaq.storage.damage import Tail, apart, check_tail
-from metaq.storage.log_writer import GROUP_BYTES_MAX
+from metaq.storage.log_writer import UNSYNCED_BYTES_MAX
 from metaq.storage.segment import Damage, Segment
 from metaq.storage.segment_source import open_source
 from metaq.storage.walk import WINDOW_BYTES
@@ -139,7 +139,7 @@ def tail_of(fs: FileSystem, split: Split) -> Tail:
             file,
             segment,
             split.start,
-            unsynced_bytes_max=GROUP_BYTES_MAX,
+            unsynced_bytes_max=UNSYNCED_BYTES_MAX,
             span_bytes_min=WINDOW_BYTES,
             time_ms=file.mtime_ms(),
         )
