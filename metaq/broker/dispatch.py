@@ -8,7 +8,7 @@ command were taken in whole.
 
 import logging
 from collections.abc import Generator
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
@@ -37,15 +37,16 @@ from metaq.protocol.status import Status
 
 log = logging.getLogger(__name__)
 
-Answerable = (
-    Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync | Oversized
+Large: TypeAlias = Mput | Stats
+"""What may take longer than a turn of the loop."""
+
+Small: TypeAlias = (
+    Put | Get | OffsetQuery | Version | TransactionCommand | Sync | Oversized
 )
-"""What `dispatch` answers; a quit is the session's business."""
+"""Everything else that a server is asked; a quit is the session's business."""
 
 
-def dispatch(
-    command: Answerable, answerer: GetAnswerer, context: BrokerContext
-) -> bytes:
+def dispatch(command: Small, answerer: GetAnswerer, context: BrokerContext) -> bytes:
     """Carry out one command.
 
     Returns:
@@ -63,21 +64,24 @@ def dispatch(
     return b"" if body is None else encode_result(Status.OK, body, command.opaque)
 
 
-def dispatch_batch(
-    command: Mput, answerer: Answerer, context: BrokerContext
+def dispatch_in_steps(
+    command: Large, answerer: Answerer, context: BrokerContext
 ) -> Generator[None, None, bytes]:
-    """Carry out an mput in steps; returns and raises what `dispatch` does."""
+    """Carry out one command in steps; returns and raises what `dispatch` does."""
     try:
-        yield from handle_mput(command, answerer, context)
+        if isinstance(command, Mput):
+            yield from handle_mput(command, answerer, context)
+            return b""
+        body = yield from handle_stats(command, context)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001  # told below, whatever it is
         return encode_failure(error, command, context)
-    return b""
+    return encode_result(Status.OK, body, command.opaque)
 
 
 def encode_failure(
-    error: Exception, command: Answerable | Mput, context: BrokerContext
+    error: Exception, command: Small | Large, context: BrokerContext
 ) -> bytes:
     """Return the reply to a command that failed: what is no WireError is a bug."""
     if isinstance(error, WireError):
@@ -89,7 +93,7 @@ def encode_failure(
 
 
 def _handle(
-    command: Answerable, answerer: GetAnswerer, context: BrokerContext
+    command: Small, answerer: GetAnswerer, context: BrokerContext
 ) -> bytes | None:
     match command:
         case Put():
@@ -100,8 +104,6 @@ def _handle(
             return handle_offset(command, answerer, context)
         case Version():
             return handle_version(context)
-        case Stats():
-            return handle_stats(command, context)
         case TransactionCommand():
             handle_transaction(command)
         case Sync():

@@ -25,7 +25,7 @@ import logging
 from collections.abc import Callable, Generator
 
 from metaq.broker.context import BrokerContext
-from metaq.broker.dispatch import dispatch, dispatch_batch, encode_failure
+from metaq.broker.dispatch import dispatch, dispatch_in_steps, encode_failure
 from metaq.broker.handlers.get import finish_get
 from metaq.broker.hot_puts import HotPuts
 from metaq.broker.load import TURN_S
@@ -33,7 +33,7 @@ from metaq.broker.waiters import Waiter
 from metaq.errors import RemoteProtocolError
 from metaq.net.channel import Channel
 from metaq.net.file_range import Explain, FileRange
-from metaq.protocol.commands import Mput, Quit, Result, Value
+from metaq.protocol.commands import Mput, Quit, Result, Stats, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 
 log = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class Session:
         self._is_paused = False
         self._is_resume_due = False
         self._is_closed = False
-        self._batch: Generator[None, None, bytes] | None = None
-        self._batch_bytes = 0
+        self._steps: Generator[None, None, bytes] | None = None
+        self._steps_bytes = 0
         self._end_reason = ""
         self._frame_since_s: float | None = None
 
@@ -98,8 +98,8 @@ class Session:
             return
         self._end_reason = reason
         try:
-            while self._batch is not None:
-                self._step_batch()
+            while self._steps is not None:
+                self._take_step()
         except MemoryError:
             self.abort("no memory")
         self._drop_partial()
@@ -183,15 +183,15 @@ class Session:
         connection, now_s = self._connection, self._context.clock.monotonic_s
         turn_ends_s = now_s() + TURN_S
         while not self._end_reason:
-            if self._batch is not None:
+            if self._steps is not None:
                 # Before any bound is looked at: going on is what frees its bytes.
-                self._step_batch()
+                self._take_step()
             elif self._must_pause():
                 self._pause()
                 return
             elif not self._take_next():
                 return
-            has_more = self._batch is not None or connection.buffer.unread_bytes
+            has_more = self._steps is not None or connection.buffer.unread_bytes
             if has_more and now_s() >= turn_ends_s:
                 self._pause()
                 self._resume_soon()
@@ -228,36 +228,33 @@ class Session:
             self.end("quit")
             return False
         assert not isinstance(event, Result | Value), "no replies are heard"
-        if isinstance(event, Mput):
-            self._begin_batch(event)
+        if isinstance(event, Mput | Stats):
+            self._steps = dispatch_in_steps(event, self, self._context)
+            self._steps_bytes = len(event.payload) if isinstance(event, Mput) else 0
+            self._context.load.hold(self._steps_bytes)
         else:
             self._channel.send(dispatch(event, self, self._context))
         return True
 
-    def _begin_batch(self, command: Mput) -> None:
-        self._batch = dispatch_batch(command, self, self._context)
-        self._batch_bytes = len(command.payload)
-        self._context.load.hold(self._batch_bytes)
-
-    def _step_batch(self) -> bool:
-        """Take one step of the batch at hand; return whether it was the last."""
-        assert self._batch is not None, "there is a batch"
+    def _take_step(self) -> bool:
+        """Take one step of the command at hand; return whether it was the last."""
+        assert self._steps is not None, "there is a command at hand"
         try:
-            next(self._batch)
+            next(self._steps)
         except StopIteration as done:
-            self._drop_batch()
+            self._drop_steps()
             self._channel.send(done.value)
             return True
         except MemoryError:
-            self._drop_batch()
+            self._drop_steps()
             raise
         return False
 
-    def _drop_batch(self) -> None:
-        if self._batch is not None:
-            self._batch.close()
-            self._batch = None
-            self._context.load.release(self._batch_bytes)
+    def _drop_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.close()
+            self._steps = None
+            self._context.load.release(self._steps_bytes)
 
     def _finish_read(self) -> None:
         """Go on reading, all that was received being carried out, within the bounds."""
@@ -386,7 +383,7 @@ class Session:
     def _on_channel_closed(self, reason: str) -> None:
         self._end_reason = self._end_reason or reason
         self._is_closed = True
-        self._drop_batch()
+        self._drop_steps()
         self._drop_partial()
         self._context.load.leave(self)
         self._context.waiters.end_all(self._waiters)

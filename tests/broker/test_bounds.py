@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import re
 import resource
 import socket
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from zlib import crc32
 import pytest
 
 from metaq.broker import acks
+from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import TURN_S, Turns
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
@@ -397,6 +399,44 @@ def test_a_large_batch_is_checked_turn_by_turn(
             assert broker.context.load.in_flight_bytes == 0
 
     run(data_dir, scenario, clock=BusyClock())
+
+
+@pytest.mark.parametrize("item", [b"", b"topics", b"offsets", b"test"])
+def test_statistics_of_many_logs_are_gathered_turn_by_turn(
+    data_dir: Path, item: bytes
+) -> None:
+    """The answer is whole and has its place in the order; others are served between."""
+    count = 5 * LOGS_PER_STEP
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer, Peer(broker) as other:
+            await peer.ask(b"".join(put(b"x", number) for number in range(count)))
+            turns, seen = broker.context.turns, []
+            ask, between = turns.ask, []
+
+            def note(go_on):
+                if not seen:
+                    between.append(asyncio.ensure_future(other.ask(b"version 3\r\n")))
+                seen.append(go_on)
+                ask(go_on)
+
+            turns.ask = note
+            answer = await peer.ask(b"stats %b 1\r\nversion 2\r\n" % item)
+            assert len(seen) >= 2
+            opaques = re.findall(rb"result 200 \d+ (\d)\r\n", answer)
+            assert opaques == [b"1", b"2"]
+            assert (await between[0]).startswith(b"result 200 ")
+            told = {
+                b"": b"total_messages %d\r\n" % count,
+                b"topics": b"test partitions %d message_count %d " % (count, count),
+                b"offsets": b"test part %d min_offset 0 max_offset 21\r\n"
+                % (count - 1),
+                b"test": b"message_count %d\r\n" % count,
+            }
+            assert told[item] in answer
+            assert broker.context.load.in_flight_bytes == 0
+
+    run(data_dir, scenario, {"numPartitions": str(count)}, clock=BusyClock())
 
 
 class BusyLoop:

@@ -4,11 +4,14 @@ Every body but that of `config` stands between `STATS` and `END`. Lines that Met
 not have come last, where its tools do not look: `durability` says what an
 acknowledgement means, `closed_partitions` how many are closed and which, `set` what was
 set over the file.
+
+A broker may have thousands of logs, so their statistics are gathered in steps, and
+others are served in between; a log is told as it was at its step.
 """
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Final
 
 from metaq.broker.context import BrokerContext
@@ -17,9 +20,13 @@ from metaq.config import BrokerConfig, TopicConfig
 from metaq.protocol.commands import Stats
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_state import LogStatistics
+from metaq.storage.partition_log import PartitionLog
 
 TOLD_KEYS: Final = frozenset({"numPartitions", "acceptPublish", "acceptSubscribe"})
 """What clients without ZooKeeper need to know of what was set over the file."""
+
+LOGS_PER_STEP: Final = 25
+"""Logs that one step looks at: a quarter of a millisecond."""
 
 # MetaQ's menu, and what is missing in it.
 _HELP = (
@@ -34,18 +41,20 @@ _HELP = (
 )
 
 
-def handle_stats(command: Stats, context: BrokerContext) -> bytes:
-    """Return the body for an item; a word that is no item is a topic's name."""
+def handle_stats(
+    command: Stats, context: BrokerContext
+) -> Generator[None, None, bytes]:
+    """Return the body for an item, in steps; no item's word is a topic's name."""
     match command.item:
         case "config":
             # What the broker runs on, also while somebody is editing the file.
             return context.config.data
         case "":
-            lines = _broker_lines(context)
+            lines = yield from _broker_lines(context)
         case "topics":
-            lines = _topics_lines(context)
+            lines = yield from _topics_lines(context)
         case "offsets":
-            lines = _offsets_lines(context)
+            lines = yield from _offsets_lines(context)
         case "realtime":
             lines = [f"realtime_{name} {context.realtime.describe(name)}"
                      for name in OPERATIONS]  # fmt: skip
@@ -55,7 +64,7 @@ def handle_stats(command: Stats, context: BrokerContext) -> bytes:
         case "help":
             return _HELP_TEXT
         case topic:
-            lines = _topic_lines(topic, context)
+            lines = yield from _topic_lines(topic, context)
     return _wrap(lines)
 
 
@@ -76,9 +85,12 @@ def _wrap(lines: Iterable[str]) -> bytes:
 _HELP_TEXT: Final = _wrap(_HELP)
 
 
-def _broker_lines(context: BrokerContext) -> list[str]:
+_Lines = Generator[None, None, list[str]]
+
+
+def _broker_lines(context: BrokerContext) -> _Lines:
     config, counters = context.config, context.counters
-    logs = by_topic(context)
+    logs = yield from _by_topic(context)
     total = sum(s.record_count for logs_ in logs.values() for s in logs_)
     uptime_s = int(context.clock.monotonic_s() - context.started_s)
     modes = {
@@ -130,8 +142,8 @@ def _defined_settings(config: BrokerConfig) -> Iterator[tuple[str, str]]:
             yield f"{name}:acceptSubscribe", _bool(topic.accept_subscribe)
 
 
-def _topics_lines(context: BrokerContext) -> list[str]:
-    logs = by_topic(context)
+def _topics_lines(context: BrokerContext) -> _Lines:
+    logs = yield from _by_topic(context)
     lines = []
     for topic, found in logs.items():
         config = context.config.topic(topic)
@@ -146,17 +158,21 @@ def _topics_lines(context: BrokerContext) -> list[str]:
     return lines + [f"{topic} *Empty*" for topic in empty]
 
 
-def _offsets_lines(context: BrokerContext) -> list[str]:
-    return [
-        f"{s.log_id.topic} part {s.log_id.partition}"
-        f" min_offset {s.log_start} max_offset {s.high_watermark}"
-        for found in by_topic(context).values()
-        for s in found
-    ]
+def _offsets_lines(context: BrokerContext) -> _Lines:
+    lines = []
+    for log in _sorted_logs(context):
+        s = log.statistics()
+        lines.append(
+            f"{s.log_id.topic} part {s.log_id.partition}"
+            f" min_offset {s.log_start} max_offset {s.high_watermark}"
+        )
+        if len(lines) % LOGS_PER_STEP == 0:
+            yield
+    return lines
 
 
-def _topic_lines(topic: str, context: BrokerContext) -> list[str]:
-    found = by_topic(context).get(topic, [])
+def _topic_lines(topic: str, context: BrokerContext) -> _Lines:
+    found = (yield from _by_topic(context)).get(topic, [])
     code = 0 if found else 2 if topic in context.config.topic_names else 1
     lines = [
         topic,
@@ -174,12 +190,20 @@ def _topic_lines(topic: str, context: BrokerContext) -> list[str]:
     return lines
 
 
-def by_topic(context: BrokerContext) -> dict[str, list[LogStatistics]]:
+def _by_topic(
+    context: BrokerContext,
+) -> Generator[None, None, dict[str, list[LogStatistics]]]:
     """Return the snapshots of all logs by topic, sorted."""
     found: dict[str, list[LogStatistics]] = {}
-    for log in sorted(context.topics.logs(), key=lambda log: log.log_id):
+    for count, log in enumerate(_sorted_logs(context), 1):
         found.setdefault(log.log_id.topic, []).append(log.statistics())
+        if count % LOGS_PER_STEP == 0:
+            yield
     return found
+
+
+def _sorted_logs(context: BrokerContext) -> list[PartitionLog]:
+    return sorted(context.topics.logs(), key=lambda log: log.log_id)
 
 
 def _bool(value: bool) -> str:
