@@ -54,7 +54,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
 
-TAKEN_MAX: Final = 1024
+TAKEN_MAX: Final = 512
 """Most puts that the loop takes before others get their turn."""
 
 HEADS_MAX: Final = 4096

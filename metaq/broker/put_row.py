@@ -25,7 +25,7 @@ from metaq.record.checksum import pack_checksums
 ROW_MIN: Final = 32
 """Fewest puts that are worth being read as a row."""
 
-ROW_MAX: Final = 2048
+ROW_MAX: Final = 1024
 """Most puts of one row: what follows waits until others had their turn."""
 
 ROW_PAYLOAD_BYTES_MAX: Final = 4096

@@ -374,18 +374,14 @@ def _build_limits(sections: Sections, path: str) -> LimitsConfig:
     raw = sections.get(LIMITS, {})
     where = f"{path}: [{LIMITS}]"
     limits = _fill(LimitsConfig(), LIMITS_KEYS, raw, where)
-    # Reading pauses at these bounds: a command that is larger would wait for ever.
-    room = limits.connection_in_flight_bytes_max
+    # Reading pauses at this bound: a command that is larger would wait for ever.
     largest = max(limits.payload_bytes_max, limits.batch_bytes_max)
-    if room < largest:
-        raise ConfigError(
-            f"{where} connectionInFlightBytesMax: expected at least {largest}, the "
-            f"larger of payloadBytesMax and batchBytesMax, got {room}"
-        )
+    room = max(largest, limits.connection_in_flight_bytes_max)
     if limits.in_flight_bytes_max < room:
         raise ConfigError(
-            f"{where} inFlightBytesMax: expected at least {room}, as "
-            f"connectionInFlightBytesMax, got {limits.in_flight_bytes_max}"
+            f"{where} inFlightBytesMax: expected at least {room}, the largest of"
+            " payloadBytesMax, batchBytesMax and connectionInFlightBytesMax, got"
+            f" {limits.in_flight_bytes_max}"
         )
     return limits
 

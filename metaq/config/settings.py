@@ -59,7 +59,9 @@ BATCH_RECORDS_MAX: Final = 65_536
 CONNECTION_COUNT_MAX: Final = 4_096
 CONNECTION_COUNT_PER_HOST_MAX: Final = 0
 CONNECTION_BUFFER_BYTES_MAX: Final = 8 * MIB
-CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 2 * MIB
+"""What a put may find queued before it that another connection has put to the same
+partition; the disk is kept busy with less."""
 IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
 IDLE_TIMEOUT_MS: Final = 300_000
 """MetaQ's own connection threshold (broker spec 4.6)."""

@@ -209,6 +209,24 @@ def test_puts_in_flight_are_bounded_and_all_answered(
     run(data_dir, scenario, overrides)
 
 
+def test_a_command_larger_than_the_bound_of_its_connection_is_taken_alone(
+    data_dir: Path,
+) -> None:
+    """It waits for those before it; so do those behind it."""
+
+    async def scenario(broker) -> None:
+        seen, size, load = [], 400_000, broker.context.load
+        hold = load.hold
+        load.hold = lambda size: (hold(size), seen.append(load.in_flight_bytes))[0]
+        async with Peer(broker) as peer:
+            answer = await peer.ask(put(b"x" * size, 1) * 5)
+            assert answer.count(b"result 200") == 5
+        assert size < max(seen) < 2 * size
+        assert load.in_flight_bytes == 0
+
+    run(data_dir, scenario, {"connectionInFlightBytesMax": "1000"})
+
+
 def test_what_was_put_before_a_quit_or_an_end_is_answered(data_dir: Path) -> None:
     """Closing waits for the disk: earlier puts get their answers first."""
 

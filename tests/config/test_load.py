@@ -194,26 +194,20 @@ def test_the_journal_may_lie_elsewhere() -> None:
     [
         (
             "connectionInFlightBytesMax",
-            "1000",
+            "1024*1024*1024",
             (
-                "connectionInFlightBytesMax: expected at least 16777216, the larger of "
-                "payloadBytesMax and batchBytesMax, got 1000"
-            ),
-        ),
-        (
-            "payloadBytesMax",
-            "32*1024*1024",
-            (
-                "connectionInFlightBytesMax: expected at least 33554432, the larger of "
-                "payloadBytesMax and batchBytesMax, got 16777216"
+                "inFlightBytesMax: expected at least 1073741824, the largest of "
+                "payloadBytesMax, batchBytesMax and connectionInFlightBytesMax, got "
+                "268435456"
             ),
         ),
         (
             "inFlightBytesMax",
             "1000",
             (
-                "inFlightBytesMax: expected at least 16777216, as "
-                "connectionInFlightBytesMax, got 1000"
+                "inFlightBytesMax: expected at least 16777216, the largest of "
+                "payloadBytesMax, batchBytesMax and connectionInFlightBytesMax, got "
+                "1000"
             ),
         ),
     ],
