@@ -13,7 +13,7 @@ from bench import load
 from bench.figures import MIB, PAYLOAD, RECORD_BYTES, TOPIC, Figure
 from bench.processes import ROOT, resident_bytes
 from metaq.client import AsyncClient, Client
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 COUNT = 1_000_000
 GROUP = "bench-readers"

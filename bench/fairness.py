@@ -14,7 +14,7 @@ from pathlib import Path
 from bench import flood, load
 from bench.figures import PAYLOAD, TOPIC, Figure
 from bench.processes import ROOT
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 COUNT = 400
 SHARE = 0.99

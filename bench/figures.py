@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench import load
 from bench.processes import ROOT, cpu_seconds, floor, resident_bytes
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 PAYLOAD = b"x" * 128
 TOPIC = "bench"

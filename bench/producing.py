@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import load
 from bench.figures import PAYLOAD, TOPIC, Figure
 from metaq.client import AsyncClient, Client
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 COUNT = 1_000_000
 BATCH_COUNT = 7000

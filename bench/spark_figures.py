@@ -16,7 +16,7 @@ from bench.processes import ROOT
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
 from metaq.spark.segments.segment_options import BYTES_PER_PARTITION
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 VALUE = b"x" * 200
 RECORD_BYTES = 20 + len(VALUE)

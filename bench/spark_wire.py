@@ -19,8 +19,8 @@ from bench.spark_figures import VALUE, WARM_UPS, rows_per_second, session
 from metaq.client import Client
 from metaq.spark.register import register
 from metaq.spark.rows import BATCH_RECORDS_MAX
-from metaq.testing.process import BrokerProcess
 from metaq.zk.embedded import EmbeddedZooKeeper
+from tests.rigs.process import BrokerProcess
 
 RECORDS = 4000
 TASKS = 4

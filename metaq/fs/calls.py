@@ -4,7 +4,7 @@ No room (ENOSPC, EDQUOT) is `NoSpaceError`, which may pass by itself; everything
 is `DiskError`. A failed *sync* is always a `DiskError`, whatever its number: room that
 comes back does not bring back the pages that a sync has dropped.
 
-Keep in step: `metaq/testing/faulty_calls.py` implements `SystemCalls` in memory.
+Keep in step: `tests/rigs/faulty_calls.py` implements `SystemCalls` in memory.
 """
 
 import errno

@@ -33,10 +33,10 @@ from metaq.model import BrokerAddress, Millis
 from metaq.net.listener import ListenError
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import write_holdings
-from metaq.testing.broker import CONFIG, Peer, make_config, running_broker
 from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
+from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 

@@ -13,8 +13,8 @@ from metaq.protocol.commands import NO_CHECKSUM, Mput, Result
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
 from metaq.record.layout import encode_record
-from metaq.testing.broker import Peer, running_broker
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.fs import FaultyFileSystem
 
 END = b"offset test g 0 9223372036854775807 99\r\n"
 DATA = Path("/data")

@@ -20,9 +20,9 @@ from metaq.model import MessageId, Offset
 from metaq.protocol.commands import Get, Mput
 from metaq.protocol.encode import encode
 from metaq.record.layout import encode_record
-from metaq.testing.broker import CONFIG, Peer, running_broker
 from metaq.testing.clock import ManualClock
-from metaq.testing.process import BrokerProcess
+from tests.rigs.broker import CONFIG, Peer, running_broker
+from tests.rigs.process import BrokerProcess
 
 HALF = b"put test 0 90000 0 -1 1\r\n" + b"x" * 60_000
 

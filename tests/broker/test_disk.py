@@ -16,9 +16,9 @@ from metaq.errors import ServerError
 from metaq.fs import AppendFile, ReadFile, SystemFileSystem
 from metaq.fs.calls import LinuxCalls
 from metaq.protocol.reply_codes import DAMAGED, split_code
-from metaq.testing.broker import CONFIG, Peer, running_broker
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem, Operation
+from tests.rigs.broker import CONFIG, Peer, running_broker
+from tests.rigs.fs import FaultyFileSystem, Operation
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 DATA = Path("/data")

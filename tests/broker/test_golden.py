@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from metaq.testing.broker import Peer, running_broker
 from tests.protocol.golden import Case, cases
+from tests.rigs.broker import Peer, running_broker
 
 ID = re.compile(rb"(result 200 )\d+( -?\d+\r\n)-?\d{19}( \d+ -?\d+)")
 VERSION = re.compile(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.testing.broker import CONFIG
+from tests.rigs.broker import CONFIG
 
 WAIT_S = 60.0
 
@@ -14,7 +14,7 @@ QUESTION = """
 import asyncio, sys, threading
 from pathlib import Path
 from metaq.fs import SystemFileSystem
-from metaq.testing.broker import Peer, running_broker
+from tests.rigs.broker import Peer, running_broker
 
 class Disk(SystemFileSystem):
     is_hanging = threading.Event()

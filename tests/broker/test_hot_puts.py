@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from metaq.broker.hot_puts import HEADS_MAX, HotPuts, read_opaque
 from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
-from metaq.testing.broker import Peer, running_broker
 from metaq.testing.clock import ManualClock
+from tests.rigs.broker import Peer, running_broker
 
 NOW_MS = 1_700_000_000_000
 

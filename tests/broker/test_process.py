@@ -12,7 +12,7 @@ import pytest
 from metaq.broker.app import Broker
 from metaq.broker.process import run_broker
 from metaq.config import load_config
-from metaq.testing.broker import CONFIG
+from tests.rigs.broker import CONFIG
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 

@@ -9,7 +9,7 @@ from metaq.broker import questions
 from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.storage.segment import Damage
-from metaq.testing.broker import Peer, running_broker
+from tests.rigs.broker import Peer, running_broker
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 COUNT = b"offset test g 0 0 2 count=100\r\n"

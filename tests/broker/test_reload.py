@@ -13,7 +13,7 @@ from metaq.config import load_config
 from metaq.errors import AdminError
 from metaq.fs import SystemFileSystem
 from metaq.model import SizeBytes
-from metaq.testing.broker import CONFIG, Peer
+from tests.rigs.broker import CONFIG, Peer
 
 WAIT_S = 10.0
 NEW = b"put new 0 5 0 907060870 1\r\nhello"

@@ -8,8 +8,8 @@ from zlib import crc32
 import pytest
 
 from metaq.model import LogId
-from metaq.testing.broker import Peer, reset_on_close, running_broker
 from metaq.testing.clock import ManualClock
+from tests.rigs.broker import Peer, reset_on_close, running_broker
 
 
 def put(payload: bytes, opaque: int = 1, topic: str = "test") -> bytes:

@@ -14,8 +14,8 @@ from metaq.broker.health import describe_health
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError
 from metaq.fs import SystemFileSystem
-from metaq.testing.broker import Peer, make_config, running_broker
 from metaq.testing.zk import MemoryZooKeeper
+from tests.rigs.broker import Peer, make_config, running_broker
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 WITH_ZOOKEEPER = {"zk.zkEnable": "true", "zk.zkConnect": "none:1"}

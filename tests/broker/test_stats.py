@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from metaq.client.cluster.broker_facts import parse_facts
-from metaq.testing.broker import Peer, running_broker
+from tests.rigs.broker import Peer, running_broker
 
 
 def test_what_was_set_over_the_file_is_told_to_clients_without_zookeeper(

@@ -9,8 +9,8 @@ from metaq.clock import SystemClock
 from metaq.errors import AdminError, ForbiddenError, ServerError
 from metaq.model import LogId
 from metaq.storage.log_manager import LogManager
-from metaq.testing.broker import CONFIG, make_config
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.broker import CONFIG, make_config
+from tests.rigs.fs import FaultyFileSystem
 
 DATA = Path("/data")
 

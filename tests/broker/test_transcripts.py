@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from metaq.broker.app import Broker
-from metaq.testing.broker import Peer, running_broker
-from metaq.testing.transcript import check_transcript
+from tests.rigs.broker import Peer, running_broker
+from tests.rigs.transcript import check_transcript
 
 FILES = sorted((Path(__file__).parents[1] / "transcripts" / "broker").glob("*.txt"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from metaq.broker import session
 from metaq.protocol import texts
-from metaq.testing.broker import Peer, running_broker
+from tests.rigs.broker import Peer, running_broker
 
 PUT = b"put test 0 5 0 907060870 1\r\nhello"
 NOTHING_AT_25 = b"result 404 37 9\r\nCould not find message at position 25"

@@ -10,8 +10,8 @@ from metaq.errors import DataMissingError
 from metaq.fs import SystemFileSystem
 from metaq.storage.holdings import HOLDINGS_FILE
 from metaq.storage.inventory import read_holdings
-from metaq.testing.broker import Peer, running_broker
 from tests.cli.runner import run
+from tests.rigs.broker import Peer, running_broker
 
 ONE_BROKER = {
     "ask": "a MetaQ broker keeps no record of what its data directory has held",

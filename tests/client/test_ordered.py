@@ -32,9 +32,9 @@ from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
-from metaq.testing.fs import FaultyFileSystem
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import until
+from tests.rigs.fs import FaultyFileSystem
 
 SHORT_S = 0.1
 """How long a send may try, where it is bound to fail."""

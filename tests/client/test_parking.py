@@ -19,11 +19,11 @@ from metaq.errors import LogDirLockedError, RequestTimeoutError
 from metaq.fs import SystemFileSystem
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.scripted import until
 from tests.client.test_feed import batch
+from tests.rigs.fs import FaultyFileSystem
 
 PLACE = TopicPartition("t", BrokerId(0), 0)
 

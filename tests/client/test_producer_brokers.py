@@ -21,10 +21,10 @@ from metaq.peer.pool import ConnectionPool
 from metaq.protocol.commands import Get, Value
 from metaq.protocol.texts import put_failed
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.testing.broker import make_config
 from metaq.testing.fake_broker import FakeBroker, FaultKind
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.producing import FixedMetadata
+from tests.rigs.broker import make_config
 
 CLOCK = SystemClock()
 CLIENT = ClientOptions(reconnect_first_s=0.005, reconnect_max_s=0.05)

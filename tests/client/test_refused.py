@@ -20,9 +20,9 @@ from metaq.client.produce.ordered_producer import Spooled
 from metaq.client.session import AsyncClient
 from metaq.errors import NoSpaceError
 from metaq.model import BrokerId, Message, MessageId, Millis, Offset, TopicPartition
-from metaq.testing.fs import FaultyFileSystem
 from tests.brokers import PYTHON, AnyBroker, broker_of
 from tests.client.scripted import until
+from tests.rigs.fs import FaultyFileSystem
 
 PLACE = TopicPartition("test", BrokerId(3), 1)
 ERROR = MessageTooLargeError("message: too large")

@@ -36,7 +36,7 @@ from metaq.model import (
     SizeBytes,
     TopicPartition,
 )
-from metaq.testing.fs import FaultyFileSystem, crash_points, keep_random
+from tests.rigs.fs import FaultyFileSystem, crash_points, keep_random
 
 DIRECTORY = Path("/spools/test@g")
 SAMPLES = 6

@@ -7,13 +7,13 @@ from random import Random
 
 import pytest
 
-from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.crash.accounts import (
     Putter,
     read_log,
     seed_from_environment,
 )
+from tests.rigs.process import BrokerProcess
 from tests.sampling import IS_WHOLE
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))

@@ -10,8 +10,8 @@ import pytest
 
 from metaq.client import Client
 from metaq.client.produce.batches import SendFuture
-from metaq.testing.process import BrokerProcess
 from tests.crash.accounts import read_log, seed_from_environment
+from tests.rigs.process import BrokerProcess
 from tests.sampling import IS_WHOLE
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))

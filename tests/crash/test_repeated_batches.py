@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from metaq.record.layout import HEADER
-from metaq.testing.process import BrokerProcess
 from tests.crash.accounts import REPLY, read_log, seed_from_environment
+from tests.rigs.process import BrokerProcess
 from tests.sampling import IS_WHOLE
 
 ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (8 if IS_WHOLE else 3))

@@ -5,8 +5,8 @@ import errno
 import pytest
 
 from metaq.errors import ClosedError, StorageError
-from metaq.testing.fs import FaultyFileSystem, keep_random
-from metaq.testing.storage import StorageBench
+from tests.rigs.fs import FaultyFileSystem, keep_random
+from tests.rigs.storage import StorageBench
 from tests.storage.support import log_of, opened
 from tests.storage.test_batches_in_logs import payloads, send
 

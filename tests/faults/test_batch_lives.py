@@ -7,8 +7,8 @@ import pytest
 
 from metaq.errors import ClosedError, StorageError
 from metaq.record.layout import HEADER, HEADER_BYTES
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import Ticket
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import Ticket
 from tests.storage.offline import offline
 from tests.storage.support import content_of, log_of, opened
 from tests.storage.test_batches_in_logs import send

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.testing.fs import FaultyFileSystem, crash_points, keep_all, keep_random
+from tests.rigs.fs import FaultyFileSystem, crash_points, keep_all, keep_random
 from tests.storage.support import content_of, log_of, opened
 from tests.storage.test_batches_in_logs import send
 

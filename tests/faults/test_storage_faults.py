@@ -8,7 +8,7 @@ import pytest
 from metaq.errors import StorageError
 from metaq.model import LogId
 from metaq.storage.log_state import LogState
-from metaq.testing.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.storage.offline import offline
 from tests.storage.support import (
     LOG,

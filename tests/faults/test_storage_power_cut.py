@@ -3,7 +3,7 @@
 import pytest
 
 from metaq.errors import StorageError
-from metaq.testing.fs import (
+from tests.rigs.fs import (
     FaultyFileSystem,
     crash_points,
     keep_all,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from metaq.errors import DiskError, LogDirLockedError, StorageError
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.model import Position, SizeBytes
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 
 ALL = SizeBytes(1 << 20)
 

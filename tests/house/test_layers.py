@@ -127,7 +127,6 @@ THIRD_PARTY: dict[str, set[str]] = {
     "py4j": {"spark.jobs.failures"},
     "pyarrow": {"spark"},
     "sqlalchemy": {"client.sql_offsets"},
-    "hypothesis": {"testing"},
     "pytest": {"testing.pytest_plugin"},
 }
 

@@ -14,9 +14,9 @@ from random import Random
 import pytest
 
 from metaq.client import Client, RequestTimeoutError
-from metaq.testing.process import BrokerProcess
 from metaq.zk.definitions import TopicState, decode_copy
 from tests.brokers import until
+from tests.rigs.process import BrokerProcess
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -9,7 +9,6 @@ import pytest
 from py4j.protocol import get_return_value
 
 from metaq.client import Client
-from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.integration.conftest import (
     ZooKeeperServer,
@@ -29,6 +28,7 @@ from tests.java.jars import (
 )
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
+from tests.rigs.process import BrokerProcess
 
 __all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
 

@@ -12,9 +12,9 @@ import pytest
 from metaq.client import Client, SendResult
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.java.server import JavaBroker
+from tests.rigs.process import BrokerProcess
 
 pytestmark = pytest.mark.crash
 

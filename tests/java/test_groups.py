@@ -13,7 +13,6 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from metaq.client import Client
-from metaq.testing.process import BrokerProcess
 from metaq.testing.proxy import Proxy
 from tests.brokers import until
 from tests.java.client import JavaClient
@@ -21,6 +20,7 @@ from tests.java.conftest import until_registered
 from tests.java.group_members import Book, JavaMember, Member, OurMember, Senders
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
+from tests.rigs.process import BrokerProcess
 
 TOPICS = {"DEFAULT": 11, "CONSIST": 11, "expiring": 3}
 """Partitions on each broker: 1-10 is between 1-1 and 1-2."""

@@ -10,11 +10,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from metaq.client import Client, Message, OutgoingMessage, SendResult
-from metaq.testing.process import BrokerProcess
 from metaq.zk.znodes import decode_registration
 from tests.brokers import until
 from tests.java.server import JavaBroker
 from tests.matrix.scene import broker_arguments
+from tests.rigs.process import BrokerProcess
 
 COUNT = 300
 MESSAGES = [

@@ -9,12 +9,12 @@ from typing import Self
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.java.client import Callback, JavaClient, Listener, Outcome
 from tests.java.conftest import until_registered
 from tests.java.jvm import Jvm
 from tests.matrix.scene import broker_arguments
+from tests.rigs.process import BrokerProcess
 
 TOPIC = "outages"
 BURST = 200

@@ -6,11 +6,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from metaq.client import Client
-from metaq.testing.process import BrokerProcess
 from tests.brokers import until
 from tests.cli.runner import run
 from tests.java.client import Callback, JavaClient, Outcome, outcome_of
 from tests.java.jvm import Jvm
+from tests.rigs.process import BrokerProcess
 
 
 class Selector:

@@ -36,16 +36,16 @@ from metaq.protocol.commands import (
 from metaq.protocol.encode import encode
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
-from metaq.testing.strategies import (
+from metaq.zk.paths import partition_name
+from tests.java.client import JavaClient
+from tests.java.jvm import Jvm
+from tests.rigs.strategies import (
     COUNTS,
     I32,
     I64,
     PAYLOADS,
     transaction_ids,
 )
-from metaq.zk.paths import partition_name
-from tests.java.client import JavaClient
-from tests.java.jvm import Jvm
 
 NAMES = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1)
 """Tokens: of others Java cannot write each command, for it reckons with their length in

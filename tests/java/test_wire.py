@@ -14,10 +14,10 @@ import pytest
 from metaq.model import MAX_OFFSET
 from metaq.record.checksum import checksum
 from metaq.testing.fake_broker import FakeBroker
-from metaq.testing.process import BrokerProcess
 from tests.java.server import JavaBroker
 from tests.java.talk import CLOSED, SILENCE, Frame, Talk, blank_ids
 from tests.matrix.scene import broker_arguments
+from tests.rigs.process import BrokerProcess
 
 TOPICS = {"test": 2, "wild-*": 1, "a.b": 1, "\u6d88\u606f": 1, "seg": 1}
 SEGMENT_BYTES = 4000

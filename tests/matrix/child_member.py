@@ -18,9 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple
 
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
-from metaq.testing.process import ROOT
 from tests.matrix.ledger import Event, Ledger, readers
 from tests.matrix.scene import PROGRESS_S, Member
+from tests.rigs.process import ROOT
 
 
 class _TellingList(list[Event]):

@@ -15,8 +15,8 @@ from metaq.client import Client
 from metaq.client.errors import PartlySentError
 from metaq.client.sync.client import Consumer
 from metaq.model import TopicPartition
-from metaq.testing.process import BrokerProcess
 from tests.matrix.ledger import Event, Ledger, check, readers
+from tests.rigs.process import BrokerProcess
 
 SESSION_TIMEOUT_S = 6.0
 """Of members: an ended one gives its partitions up that late."""

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from metaq.model import BrokerId, TopicPartition
-from metaq.testing.process import BrokerProcess
 from tests.matrix.java_member import JavaMember
 from tests.matrix.scene import Scene, broker_arguments
+from tests.rigs.process import BrokerProcess
 
 TOPIC = "mixed"
 PARTITION_COUNT = 6

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import pytest
 
 from metaq.model import BrokerId, TopicPartition
-from metaq.testing.process import BrokerProcess
 from metaq.testing.proxy import Proxy
 from tests.integration.conftest import ZooKeeperServer, expire_session
 from tests.matrix.child_member import ChildMember
 from tests.matrix.ledger import readers
 from tests.matrix.scene import Member, Scene, broker_arguments, until
+from tests.rigs.process import BrokerProcess
 
 ROUNDS = int(os.environ.get("METAQ_MATRIX_ROUNDS", "1"))
 PARTITION_COUNT = 3

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.testing.process import BrokerProcess
 from tests.matrix.scene import SESSION_TIMEOUT_S, broker_arguments, until
+from tests.rigs.process import BrokerProcess
 from tests.sampling import IS_WHOLE
 
 SOAK_S = float(os.environ.get("METAQ_SOAK_S") or (45 if IS_WHOLE else 20))

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from metaq.protocol.commands import Result
 from metaq.protocol.connection import Connection, Role, WireLimits
-from metaq.testing.pair import drain
+from tests.rigs.pair import drain
 
 VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
 

@@ -31,8 +31,8 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.testing.pair import ConnectionPair, drain
-from metaq.testing.strategies import commands, cuts, replies
+from tests.rigs.pair import ConnectionPair, drain
+from tests.rigs.strategies import commands, cuts, replies
 
 LOCAL = LocalTransactionId("test", 1)
 XA = XaTransactionId(101, b"\x0a\x0b", b"", "uq")

@@ -13,7 +13,7 @@ from metaq.protocol.connection import (
     WireLimits,
 )
 from metaq.protocol.encode import encode
-from metaq.testing.pair import drain
+from tests.rigs.pair import drain
 
 SMALL = WireLimits(
     line_bytes_max=40, payload_bytes_max=10, batch_bytes_max=20, reply_bytes_max=30

@@ -13,8 +13,8 @@ from metaq.protocol.connection import Connection, Event, Role, WireLimits
 from metaq.protocol.status import Status
 from metaq.protocol.version import decode_version_body
 from metaq.record.checksum import checksum
-from metaq.testing.pair import drain
 from tests.record.stamping import check_and_stamp
+from tests.rigs.pair import drain
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "metaq" / "protocol" / "README.md").read_text()

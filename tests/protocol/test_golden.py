@@ -15,8 +15,8 @@ from metaq.protocol.commands import (
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.encode import encode
-from metaq.testing.pair import drain
 from tests.protocol.golden import Case, bytes_of, cases, vectors
+from tests.rigs.pair import drain
 
 LIMITS = WireLimits()
 

@@ -11,7 +11,7 @@ from metaq.model import (
     XaTransactionId,
 )
 from metaq.protocol.transaction_ids import format_key, parse_key
-from metaq.testing.strategies import transaction_ids
+from tests.rigs.strategies import transaction_ids
 
 GOOD: list[tuple[str, TransactionId]] = [
     ("null", NULL_TRANSACTION),

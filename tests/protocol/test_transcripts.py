@@ -14,7 +14,7 @@ import pytest
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.commands import Quit
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.testing.transcript import check_transcript
+from tests.rigs.transcript import check_transcript
 
 FILES = sorted((Path(__file__).parents[1] / "transcripts" / "protocol").glob("*.txt"))
 LIMITS = WireLimits(

@@ -10,8 +10,8 @@ from metaq.model import MessageId, Position
 from metaq.record.flags import decode_payload, encode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import CleanEnd, find_next_record, read_record, scan_records
-from metaq.testing.strategies import segments
 from tests.record.stamping import check_and_stamp
+from tests.rigs.strategies import segments
 
 ANY = st.binary(max_size=120)
 

@@ -17,7 +17,7 @@ from metaq.spark.segments.segment_read import read_splits
 from metaq.storage.listing import check_names
 from metaq.storage.retention_run import remove_segment
 from metaq.storage.segment import Segment, segment_file_name
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.storage import StorageBench, Ticket
 
 FS = SystemFileSystem()
 LOG = LogId("test", 0)

@@ -22,7 +22,7 @@ from metaq.spark.rows import (
     RowDecoder,
     decode_pieces,
 )
-from metaq.testing.strategies import PAYLOADS, cuts
+from tests.rigs.strategies import PAYLOADS, cuts
 
 PARTITION = TopicPartition("logs", BrokerId(3), 7)
 BASE = Offset(1000)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from metaq.model import MessageId, Millis, Offset, SizeBytes
 from metaq.record.layout import encode_record
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import NO_ID, SpanIndexWriter
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 
 DIRECTORY = Path("/data/test-0")
 ALL = SizeBytes(1 << 30)

@@ -6,7 +6,7 @@ from metaq.storage.recovery import (
     recover_log,
 )
 from metaq.storage.segment import segment_file_name
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import (
     DIRECTORY,
     SPAN,

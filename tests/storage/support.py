@@ -8,7 +8,7 @@ from metaq.errors import ClosedError, StorageError
 from metaq.fs import FileSystem
 from metaq.model import LogId, Offset
 from metaq.storage.partition_log import PartitionLog
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.storage import StorageBench, Ticket
 
 LOG = LogId("test", 0)
 OTHER = LogId("test", 1)

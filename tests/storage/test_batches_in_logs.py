@@ -12,8 +12,8 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producer_file import PRODUCERS_NAME
 from metaq.storage.producers import StoredBatch
 from metaq.storage.verify import FindingKind, verify_directory
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, content_of, log_of, opened
 
 PARTITION = DATA / "test-0"

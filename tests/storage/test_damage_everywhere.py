@@ -16,7 +16,7 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.scrub import Scrub, run_step
 from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.verify import FindingKind, verify_directory
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import LOG, config, content_of, log_of
 
 FS = SystemFileSystem()

@@ -13,8 +13,8 @@ from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage.appender import AppendRequest, GroupQueue
 from metaq.storage.log_writer import GROUP_BYTES_MAX
-from metaq.testing.fs import FaultyFileSystem, keep_none
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem, keep_none
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, RECORD, content_of, log_of, opened, put
 
 OTHER = LogId("test", 1)

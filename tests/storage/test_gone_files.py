@@ -10,8 +10,8 @@ from metaq.errors import LogDirOfflineError, MayBeStoredError
 from metaq.fs import LOCK_FILE
 from metaq.storage.log_writer import PLACE_CHECK_S
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, log_of
 
 SEGMENT = DATA / "test-0" / f"{0:020}.meta"

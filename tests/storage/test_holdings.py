@@ -31,14 +31,14 @@ from metaq.storage.inventory import read_holdings, write_holdings
 from metaq.storage.log_dir import RECORD_INTERVAL_S
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import (
+from tests.rigs.fs import (
     FaultyFileSystem,
     crash_points,
     keep_all,
     keep_none,
     keep_random,
 )
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
 FILE = DATA / HOLDINGS_FILE

@@ -25,8 +25,8 @@ from metaq.storage.log_dir import (
 )
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem, keep_none
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem, keep_none
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 

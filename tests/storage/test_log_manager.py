@@ -23,8 +23,8 @@ from metaq.storage.opening import log_directory_name, parse_log_directory_name
 from metaq.storage.segment import Damage
 from metaq.storage.span_index import read_index
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem, Operation, keep_all
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_all
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, config, content_of, log_of, opened
 

@@ -17,8 +17,8 @@ from metaq.errors import (
 from metaq.model import Offset, SizeBytes
 from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState
 from metaq.storage.segment import Damage
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import Ticket
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import Ticket
 from tests.storage.offline import offline
 from tests.storage.support import (
     LOG,

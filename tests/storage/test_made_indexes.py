@@ -13,7 +13,7 @@ from metaq.storage.segment import Segment, segment_file_name
 from metaq.storage.span_index import ENTRY_BYTES, decode_index
 from metaq.storage.span_lookup import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
 from metaq.storage.span_queries import count_records, is_boundary, split_range
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import disk_with_directory, put_file, record
 from tests.storage.test_span_queries import END, LOGS, STARTS
 

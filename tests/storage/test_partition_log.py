@@ -14,8 +14,8 @@ from metaq.record.scan import CleanEnd, scan_records
 from metaq.storage import appender, log_writer
 from metaq.storage.appender import WriterProgress
 from metaq.storage.log_state import LogState
-from metaq.testing.fs import FaultyFileSystem, Operation, keep_none
-from metaq.testing.storage import Ticket
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_none
+from tests.rigs.storage import Ticket
 from tests.storage.support import (
     DATA,
     LOG,

@@ -12,7 +12,7 @@ from metaq.errors import (
 from metaq.model import Offset
 from metaq.storage.log_state import LogState
 from metaq.storage.segment import Damage
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.support import (
     RECORD,
     content_of,

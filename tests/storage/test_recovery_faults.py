@@ -9,7 +9,7 @@ from metaq.errors import NoSpaceError, StorageError
 from metaq.model import Offset
 from metaq.storage.segment import segment_file_name
 from metaq.storage.span_index import decode_index
-from metaq.testing.fs import FaultyFileSystem, Operation, crash_points, keep_random
+from tests.rigs.fs import FaultyFileSystem, Operation, crash_points, keep_random
 from tests.storage.logs import (
     DIRECTORY,
     content,

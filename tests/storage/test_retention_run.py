@@ -24,8 +24,8 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.segment import Damage
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem, Operation
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem, Operation
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.offline import offline
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of
 

@@ -15,7 +15,7 @@ from metaq.storage.span_index import (
     read_totals,
     write_index,
 )
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import (
     DIRECTORY,
     SPAN,

@@ -14,7 +14,7 @@ from metaq.fs import SystemFileSystem
 from metaq.model import Offset, SizeBytes
 from metaq.storage.retention_run import facts_of, remove_segment
 from metaq.storage.segment import Segment
-from metaq.testing.fs import FaultyFileSystem, crash_points, keep_all, keep_none
+from tests.rigs.fs import FaultyFileSystem, crash_points, keep_all, keep_none
 from tests.storage.logs import (
     DIRECTORY,
     content,

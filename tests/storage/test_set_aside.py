@@ -16,9 +16,9 @@ from metaq.storage.log_state import LogState
 from metaq.storage.opening import partition_names
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.verify import list_logs
-from metaq.testing.faulty_calls import Operation
-from metaq.testing.fs import FaultyFileSystem, keep_all, keep_none, keep_random
-from metaq.testing.storage import StorageBench
+from tests.rigs.faulty_calls import Operation
+from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.rigs.storage import StorageBench
 from tests.storage.offline import offline
 from tests.storage.support import (
     DATA,

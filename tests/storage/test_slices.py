@@ -13,7 +13,7 @@ from metaq.fs.helper_threads import HelperThreads
 from metaq.model import Offset, Position, SizeBytes
 from metaq.storage.segment import Segment
 from metaq.storage.slices import OpenFiles, Slice
-from metaq.testing.fs import FaultyFileSystem, Operation
+from tests.rigs.fs import FaultyFileSystem, Operation
 
 IDLE = HelperThreads(1, "idle")
 

@@ -25,7 +25,7 @@ from metaq.storage.span_index import (
     read_totals,
     spans_path,
 )
-from metaq.testing.fs import FaultyFileSystem, keep_random
+from tests.rigs.fs import FaultyFileSystem, keep_random
 from tests.storage.logs import DIRECTORY, SPAN, content, disk_with_directory, put_file
 
 BASE = Offset(4096)

@@ -26,7 +26,7 @@ from metaq.storage.span_queries import (
     offset_for_time,
     split_range,
 )
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import disk_with_directory, put_file
 
 EACH = 4

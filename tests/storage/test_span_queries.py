@@ -19,7 +19,7 @@ from metaq.storage.span_queries import (
     split_range,
 )
 from metaq.storage.walk import MTIME_LAG_MS
-from metaq.testing.fs import FaultyFileSystem
+from tests.rigs.fs import FaultyFileSystem
 from tests.storage.logs import (
     DIRECTORY,
     disk_with_directory,

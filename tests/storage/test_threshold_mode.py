@@ -6,8 +6,8 @@ from metaq.errors import OffsetOutOfRangeError
 from metaq.model import LogId, Offset
 from metaq.storage.partition_log import PartitionLog
 from metaq.testing.clock import ManualClock
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import StorageBench, Ticket
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import DATA, LOG, config, content_of, log_of
 
 RECORD = 21

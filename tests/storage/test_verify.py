@@ -15,7 +15,7 @@ from metaq.storage.verify import (
     VerifyReport,
     verify_directory,
 )
-from metaq.testing.fs import FaultyFileSystem, Operation
+from tests.rigs.fs import FaultyFileSystem, Operation
 from tests.storage.logs import (
     DIRECTORY,
     disk_with_directory,

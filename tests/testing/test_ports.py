@@ -11,9 +11,9 @@ import pytest
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.ports import HOST, reserve_port, reserved_port
-from metaq.testing.process import BrokerProcess
 from metaq.testing.proxy import Proxy
 from tests.brokers import until
+from tests.rigs.process import BrokerProcess
 
 IP_LOCAL_PORT_RANGE = 51
 """Socket option of Linux 6.3: the ports that a socket may be given."""

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from metaq.testing.fs import FaultyFileSystem
 from metaq.txn import java_journal
 from metaq.txn.java_journal import (
     JournalKind,
@@ -18,6 +17,7 @@ from metaq.txn.java_journal import (
     find_open,
     read_journal,
 )
+from tests.rigs.fs import FaultyFileSystem
 
 DIRECTORY = Path("/transactions")
 

@@ -5,9 +5,9 @@ import pytest
 from metaq.errors import ClosedError, OffsetOutOfRangeError
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
-from metaq.testing.fs import FaultyFileSystem
-from metaq.testing.storage import Ticket
 from metaq.txn.ports import MessageSink
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import Ticket
 from tests.storage.support import LOG, log_of, opened
 
 

@@ -19,7 +19,7 @@ from threading import RLock
 from typing import Final
 
 from metaq.fs import Buffer
-from metaq.testing.disk import Disk, DiskDirectory, DiskFile, NameChange, Node
+from tests.rigs.disk import Disk, DiskDirectory, DiskFile, NameChange, Node
 
 _FIRST_DESCRIPTOR: Final = 1 << 20  # never a descriptor of the real kernel
 

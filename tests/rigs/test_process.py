@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from metaq.testing.process import BrokerProcess
+from tests.rigs.process import BrokerProcess
 
 pytestmark = pytest.mark.slow
 

@@ -96,7 +96,7 @@ class Peer:
             "127.0.0.1", self._broker.port, limit=64 * 1024 * 1024
         )
         async with asyncio.timeout(TIMEOUT_S):
-            while not (new := set(self._broker.sessions) - before):  # noqa: ASYNC110  # no event tells
+            while not (new := set(self._broker.sessions) - before):  # no event tells
                 await asyncio.sleep(POLL_S)
         self.session = new.pop()
         return self
@@ -135,7 +135,8 @@ class Peer:
         self.writer.write(data)
         self._sent += len(data)
         async with asyncio.timeout(TIMEOUT_S):
-            while self.session.channel.statistics().received_bytes < self._sent:  # noqa: ASYNC110  # no event tells
+            # No event tells of it.
+            while self.session.channel.statistics().received_bytes < self._sent:
                 await asyncio.sleep(POLL_S)
 
     async def read_some(self) -> bytes:

@@ -24,7 +24,7 @@ the lucky case (`keep_all`), a random case that a seed repeats (`keep_random`) a
 A sync that fails marks the pages clean without writing them, as Linux does: reads go
 on seeing the bytes, a later sync succeeds without them, and a crash loses them.
 
-Keep in step: `metaq/testing/faulty_calls.py`, which answers the calls of the kernel
+Keep in step: `tests/rigs/faulty_calls.py`, which answers the calls of the kernel
 from here.
 """
 

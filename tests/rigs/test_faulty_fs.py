@@ -1,6 +1,7 @@
 """The faulty file system fails as told and forgets exactly what was not synced."""
 
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import pytest
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import AppendFile
 from metaq.model import Position, SizeBytes
-from metaq.testing import fs as faulty
-from metaq.testing.disk import PAGE_BYTES
-from metaq.testing.fs import (
+from tests.rigs import fs as faulty
+from tests.rigs.disk import PAGE_BYTES
+from tests.rigs.faulty_calls import Operation
+from tests.rigs.fs import (
     FaultyFileSystem,
     crash_points,
     keep_all,
@@ -236,14 +238,16 @@ def names_after(disk: FaultyFileSystem) -> set[tuple[str, ...]]:
     return {c.list_directory(Path("/")) for c in disk.crashes(torn=False)}
 
 
-def stopped_before_sync(disk: FaultyFileSystem, work, skip: int = 0) -> None:
+def stopped_before_sync(
+    disk: FaultyFileSystem, work: Callable[[], object], skip: int = 0
+) -> None:
     """Run `work` with its directory sync number `skip` + 1 prevented."""
     seen = 0
 
     class PowerCut(BaseException):
         pass
 
-    def on_call(operation) -> None:
+    def on_call(operation: Operation) -> None:
         nonlocal seen
         if operation.name == "sync_directory":
             seen += 1

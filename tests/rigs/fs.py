@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final, Generic, TypeVar
 
 from metaq.fs import FileSystem
-from metaq.testing.disk import Choose, Disk, keep_all, keep_none, keep_random
-from metaq.testing.faulty_calls import Fault, FaultyCalls, Operation
+from tests.rigs.disk import Choose, Disk, keep_all, keep_none, keep_random
+from tests.rigs.faulty_calls import Fault, FaultyCalls, Operation
 
 __all__ = [
     "CrashPoint",

@@ -1,0 +1,1 @@
+"""Test rigs: files, brokers, processes and strategies that many tests share."""
