@@ -15,6 +15,7 @@ walk itself never skips anything.
 import enum
 import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, TypeAlias
 
 from metaq.model import MessageId, Position, SizeBytes
@@ -189,15 +190,13 @@ def read_record(
 _BLANK: Final = bytes(8)
 """How an empty record begins: length and checksum are 0."""
 
-_CANDIDATES: Final = {
-    top: re.compile(
-        # Look-ahead, so that candidates may overlap: a length whose first byte fits
-        # the limit, a checksum without its top bit, and not 20 zero bytes.
-        rb"(?=[\x00-\x%02x].{3}[\x00-\x7f])(?!\x00{20})" % top,
-        re.DOTALL,
-    )
-    for top in range(0x80)
-}
+
+@cache
+def _candidates(top: int) -> re.Pattern[bytes]:
+    """Return what finds records whose length has a first byte of `top` at most."""
+    # Look-ahead, so that candidates may overlap: a length whose first byte fits
+    # the limit, a checksum without its top bit, and not 20 zero bytes.
+    return re.compile(rb"(?=[\x00-\x%02x].{3}[\x00-\x7f])(?!\x00{20})" % top, re.DOTALL)
 
 
 def find_next_record(
@@ -227,7 +226,7 @@ def find_next_record(
         end = len(view)
         stop = end if limit is None else min(limit, end)
         longest = max(0, min(payload_bytes_max, end - start))
-        pattern = _CANDIDATES[longest >> 24]
+        pattern = _candidates(longest >> 24)
         for match in pattern.finditer(view, start):
             position = match.start()
             if position >= stop or position + HEADER_BYTES > end:
