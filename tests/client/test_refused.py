@@ -99,10 +99,10 @@ def test_what_turns_out_to_be_too_large_holds_nobody_up(
     async def scenario() -> None:
         await asyncio.to_thread(broker.stop)
         async with AsyncClient(**broker.client_options) as client:
-            made = client.ordered_producer("test", "0:1", tmp_path, timeout_s=SHORT_S)
-            async with made as producer:
+            async with client.ordered_producer("test", "0:1", tmp_path) as producer:
                 for data in (b"0", large, b"1"):
-                    assert isinstance(await producer.send(data, attribute="k"), Spooled)
+                    sent = await producer.send(data, attribute="k", timeout=SHORT_S)
+                    assert isinstance(sent, Spooled)
                 await asyncio.to_thread(broker.start)
                 await until(lambda: not producer.statistics().waiting)
                 found = producer.statistics()
