@@ -58,7 +58,7 @@ TOPICS = dict.fromkeys(
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is here for what it is; pardon Py4J the sockets that it leaves."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/java/"):
             item.add_marker(pytest.mark.java)
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.zookeeper)

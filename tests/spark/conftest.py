@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if VERSION >= (4, 2):
         return
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/spark/"):
             for text in ("ignore:unclosed <socket", "ignore:.*<socket.socket fd="):
                 item.add_marker(pytest.mark.filterwarnings(text))
 
