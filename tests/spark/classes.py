@@ -1,9 +1,14 @@
-"""What Java machines of Spark start with, in this process and in those it starts.
+"""What Spark starts with, in this process and in those it starts.
 
-Few of them live long enough for the second compiler and the parallel collector, and a
-third of their first minute goes into classes, loaded and checked one by one. `python -m
-tests.spark.classes` stores these as Java wants them in memory, once for each checkout;
-a Java machine that finds no such file, or one that is not its own, goes on without.
+Few of its Java machines live long enough for the second compiler and the parallel
+collector, and a third of their first minute goes into classes, loaded and checked one
+by one. `python -m tests.spark.classes` stores these as Java wants them in memory, once
+for each checkout; a Java machine that finds no such file, or one that is not its own,
+goes on without.
+
+A session starts a Python for each kind of work, and these look for PySpark in archives
+of its sources below Spark's home first: each compiles them anew, for most of a second.
+So the home that is made here has none, and the installed PySpark is found, compiled.
 """
 
 import os
@@ -13,7 +18,11 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-FILE = Path(__file__).parents[2] / ".cache" / f"spark-{version('pyspark')}.jsa"
+import pyspark
+
+STORE = Path(__file__).parents[2] / ".cache"
+FILE = STORE / f"spark-{version('pyspark')}.jsa"
+HOME = STORE / "spark"
 SETTINGS = "PYSPARK_SUBMIT_ARGS"
 
 
@@ -27,6 +36,8 @@ def start_quickly(*options: str) -> None:
         f"--conf=spark.executor.defaultJavaOptions={java}",
     ]
     os.environ[SETTINGS] = shlex.join([*settings, "pyspark-shell"])
+    if (HOME / "jars").is_dir():
+        os.environ["SPARK_HOME"] = str(HOME)
 
 
 def use_stored() -> None:
@@ -35,12 +46,19 @@ def use_stored() -> None:
         start_quickly(f"-XX:SharedArchiveFile={FILE}")
 
 
+def make_home() -> None:
+    """Make a home of Spark without Python sources, from the installed one."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    for part in ("bin", "jars"):
+        (HOME / part).unlink(missing_ok=True)
+        (HOME / part).symlink_to(Path(pyspark.__file__).parent / part)
+
+
 def store() -> None:
     """Store what a session loads that reads, sorts, joins, writes and streams."""
     from pyspark.sql import SparkSession
 
     draft = FILE.with_suffix(f".{os.getpid()}")
-    draft.parent.mkdir(exist_ok=True)
     start_quickly(f"-XX:ArchiveClassesAtExit={draft}")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -75,5 +93,6 @@ def store() -> None:
 
 
 if __name__ == "__main__":
+    make_home()
     if not FILE.exists():
         store()
