@@ -14,13 +14,8 @@ from metaq.cli.cluster import Target
 from metaq.cli.pipeline_jobs import Wire, print_windows
 from metaq.model import Millis
 from metaq.spark.jobs.window_stats import WindowStats
-from metaq.testing.embedded import embedded_broker
 from tests.brokers import StartBroker
 from tests.cli.runner import run
-
-ONE_BROKER = {
-    "test_a_topic_is_ingested_archived_and_audited": "Spark, which takes long to start",
-}
 
 ROOT = Path(__file__).parents[2]
 JOBS = ("archive", "replay", "ingest", "stats", "audit", "verify")
@@ -160,32 +155,6 @@ def metaq(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]"
         timeout=800,
         check=False,
     )
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_topic_is_ingested_archived_and_audited(tmp_path: Path) -> None:
-    """Exit codes, objects on standard output, and not a word from Spark."""
-    lines = tmp_path / "lines"
-    lines.write_text("one\ntwo\nthree\n")
-    path = str(tmp_path / "archive")
-    with embedded_broker(topics={"t": 1, "empty": 1}) as broker:
-        wire = ("--broker", broker.address)
-        done = metaq("ingest", "t", str(lines), "--format", "text", *wire)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout) == {"messages": 3, "bytes": 11}
-        done = metaq("archive", "t", "--to", path, *wire)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert json.loads(done.stdout)["archive_messages"] == 3
-        done = metaq("audit", "t", "--copy", "empty", *wire)
-        assert (done.returncode, done.stderr) == (1, "")
-        *findings, numbers = map(json.loads, done.stdout.splitlines())
-        assert numbers["lost"] == len(findings) == 3
-        done = metaq("archive", "t", "--to", path, "--option", "x=1", *wire)
-        assert (done.returncode, done.stdout) == (1, "")
-        assert done.stderr.startswith("metaq: unknown option 'x'")
-        assert done.stderr.count("\n") == 1
 
 
 def test_the_window_is_that_of_the_job() -> None:

@@ -5,20 +5,19 @@ longer, METAQ_SEED repeats it.
 """
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
-from tests.sampling import IS_WHOLE
 from tests.spark.brokers import data_of, stored, wire
 from tests.spark.kills.harness import (
     DRIVER_MARKS,
     MASTER,
-    ROUNDS,
+    Driver,
     Killing,
     Ledger,
-    die,
     die_in,
     driver,
 )
@@ -55,28 +54,37 @@ def test_jobs_whose_drivers_die_lose_nothing(
         "source_format": "text",
         "paths": [str(lines)],
     }
-    writing = killing.some_of((*WRITE_STEPS, *COMMIT_STEPS), 2)
-    for _ in range(ROUNDS * (1 + IS_WHOLE)):
+    jobs = {"archive": archiving, "replay": replaying, "ingest": ingesting}
+    deaths = killing.some_of([*jobs], 2)
+    with ExitStack() as drivers:
+
+        def start() -> Driver:
+            return drivers.enter_context(driver(killing.directory, MASTER))
+
+        alive = start()
         ledger.publish(100)
-        killing.order(FILE_STEP, DRIVER, skip_max=FILE_CHANGES - 1)
-        die(killing, "archive", archiving)
-    for step in writing[:ROUNDS]:
-        with driver(killing.directory, MASTER) as dying:
-            assert "done" in dying.ask("archive", **archiving)
-            assert dying.ask("archived", path=path)["done"] == ledger.texts
-            killing.order(step, DRIVER)
-            die_in(dying, killing, "replay", replaying)
-    doubles_max = ROUNDS * ledger.count
-    ledger.check("copy", doubles_max=doubles_max, is_whole=False)
-    for step in writing[-ROUNDS:]:
-        with driver(killing.directory, MASTER) as dying:
-            assert "done" in dying.ask("replay", **replaying)
-            doubles_max += ledger.count
-            killing.order(step, DRIVER)
-            die_in(dying, killing, "ingest", ingesting)
+        for job, words in jobs.items():
+            for _ in range(deaths.count(job)):
+                order(killing, job)
+                die_in(alive, killing, job, words)
+                alive = start()
+                if job == "archive":
+                    ledger.publish(100)
+            doubles_max = deaths.count("replay") * ledger.count
+            if job == "replay":
+                ledger.check("copy", doubles_max=doubles_max, is_whole=False)
+            assert "done" in alive.ask(job, **words)
+        assert alive.ask("archived", path=path)["done"] == ledger.texts
     ledger.check("copy", doubles_max=doubles_max)
-    with driver(killing.directory, MASTER) as last:
-        assert "done" in last.ask("ingest", **ingesting)
     found = data_of(stored(broker, "lines"))
     assert {*found} == {b"%d" % number for number in range(300)}
-    assert len(found) <= (1 + ROUNDS) * 300
+    assert len(found) <= (1 + deaths.count("ingest")) * 300
+
+
+def order(killing: Killing, job: str) -> None:
+    """Have the driver die at some step of its job."""
+    if job == "archive":
+        killing.order(FILE_STEP, DRIVER, skip_max=FILE_CHANGES - 1)
+    else:
+        step = killing.rng.choice((*WRITE_STEPS, *COMMIT_STEPS))
+        killing.order(step, DRIVER)
