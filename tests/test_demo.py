@@ -95,6 +95,7 @@ def test_notes_end_with_a_whole_line(tmp_path: Path) -> None:
     assert DEMO["read_notes"](path) == [(A, 77), (B, 4294967295)]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_one_sentence() -> None:
     """Nothing is started."""
     done = demo("/nonexistent/file")

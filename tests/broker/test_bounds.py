@@ -77,6 +77,7 @@ def deaf_peer(broker) -> socket.socket:
     return sock
 
 
+@pytest.mark.slow
 def test_replies_that_are_not_read_have_one_bound(data_dir: Path) -> None:
     """Many deaf peers: half the bound and one reply each; others are served."""
     bound, count = 2_000_000, 8
@@ -196,6 +197,7 @@ def test_no_memory_to_receive_closes_who_holds_most(
     assert "held_bytes=60000 dropped=1" in lines[0].message
 
 
+@pytest.mark.slow
 def test_no_memory_to_receive_closes_the_connection_itself_if_nothing_is_held(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

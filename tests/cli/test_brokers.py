@@ -116,6 +116,7 @@ def test_options_of_the_list_are_not_those_of_forgetting() -> None:
     assert options.ZOOKEEPER not in result.stderr
 
 
+@pytest.mark.slow
 def test_cat_prints_all_of_a_topic_or_nothing(
     pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -196,6 +196,7 @@ def port() -> Iterator[int]:
         yield number
 
 
+@pytest.mark.slow
 def test_a_port_tells_prometheus_what_was_read(
     target: Target, broker: AnyBroker, port: int
 ) -> None:

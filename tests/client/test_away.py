@@ -58,6 +58,7 @@ def read(client: Client, timeout: float = 0.5, **options: Any) -> list[bytes]:
     return sorted(one.data for one in client.browse("t", timeout=timeout, **options))
 
 
+@pytest.mark.slow
 def test_all_of_a_topic_is_not_less_while_a_broker_is_away(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
@@ -208,6 +209,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
         until(lambda: read(client) == [b"gone", b"here"])
 
 
+@pytest.mark.slow
 def test_a_named_address_that_is_not_there_is_away(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:

@@ -261,6 +261,7 @@ def test_a_topic_that_comes_later_is_read(broker: Any, client: Any) -> None:
         assert consumer.receive(30).data == b"first"
 
 
+@pytest.mark.slow
 def test_a_message_much_larger_than_a_get_is_read(broker: Any, client: Any) -> None:
     large = bytes(range(256)) * 1024
     broker.put(b"small", large, b"last")

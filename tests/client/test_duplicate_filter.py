@@ -337,6 +337,7 @@ def test_a_store_that_hangs_delays_and_blocks_nobody(
 # -- a group --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_after_an_unclean_take_over_each_message_was_delivered_once(
     start_broker: StartBroker,
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_broker_that_refuses_everything_is_told_as_it_says(
         list(client.browse("test"))
 
 
+@pytest.mark.slow
 def test_bytes_that_cannot_be_read_yet_are_not_left_out(
     broker: Any, client: Any
 ) -> None:

@@ -183,6 +183,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     strategy=st.sampled_from(Strategy),
     count=st.integers(1, 7),

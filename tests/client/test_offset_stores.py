@@ -197,6 +197,7 @@ def test_a_table_of_java_s_making_is_read_and_written(
     assert rows == [("t", "0-1", "g", 80, 4), ("t", "0-0", "g", 1, -1)]
 
 
+@pytest.mark.slow
 def test_a_missing_table_is_an_error_unless_it_shall_be_made(
     database: tuple[str, sa.Engine],
 ) -> None:

@@ -196,6 +196,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     assert wanted in str(refused.value)
 
 
+@pytest.mark.slow
 def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) -> None:
     """It has no nodes for a moment, and a record that says that it will be back."""
     cluster.brokers[1].stop()
@@ -293,6 +294,7 @@ def test_a_name_that_is_used_again_begins_at_offset_0(
         assert (message.data, message.offset) == (b"new", 0)
 
 
+@pytest.mark.slow
 def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     cluster: Cluster, client: Client
 ) -> None:
@@ -332,6 +334,7 @@ def _has_member(client: Client) -> bool:
     return bool(coordinator._server.names("/meta/consumers/g/ids"))
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_away_does_its_part_when_it_comes_back(
     cluster: Cluster, client: Client
 ) -> None:
@@ -354,6 +357,7 @@ def test_a_broker_that_is_away_does_its_part_when_it_comes_back(
     assert list(client.browse("orders")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_deletion_does_not_wait_for_a_broker_that_is_forgotten(
     cluster: Cluster, world: str
@@ -510,6 +514,7 @@ def test_commands_at_once_make_one_topic(cluster: Cluster) -> None:
     assert [type(one) for one in failed] == [TopicExistsError] * 2
 
 
+@pytest.mark.slow
 def test_a_topic_is_not_taken_up_before_it_is_remembered(
     cluster: Cluster, client: Client
 ) -> None:

@@ -36,6 +36,7 @@ def logs(broker: int, partition: int) -> TopicPartition:
     return TopicPartition("logs", BrokerId(broker), partition)
 
 
+@pytest.mark.slow
 @given(OFFSETS, st.randoms())
 def test_offsets_come_back_and_equal_ones_have_equal_texts(
     offsets: dict[TopicPartition, Offset], rng: object

@@ -98,6 +98,7 @@ def worlds(draw: st.DrawFn) -> tuple[Book, dict[TopicPartition, LogSpan]]:
 LIMITS = st.none() | st.integers(1, 60)
 
 
+@pytest.mark.slow
 @given(worlds(), LIMITS, st.none() | st.integers(1, 5000))
 def test_any_batch_progresses_and_ends_between_records(
     world: tuple[Book, dict[TopicPartition, LogSpan]],
@@ -123,6 +124,7 @@ def test_any_batch_progresses_and_ends_between_records(
                 assert ends[p] - span.start <= bytes_max
 
 
+@pytest.mark.slow
 @given(worlds(), LIMITS, LIMITS)
 def test_any_plan_covers_exactly_and_falls_on_records(
     world: tuple[Book, dict[TopicPartition, LogSpan]],

@@ -82,6 +82,7 @@ def expected_rows(records: list[bytes]) -> list[dict[str, object]]:
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(plain_records(), max_size=12), st.data(), st.integers(1, 5))
 def test_any_log_in_any_pieces_gives_its_rows(
     records: list[bytes], data: st.DataObject, records_max: int
@@ -101,6 +102,7 @@ def test_any_log_in_any_pieces_gives_its_rows(
     assert reader.damage == []
 
 
+@pytest.mark.slow
 @given(st.lists(plain_records(), min_size=1, max_size=8), st.data())
 def test_any_changed_byte_is_found_or_harmless(
     records: list[bytes], data: st.DataObject

@@ -92,6 +92,7 @@ FRAGMENTS = st.lists(
 ).map(b"".join)
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         JSON_VALUES.map(lambda value: json.dumps(value, indent=1).encode())

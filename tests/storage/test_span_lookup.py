@@ -120,6 +120,7 @@ def test_a_few_cuts_cost_a_few_spans(monkeypatch, bytes_max: int) -> None:
     assert of_records <= 15 * ONE_SPAN
 
 
+@pytest.mark.slow
 def test_many_cuts_read_an_index_once_and_no_record_twice() -> None:
     """The most that can be asked for costs no more than a look at everything."""
     disk, segments, _spans = LONG

@@ -79,6 +79,7 @@ def test_every_flipped_bit_of_a_segment_is_found() -> None:
             assert found.offset <= base + bit // 8 < found.next_good_offset
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_an_index_is_found() -> None:
     """The index is reported, the log is not."""
     disk = small()

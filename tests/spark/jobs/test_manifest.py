@@ -45,6 +45,7 @@ SORTED = st.lists(FILES, unique_by=lambda file: file.path).map(
 )
 
 
+@pytest.mark.slow
 @given(files=SORTED, number=st.integers(0, 10**12), batch=st.integers(-1, 10**12))
 def test_a_manifest_comes_back(
     files: tuple[ArchivedFile, ...], number: int, batch: int
