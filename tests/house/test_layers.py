@@ -4,7 +4,7 @@
   decides what can be tested alone and what breaks together. Most wishes for a new
   arrow are wishes for a value type in `model`, or a Protocol beside its consumer.
 
-6   cli ─────────────┐        spark            testing (imported by tests, bench)
+6   cli ─────────────┐        spark            testing (imported by tests)
                      │          │
 5        broker      │       client            siblings: never import each other
            │  └──────┴───┬──────┘
