@@ -17,10 +17,11 @@ from metaq.client import Client, RequestTimeoutError
 from metaq.zk.definitions import TopicState, decode_copy
 from tests.brokers import until
 from tests.rigs.process import BrokerProcess
+from tests.sampling import IS_WHOLE
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS", "5"))
+ROUNDS = int(os.environ.get("METAQ_CRASH_ROUNDS") or (5 if IS_WHOLE else 2))
 COUNT = 24
 """Partitions of the topic that is deleted: enough to be killed in the middle."""
 
