@@ -1,4 +1,4 @@
-"""What Spark starts with, in this process and in those it starts.
+"""Settings that Spark starts with, in this process and in those it starts.
 
 Few of its Java machines live long enough for the second compiler and the parallel
 collector, and a third of their first minute goes into classes, loaded and checked one

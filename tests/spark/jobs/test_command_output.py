@@ -1,6 +1,6 @@
-"""What commands of `metaq pipeline` say: in this process, in a session that is there.
+"""Output of `metaq pipeline`, run in this process, in a session that is there.
 
-That they start Spark and stop it is in `test_commands.py`.
+That commands start Spark and stop it is in `test_commands.py`.
 """
 
 import json
