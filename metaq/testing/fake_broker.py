@@ -24,7 +24,14 @@ from typing import Any, Final, Self
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import NotFoundError, ServerError
-from metaq.model import BrokerAddress, BrokerId, LogId, MessageId, Offset
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    LogId,
+    MessageId,
+    Offset,
+    XaTransactionId,
+)
 from metaq.protocol import texts
 from metaq.protocol.commands import (
     Get,
@@ -33,6 +40,7 @@ from metaq.protocol.commands import (
     Reply,
     Result,
     Stats,
+    TransactionCommand,
     Version,
 )
 from metaq.protocol.status import Status
@@ -42,6 +50,7 @@ from metaq.testing.fake_faults import FakeFault, FaultKind, Faults
 from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
+from metaq.testing.fake_transactions import Heuristic
 from metaq.testing.loop_thread import BoundedLoopThread, stop_listening
 from metaq.testing.ports import reserve_port
 from metaq.zk.paths import BrokerRole
@@ -66,7 +75,8 @@ class FakeBrokerStatistics:
     """A snapshot of a fake broker's counters, all since it was made."""
 
     commands: Mapping[str, int]
-    """Commands received by verb: put, get, offset, version, stats, other."""
+    """Commands received by verb: put, get, offset, version, stats, other; those of
+    transactions by their type: begin, prepare, commit_one_phase ..."""
     connection_count: int
     """Connections accepted."""
     open_connection_count: int
@@ -83,8 +93,8 @@ class FakeBroker:
     """One broker. Owner: the test.
 
     Lifecycle: `start` (or `with`), any number of `go_away` and `come_back`, `stop`. The
-    port is picked at the first start and kept. Messages, knobs and counters survive
-    `go_away`.
+    port is picked at the first start and kept. Messages, prepared transactions, knobs
+    and counters survive `go_away`.
     """
 
     def __init__(
@@ -215,6 +225,8 @@ class FakeBroker:
         if self._server is not None:
             await stop_listening(self._server)
             self._server = None
+        with self._lock:
+            self._metaq.transactions.restart()
         for session in tuple(self._sessions):
             session.cut()
         while self._sessions:  # noqa: ASYNC110  # over in a turn or two: they are cut
@@ -288,6 +300,18 @@ class FakeBroker:
     def payloads(self, topic: str = "test", partition: int = 0) -> list[bytes]:
         """Return the payloads of a partition, oldest first."""
         return [record.payload for record in self.records(topic, partition)]
+
+    def transactions(self) -> list[str]:
+        """Return the keys of the transactions that have not ended."""
+        with self._lock:
+            return self._metaq.transactions.keys()
+
+    def end_heuristically(
+        self, transaction: XaTransactionId, outcome: Heuristic
+    ) -> None:
+        """End a prepared transaction as an operator does."""
+        with self._lock:
+            self._metaq.transactions.end(transaction, outcome)
 
     def log_start(self, topic: str = "test", partition: int = 0) -> Offset:
         """Return the first readable offset."""
@@ -385,7 +409,7 @@ class FakeBroker:
 
         Args:
             kind: what happens.
-            verb: put, get, offset, version or stats; "" is every command.
+            verb: one of `FakeBrokerStatistics.commands`; "" is every command.
             after: so many commands of that verb pass first.
             count: so many commands meet the fault.
             status: of the answer, for REFUSE.
@@ -459,13 +483,21 @@ class FakeBroker:
             return self._random.randint(1, queued_bytes)
         return self.split_bytes or queued_bytes
 
-    def on_command(self, command: Known) -> tuple[Reply | None, bool]:
+    def on_command(
+        self, command: Known, session: FakeSession
+    ) -> tuple[Reply | None, bool]:
         """Carry out a command, unless a fault takes it.
+
+        Args:
+            command: what was asked.
+            session: over which connection.
 
         Returns:
             (its answer or None, whether to cut the connection instead).
         """
         verb = _VERBS.get(type(command), "other")
+        if isinstance(command, TransactionCommand):
+            verb = command.type.name.lower()
         with self._lock:
             self._commands[verb] += 1
             fault = self._faults.take(verb)
@@ -474,7 +506,7 @@ class FakeBroker:
                 return Result(fault.status, fault.body, command.opaque), False
             if kind is FaultKind.SWALLOW or kind is FaultKind.DROP:
                 return None, kind is FaultKind.DROP
-            reply = self._metaq.answer(command)
+            reply = self._metaq.answer(command, session)
             if kind is not None:
                 return None, kind is FaultKind.DROP_STORED
             if isinstance(command, Get) and isinstance(reply, Result):

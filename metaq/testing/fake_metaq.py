@@ -7,8 +7,8 @@ client meets are here as well: a put that leaves the choice to the broker may la
 closed partition, and one with a wrong checksum makes the partition that it is not
 stored in.
 
-Not here: transactions and replication are refused as our own broker refuses them, puts
-are readable at once whatever their size, and nothing is counted for `stats`.
+Not here: replication is refused as our own broker refuses it, puts are readable at
+once whatever their size, and nothing is counted for `stats`.
 
 Source: broker spec 1.4 to 1.7, 1.14, 2.4, 7.1, 8.
 """
@@ -48,6 +48,7 @@ from metaq.protocol.status import Status
 from metaq.record.checksum import checksum
 from metaq.record.ids import EPOCH_MS, MS_SHIFT, SEQUENCE_BITS, id_after
 from metaq.record.layout import HEADER, HEADER_BYTES, Record, encode_record
+from metaq.testing.fake_transactions import FakeTransactions
 
 VERSION: Final = "1.4.6.2"
 """Body of the `version` reply; our clients read "no extension" in it."""
@@ -68,8 +69,6 @@ _HELP: Final = (
     "realtime Returns realtime statistics detail info.",
     "config Returns broker's config file content.",
 )
-
-TRANSACTIONS_MISSING: Final = "Transactions are not supported by this broker."
 
 Known: TypeAlias = Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
 """What MetaQ 1.4 answers."""
@@ -168,6 +167,8 @@ class FakeMetaq:
         self._clock = clock
         self._choose = choose
         self._last_id = MessageId(-(2**63))
+        self.transactions = FakeTransactions(clock, self._append)
+        """Those that are under way."""
 
     # -- content ----------------------------------------------------------------------
 
@@ -207,21 +208,27 @@ class FakeMetaq:
 
     # -- commands ---------------------------------------------------------------------
 
-    def answer(self, command: Known) -> Reply | None:
+    def answer(self, command: Known, connection: object = None) -> Reply | None:
         """Carry out one command.
+
+        Args:
+            command: what was asked.
+            connection: whose command it is; local transactions belong to it.
 
         Returns:
             The reply; None where MetaQ sends none.
         """
         try:
-            return self._carry_out(command)
+            return self._carry_out(command, connection)
         except WireError as error:
             return Result(error.status, str(error).encode(), command.opaque)
 
-    def _carry_out(self, command: Known) -> Reply | None:
+    def _carry_out(self, command: Known, connection: object) -> Reply | None:
         match command:
-            case Put():
+            case Put(transaction=None):
                 return _ok(self._put(command), command.opaque)
+            case Put():
+                return _ok(self._put_later(command, connection), command.opaque)
             case Get():
                 return Value(self._get(command), command.opaque)
             case OffsetQuery():
@@ -233,13 +240,31 @@ class FakeMetaq:
             case TransactionCommand():
                 if command.type is TransactionType.END:
                     return None
-                raise ServerError(TRANSACTIONS_MISSING)
+                text = self.transactions.answer(command, connection)
+                return _ok(text, command.opaque)
             case Sync():
                 raise UnavailableError(texts.NO_SYNC_PROCESSOR)
 
+    def _put_later(self, put: Put, connection: object) -> str:
+        """Hold a put of a transaction; nothing of it is checked but where it goes."""
+        assert put.transaction is not None
+        self.transactions.require(put.transaction, connection)
+        topic, partition = put.topic, put.partition
+        if partition == RANDOM_PARTITION:
+            raise ServerError(f"Invalid partition for transaction command:{partition}")
+        if topic not in self.topics and not self._has_pattern_for(topic):
+            raise ServerError(texts.topic_not_accepted(topic))
+        if not 0 <= partition < self.topics.get(topic, 1):
+            raise ServerError(texts.wrong_partition(partition))
+        number = self.next_id()
+        self.transactions.put(put, number, connection)
+        return f"{number} {partition} -1"
+
+    def _append(self, put: Put, number: int) -> Offset:
+        record = _record(put, MessageId(number))
+        return self.log(put.topic, put.partition).append(record)
+
     def _put(self, put: Put) -> str:
-        if put.transaction is not None:
-            raise ServerError(TRANSACTIONS_MISSING)
         topic, partition, detail = put.topic, put.partition, ""
         count = self.topics.get(topic, 1)
         if LogId(topic, partition) in self.closed:
@@ -259,8 +284,7 @@ class FakeMetaq:
         if detail:
             raise ServerError(texts.put_failed(self.uri, topic, partition, detail))
         number = self.next_id()
-        record = encode_record(put.payload, id=number, flag=put.flag)
-        return texts.put_reply(number, partition, log.append(record))
+        return texts.put_reply(number, partition, log.append(_record(put, number)))
 
     def _has_pattern_for(self, topic: str) -> bool:
         return TopicRules().extended(self.topics).accepts(topic)
@@ -367,6 +391,10 @@ def _count(logs: Iterable[FakeLog]) -> int:
 
 def _size_bytes(logs: Iterable[FakeLog]) -> int:
     return sum(log.end - log.start for log in logs)
+
+
+def _record(put: Put, number: MessageId) -> bytes:
+    return encode_record(put.payload, id=number, flag=put.flag)
 
 
 def _ok(body: str, opaque: int) -> Result:

@@ -55,7 +55,9 @@ class Host(Protocol):
         """Count a command that MetaQ does not know."""
         ...
 
-    def on_command(self, command: Known) -> tuple[Reply | None, bool]:
+    def on_command(
+        self, command: Known, session: "FakeSession"
+    ) -> tuple[Reply | None, bool]:
         """Carry out a command; return its answer, and whether to cut instead."""
         ...
 
@@ -140,7 +142,7 @@ class FakeSession(asyncio.Protocol):
         # A server swallows replies, so that only commands are left.
         assert not isinstance(event, Result | Value)
         assert event is not NEED_DATA
-        reply, is_cut = self._host.on_command(event)
+        reply, is_cut = self._host.on_command(event, self)
         if self.commands_left is not None:
             self.commands_left -= 1
         if is_cut or self.commands_left == 0:

@@ -8,14 +8,17 @@ import pytest
 
 from metaq.config import parse_config
 from metaq.errors import RemoteProtocolError
-from metaq.model import LogId, MessageId
+from metaq.model import NULL_TRANSACTION, LogId, MessageId, XaTransactionId
 from metaq.protocol.commands import (
     Get,
     OffsetQuery,
     Put,
+    Quit,
     Reply,
     Result,
     Stats,
+    TransactionCommand,
+    TransactionType,
     Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
@@ -23,13 +26,14 @@ from metaq.protocol.encode import encode
 from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known
+from metaq.testing.fake_transactions import Heuristic
 from tests.protocol.golden import Case, cases
 
 ID = re.compile(rb"(result 200 )\d+( -?\d+\r\n)-\d{19}( \d+ -?\d+)")
 
 DIFFERENT = {
-    "put null transaction": "transactions are not offered",
-    "put null transaction 8 words": "transactions are not offered",
+    "put null transaction": "the text has the address of a Java object",
+    "put null transaction 8 words": "the text has the address of a Java object",
     "two puts pipelined": "the recording has them in the other order",
     "put followed by junk crlf": "the recording lost the answer",
     "get offset 0 all": "two records in the other order; checked by lengths",
@@ -40,11 +44,11 @@ DIFFERENT = {
 }
 
 
-def fake() -> FakeMetaq:
+def fake(clock: ManualClock | None = None) -> FakeMetaq:
     broker = FakeMetaq(
         {"test": 2, "meta-test": 2, "wild-*": 2},
         broker_id=0,
-        clock=ManualClock(),
+        clock=clock or ManualClock(),
         choose=lambda count: count - 1,
     )
     broker.uri = "meta://127.0.0.1:8123"
@@ -52,14 +56,22 @@ def fake() -> FakeMetaq:
     return broker
 
 
-def replies_to(broker: FakeMetaq, request: bytes) -> tuple[bytes, bool]:
-    """Return the answers, and whether the connection was closed for a breach."""
+def replies_to(
+    broker: FakeMetaq, request: bytes, over: object = None
+) -> tuple[bytes, bool]:
+    """Return the answers, and whether the connection was closed.
+
+    Args:
+        over: the connection that it comes over.
+    """
     connection = Connection(Role.SERVER, WireLimits())
     connection.receive_data(request)
     answer = b""
     try:
         while (command := connection.next_event()) is not NEED_DATA:
-            reply = broker.answer(cast("Known", command))
+            if isinstance(command, Quit):
+                return answer, True
+            reply = broker.answer(cast("Known", command), over)
             answer += b"" if reply is None else encode(reply)
     except RemoteProtocolError:
         return answer, True
@@ -83,23 +95,31 @@ def without_ids(value: bytes, offset: int) -> bytes:
     return line + b"\r\n" + bytes(blank)
 
 
+GROUPS = {"put", "get", "offset", "transactions"}
+ANOTHER = "another connection"
+
+
 @cache
 def answers() -> dict[str, tuple[bytes, bool]]:
-    broker, found = fake(), {}
+    clock = ManualClock()
+    broker, found = fake(clock), {}
     for case in cases():
-        if case.group not in {"put", "get", "offset"}:
+        if case.group not in GROUPS:
             continue
+        if case.name.endswith("after timeout"):
+            clock.advance_s(2)
         if case.name == "put closed partition":
             broker.closed.add(LogId("test", 1))
         if case.name == "put reopened partition":
             broker.closed.clear()
-        found[case.name] = replies_to(broker, case.request)
+        over = ANOTHER if case.name.endswith(ANOTHER) else None
+        found[case.name] = replies_to(broker, case.request, over)
     return found
 
 
 @pytest.mark.parametrize(
     "case",
-    [c for c in cases() if c.group in {"put", "get", "offset"}],
+    [c for c in cases() if c.group in GROUPS],
     ids=lambda case: case.name,
 )
 def test_answers_are_those_of_the_java_broker(case: Case) -> None:
@@ -209,3 +229,48 @@ def test_stats_say_what_a_client_learns_from_them() -> None:
     assert lines("test")[1:3] == ["test", "resultCode 0"]
     config = parse_config(broker.config_text().encode(), "")
     assert config.topics["meta-test"].partition_count == 2
+
+
+def test_what_a_transaction_holds_is_read_when_it_is_committed() -> None:
+    """In the order of the puts; what came behind the PREPARE is lost."""
+    broker, xid = fake(), XaTransactionId(1, b"g", b"b", "q")
+
+    def tell(kind: TransactionType) -> Reply:
+        return ask(broker, TransactionCommand(xid, "s", kind, 1))
+
+    tell(TransactionType.BEGIN)
+    for data in (b"one", b"two"):
+        ask(broker, Put("test", 0, data, 0, -1, 1, xid))
+    assert tell(TransactionType.PREPARE) == Result(200, b"0", 1)
+    ask(broker, Put("test", 0, b"late", 0, -1, 1, xid))
+    assert broker.log("test", 0).records() == []
+    broker.transactions.restart()
+    assert tell(TransactionType.COMMIT_TWO_PHASE) == Result(200, b"", 1)
+    found = [record.payload for record in broker.log("test", 0).records()]
+    assert found == [b"one", b"two"]
+    assert broker.transactions.keys() == []
+
+
+@pytest.mark.parametrize("outcome", Heuristic)
+def test_a_heuristic_outcome_is_told_until_it_is_forgotten(outcome: Heuristic) -> None:
+    broker, xid = fake(), XaTransactionId(1, b"g", b"b", "q")
+
+    def tell(kind: TransactionType) -> Reply:
+        return ask(broker, TransactionCommand(xid, "s", kind, 1))
+
+    tell(TransactionType.BEGIN)
+    ask(broker, Put("test", 0, b"one", 0, -1, 1, xid))
+    tell(TransactionType.PREPARE)
+    broker.transactions.end(xid, outcome)
+    code, word = outcome.value
+    text = f"XA transaction 'XID:1:67:62:q' has been heuristically {word}."
+    answer = f"XAException:code={code},msg={text}".encode()
+    assert tell(TransactionType.ROLLBACK) == Result(500, answer, 1)
+    put = ask(broker, Put("test", 0, b"two", 0, -1, 1, xid))
+    assert put == Result(500, text.encode(), 1)
+    is_stored = outcome is Heuristic.COMMITTED
+    assert len(broker.log("test", 0).records()) == is_stored
+    recover = TransactionCommand(NULL_TRANSACTION, "s", TransactionType.RECOVER, 1)
+    assert ask(broker, recover) == Result(200, b"XID:1:67:62:q", 1)
+    tell(TransactionType.FORGET)
+    assert ask(broker, recover) == Result(200, b"", 1)
