@@ -91,6 +91,7 @@ def encode_puts(
     flags: Sequence[int] | None,
     checksums: Sequence[int],
     opaques: range,
+    transaction: TransactionId | None = None,
 ) -> bytes:
     """Return puts to one partition, one behind the other, as `encode` writes each.
 
@@ -103,6 +104,7 @@ def encode_puts(
         flags: of each put; None when all are 0.
         checksums: of each payload.
         opaques: of each put.
+        transaction: that all of them belong to; None appends each at once.
 
     Raises:
         LocalProtocolError: as `encode`.
@@ -117,7 +119,11 @@ def encode_puts(
     for numbers in (sizes, flags or (0,), checksums, opaques):
         _in_range(min(numbers), I32_MIN, I32_MAX)
         _in_range(max(numbers), I32_MIN, I32_MAX)
-    put = head.replace(b"%", b"%%") + b" %d %d %d %d\r\n%b"
+    key = b""
+    if transaction is not None:
+        key = b" " + _line([_key(transaction)]).removesuffix(b"\r\n")
+    head, key = head.replace(b"%", b"%%"), key.replace(b"%", b"%%")
+    put = b"%b %%d %%d %%d%b %%d\r\n%%b" % (head, key)
     return put * count % tuple(values)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
-from metaq.model import LocalTransactionId, XaTransactionId
+from metaq.model import LocalTransactionId, TransactionId, XaTransactionId
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
@@ -84,9 +84,16 @@ I32 = st.integers(-(2**31), 2**31 - 1)
     topic=st.sampled_from(["t", "%d%%", "t\u00e9"]),
     partition=I32,
     first=st.integers(0, 2**31 - 10),
+    transaction=st.sampled_from(
+        [None, LocalTransactionId("s%d", 1), XaTransactionId(1, b"g", b"", "q%s")]
+    ),
 )
 def test_puts_of_a_run_are_what_each_is_alone(
-    puts: list[tuple[bytes, int, int]], topic: str, partition: int, first: int
+    puts: list[tuple[bytes, int, int]],
+    topic: str,
+    partition: int,
+    first: int,
+    transaction: TransactionId | None,
 ) -> None:
     """The one operation writes the bytes that one call per put writes."""
     payloads, flags, checksums = zip(*puts, strict=True)
@@ -95,11 +102,11 @@ def test_puts_of_a_run_are_what_each_is_alone(
     def run(flags: tuple[int, ...] | None) -> bytes:
         return encode_puts(
             topic, partition, payloads, flags=flags, checksums=checksums,
-            opaques=opaques,
+            opaques=opaques, transaction=transaction,
         )  # fmt: skip
 
     alone = [
-        Put(topic, partition, payload, flag, crc, opaque)
+        Put(topic, partition, payload, flag, crc, opaque, transaction)
         for (payload, flag, crc), opaque in zip(puts, opaques, strict=True)
     ]
     assert run(flags) == b"".join(map(encode, alone))
