@@ -25,6 +25,7 @@ from metaq.client.errors import (
     GivenUpError,
     GroupInUseError,
     HandlerFailedError,
+    HeuristicError,
     MessageTooLargeError,
     NoProgressError,
     NoTopicError,
@@ -36,6 +37,12 @@ from metaq.client.errors import (
     StuckError,
     TopicExistsError,
     TopicRefusedError,
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    UnknownXidError,
+    XaError,
+    XaProtocolError,
+    XaRolledBackError,
 )
 from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
@@ -57,10 +64,14 @@ from metaq.client.produce.ordered_producer import (
 from metaq.client.produce.producer import (
     AsyncProducer,
 )
+from metaq.client.produce.transaction import AsyncTransaction, TransactionState
+from metaq.client.produce.transaction_branch import PendingResult
+from metaq.client.produce.xa import AsyncXa
 from metaq.client.session import AsyncClient
 from metaq.client.sync.admin import Admin
 from metaq.client.sync.client import Client, Consumer
 from metaq.client.sync.producers import OrderedProducer, Producer
+from metaq.client.sync.transactions import Transaction, Xa
 from metaq.errors import (
     BadReplyError,
     ClientError,
@@ -84,10 +95,11 @@ from metaq.errors import (
     RequestTimeoutError,
     ServerError,
     StorageError,
+    TransactionError,
     UnavailableError,
     UnexpectedReplyError,
 )
-from metaq.model import Message, MessageId, Offset, TopicPartition
+from metaq.model import Message, MessageId, Offset, TopicPartition, XaTransactionId
 from metaq.zk.definitions import Effect, TopicDefinition, TopicState
 from metaq.zk.errors import MemberTakenError
 
@@ -98,6 +110,8 @@ __all__ = [
     "AsyncConsumer",
     "AsyncOrderedProducer",
     "AsyncProducer",
+    "AsyncTransaction",
+    "AsyncXa",
     "BadReplyError",
     "BrokerDescription",
     "BrokerRegisteredError",
@@ -125,6 +139,7 @@ __all__ = [
     "GroupInUseError",
     "HandlerFailedError",
     "Health",
+    "HeuristicError",
     "KeyHash",
     "Lag",
     "LocalProtocolError",
@@ -156,6 +171,7 @@ __all__ = [
     "OwnershipLostError",
     "PartitionsAwayError",
     "PartlySentError",
+    "PendingResult",
     "Pinned",
     "Producer",
     "ProducerOptions",
@@ -180,7 +196,18 @@ __all__ = [
     "TopicPartition",
     "TopicRefusedError",
     "TopicState",
+    "Transaction",
+    "TransactionError",
+    "TransactionInDoubtError",
+    "TransactionRolledBackError",
+    "TransactionState",
     "UnavailableError",
     "UnexpectedReplyError",
+    "UnknownXidError",
+    "Xa",
+    "XaError",
+    "XaProtocolError",
+    "XaRolledBackError",
+    "XaTransactionId",
     "read_origin",
 ]

@@ -6,6 +6,7 @@ from metaq.errors import (
     ClientError,
     NoBrokerError,
     RequestTimeoutError,
+    TransactionError,
 )
 from metaq.model import Message, TopicPartition
 
@@ -108,3 +109,50 @@ class NoTopicError(ClientError):
 
 class TopicRefusedError(ClientError):
     """A broker cannot, or may not, do about a topic what it was told to."""
+
+
+# -- transactions ---------------------------------------------------------------------
+
+
+class TransactionInDoubtError(OutcomeUnknownError, TransactionError):
+    """A verdict was sent, and no answer tells whether it was carried out.
+
+    In doubt, not failed. A commit of a local transaction: its messages are readable,
+    all of them, or none ever will be. A verdict of an XA transaction: say the same
+    verdict again when the broker answers.
+    """
+
+
+class TransactionRolledBackError(TransactionError):
+    """Nothing of the transaction is stored, and nothing of it ever will be."""
+
+
+class XaError(TransactionError):
+    """A broker answered with an XA error code."""
+
+    def __init__(self, message: str, *, code: int, text: str) -> None:
+        super().__init__(message)
+        self.code = code
+        """As the X/Open XA specification numbers it: -4 is XAER_NOTA."""
+        self.text = text
+        """The broker's own words."""
+
+
+class UnknownXidError(XaError):
+    """No transaction of this id: never begun, timed out, or ended before (-4)."""
+
+
+class XaProtocolError(XaError):
+    """The transaction is in a state that does not allow this (-6)."""
+
+
+class XaRolledBackError(XaError, TransactionRolledBackError):
+    """The broker has rolled the transaction back by itself (100 to 107)."""
+
+
+class HeuristicError(XaError):
+    """An operator has ended the prepared transaction (5 to 8).
+
+    7: committed; 6: rolled back; 5: partly this, partly that; 8: not known. The
+    broker remembers it, and answers so, until it is told to forget it.
+    """

@@ -103,6 +103,9 @@ class ProducerOptions:
     """Longest pause before the first repetition; doubles from there."""
     retry_max_s: float = 1.0
     """Longest pause between repetitions; the deadline ends them."""
+    transaction_timeout_s: float = 30.0
+    """How long a transaction may take from its first message on, when the caller says
+    nothing else; then its broker rolls back what is neither prepared nor committed."""
 
     def __post_init__(self) -> None:
         _check_types(self, zero=("linger_s",))
@@ -330,6 +333,7 @@ class ProducerKeywords(TypedDict, total=False):
     retry_unknown: bool
     retry_first_s: float
     retry_max_s: float
+    transaction_timeout_s: float
 
 
 class ConsumerKeywords(TypedDict, total=False):

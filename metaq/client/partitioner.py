@@ -24,12 +24,14 @@ from typing import Final, NamedTuple, TypeAlias
 from zlib import crc32
 
 from metaq.errors import LocalProtocolError, NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096
 """Into how many parts the keys are divided; part of what a key means, so it never
 changes. Beyond some hundred partitions the shares become uneven."""
+
+_Place: TypeAlias = tuple[str, BrokerId, int]
 
 _TABLES_MAX: Final = 1024
 _WEIGHT_BYTES: Final = 4
@@ -90,17 +92,19 @@ class KeyHash:
 
     def __init__(self, *, wait: bool = False) -> None:
         self.sees_absent = wait
-        self._tables: dict[str, tuple[Sequence[TopicPartition], list[int]]] = {}
+        self._tables: dict[_Place, tuple[Sequence[TopicPartition], list[int]]] = {}
 
     def __call__(
         self, topic: str, partitions: Sequence[TopicPartition], message: OutgoingMessage
     ) -> TopicPartition:
         """Return the partition of the message's key; no key is the empty key."""
-        known = self._tables.get(topic)
+        # A transaction chooses among the partitions of its broker, others among all.
+        place = topic, partitions[0].broker_id, len(partitions)
+        known = self._tables.get(place)
         if known is None or known[0] is not partitions:
             if len(self._tables) >= _TABLES_MAX:
                 self._tables.clear()
-            known = self._tables[topic] = (partitions, plan_slots(partitions))
+            known = self._tables[place] = (partitions, plan_slots(partitions))
         key = b"" if message.key is None else message.key
         return partitions[known[1][slot_of(key)]]
 

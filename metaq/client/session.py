@@ -68,6 +68,7 @@ from metaq.client.options import (
 from metaq.client.partitioner import Selector
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer, parse_layout
 from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.xa import AsyncXa, check_qualifier
 from metaq.client.timeouts import Closable, close_all, require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock, SystemClock
@@ -352,6 +353,32 @@ class AsyncClient:
         self._made.ordered.add(producer)
         self._adopt(producer)
         return producer
+
+    @takes_options(ProducerOptions)
+    def xa(
+        self,
+        qualifier: str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> AsyncXa:
+        """Return what runs XA transactions; closed with the client at the latest.
+
+        Args:
+            qualifier: names this program to the brokers, with which it finds its
+                prepared transactions after a restart: the same then, and that of no
+                other program. No blank, no colon.
+            selector: as in `producer`.
+            options: fields of `ProducerOptions`.
+
+        Raises:
+            ConfigError: the qualifier is none.
+        """
+        check_qualifier(qualifier)
+        producer = self._make_producer(ProducerOptions(**options), selector)
+        xa = AsyncXa(self._require_context(), producer, qualifier=qualifier)
+        self._adopt(xa)
+        return xa
 
     def _make_producer(
         self, options: ProducerOptions, selector: Selector | None

@@ -12,11 +12,15 @@ from metaq.client import (
     AsyncConsumer,
     AsyncOrderedProducer,
     AsyncProducer,
+    AsyncTransaction,
+    AsyncXa,
     Client,
     Consumer,
     OrderedProducer,
     Producer,
     SendFuture,
+    Transaction,
+    Xa,
 )
 
 TWINS: list[tuple[type[Any], type[Any]]] = [
@@ -25,6 +29,8 @@ TWINS: list[tuple[type[Any], type[Any]]] = [
     (Consumer, AsyncConsumer),
     (OrderedProducer, AsyncOrderedProducer),
     (Admin, AsyncAdmin),
+    (Transaction, AsyncTransaction),
+    (Xa, AsyncXa),
 ]
 
 UNBOUNDED = {
@@ -32,6 +38,7 @@ UNBOUNDED = {
     "Client.producer": "makes an object",
     "Client.ordered_producer": "makes an object",
     "Client.consumer": "makes an object",
+    "Client.xa": "makes an object",
     "Client.admin": "makes an object",
     "Client.statistics": "asks nobody",
     "Client.__enter__": "is start",
@@ -50,6 +57,11 @@ UNBOUNDED = {
     "OrderedProducer.__enter__": "is start, by the disk",
     "OrderedProducer.__exit__": "is close, by close_timeout_s",
     "OrderedProducer.statistics": "asks nobody",
+    "Transaction.__enter__": "does nothing",
+    "Transaction.__exit__": "is commit or rollback, by timeout_s",
+    "Xa.xid": "makes an object",
+    "Xa.__enter__": "does nothing",
+    "Xa.__exit__": "is close, by close_timeout_s",
     "SendFuture.done": "asks nobody",
     "SendFuture.add_done_callback": "waits for nobody",
     "SendFuture.__await__": "ends by the message's deadline; result has the bound",

@@ -43,9 +43,15 @@ class AsyncWorldPart:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.twin, name)
-        if name in {"assignment", "health", "statistics"} or not callable(value):
+        if name in {"assignment", "health", "statistics", "xid"} or not callable(value):
             return value
         return lambda *args, **named: self._run(value(*args, **named))
+
+    def transaction(self, *args: Any, **named: Any) -> "AsyncWorldPart":
+        async def make() -> Any:
+            return self.twin.transaction(*args, **named)
+
+        return AsyncWorldPart(self._run(make()), self._run)
 
 
 class AsyncWorldConsumer(AsyncWorldPart):
@@ -101,6 +107,9 @@ class AsyncWorld:
 
     def producer(self, **options: Any) -> AsyncWorldPart:
         return AsyncWorldPart(self._call(self.twin.producer, **options), self._run)
+
+    def xa(self, *args: Any, **options: Any) -> AsyncWorldPart:
+        return AsyncWorldPart(self._call(self.twin.xa, *args, **options), self._run)
 
     def admin(self) -> AsyncWorldPart:
         return AsyncWorldPart(self._call(self.twin.admin), self._run)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
 
+from metaq.client.cluster.catalog import recorded_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
     count_between,
@@ -53,14 +54,13 @@ from metaq.model import (
     printable,
 )
 from metaq.record.layout import HEADER_BYTES
-from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.errors import NodeNotEmptyError
 from metaq.zk.groups import Members, read_members, read_owners
 from metaq.zk.offsets import GroupOffsets
-from metaq.zk.paths import NodeKind, is_legal_step, parse_broker_id
+from metaq.zk.paths import NodeKind, is_legal_step
 from metaq.zk.session import Coordinator
-from metaq.zk.znodes import GroupOffset, decode_address
+from metaq.zk.znodes import GroupOffset
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
 """Where a group is to go on: the log start, the log end, the first message of a time,
@@ -164,7 +164,7 @@ async def brokers(
     metadata = context.metadata
     names = await metadata.topics(deadline_s=deadline_s)
     snapshot = await know_topics(context, names, deadline_s=deadline_s)
-    addresses = await _recorded_addresses(context, deadline_s=deadline_s)
+    addresses = await recorded_addresses(context, deadline_s=deadline_s)
     counts: dict[BrokerId, dict[str, int]] = {}
     for told in (snapshot.recorded, snapshot.puts, snapshot.gets):
         for topic, by_broker in told.items():
@@ -191,24 +191,6 @@ async def brokers(
         for address in sorted(snapshot.silent)
     ]
     return (*found, *silent)
-
-
-async def _recorded_addresses(
-    context: ClientContext, *, deadline_s: float
-) -> dict[BrokerId, BrokerAddress]:
-    if context.coordinator is None:
-        return {}
-    found = await read_values(
-        context.coordinator,
-        context.paths.recorded_brokers(),
-        decode_address,
-        deadline_s=deadline_s,
-    )
-    return {
-        broker_id: address
-        for name, address in found.items()
-        if (broker_id := parse_broker_id(name)) is not None
-    }
 
 
 async def plan_forget(

@@ -1,4 +1,7 @@
-"""Which partitions there are of topics that are named, or that match a pattern."""
+"""Which brokers have left a record, and which partitions there are of topics.
+
+Topics are named, or match a pattern.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,10 +14,12 @@ from metaq.client.cluster.metadata_queries import BACKOFF
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.errors import NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.retry import retry
+from metaq.zk.children import read_values
 from metaq.zk.cluster import ClusterSnapshot
-from metaq.zk.paths import partition_name
+from metaq.zk.paths import parse_broker_id, partition_name
+from metaq.zk.znodes import decode_address
 
 NAMES_SHOWN_MAX: Final = 10
 """An error names so many partitions that are there."""
@@ -140,3 +145,28 @@ def _refusal(
     return NoBrokerError(
         f"no broker has {name_some(lacking)}; of topic '{topic}' there are: {known}"
     )
+
+
+async def recorded_addresses(
+    context: ClientContext, *, deadline_s: float
+) -> dict[BrokerId, BrokerAddress]:
+    """Return where brokers are, or were last, that have left a record.
+
+    {} for a client of named brokers.
+
+    Raises:
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    if context.coordinator is None:
+        return {}
+    found = await read_values(
+        context.coordinator,
+        context.paths.recorded_brokers(),
+        decode_address,
+        deadline_s=deadline_s,
+    )
+    return {
+        broker_id: address
+        for name, address in found.items()
+        if (broker_id := parse_broker_id(name)) is not None
+    }

@@ -26,7 +26,7 @@ from metaq.errors import MetaqError, NoBrokerError, NotSentError, RemoteProtocol
 from metaq.model import BrokerAddress, MessageId, Offset, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.peer.replies import ReceiptColumns, parse_receipt
-from metaq.protocol.commands import Mput, Reply
+from metaq.protocol.commands import Command, Mput, Reply
 from metaq.protocol.encode import encode, encode_puts
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum, checksums
@@ -65,6 +65,10 @@ class PutConnection(Announcer, Protocol):
         self, frames: bytes, opaques: range, listener: PutListener, *, deadline_s: float
     ) -> None:
         """Send a run of puts; see `BrokerConnection.submit_puts`."""
+        ...
+
+    async def call(self, command: Command, *, deadline_s: float) -> Reply:
+        """Send a command and return its reply; see `BrokerConnection.call`."""
         ...
 
     def close_for(self, error: RemoteProtocolError) -> None:

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from threading import get_ident
 from typing import Protocol, Self
 
@@ -34,6 +35,8 @@ from metaq.client.produce.delivery import Delivery, ProducerStatistics
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_sender import Pool
 from metaq.client.produce.runs import frozen
+from metaq.client.produce.transaction import AsyncTransaction
+from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
@@ -44,6 +47,8 @@ from metaq.errors import (
     NoBrokerError,
     RequestTimeoutError,
 )
+from metaq.model import BrokerAddress, BrokerId, LocalTransactionId
+from metaq.protocol.java import I32_MAX
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.retry import wait_set
@@ -146,6 +151,17 @@ class AsyncProducer:
         )
         """Those that wait, and the count of those that were dropped."""
         self._stop_listening = metadata.add_listener(self._on_snapshot)
+        self.transacting = TransactionParts(
+            prepare=self.prepare,
+            choose=self.accumulator.routes.choose,
+            address_of=self._address_of,
+            pool=pool,
+            options=options,
+            clock=clock,
+            session_id=producer_id,
+        )
+        """Parts of its transactions."""
+        self._transaction_numbers = count()
         self._is_closed = False
         self._ended = asyncio.Event()
 
@@ -358,6 +374,26 @@ class AsyncProducer:
             self._require_loop()
             self.oneway.drop(error)
 
+    def transaction(self, timeout: float | None = None) -> AsyncTransaction:
+        """Return a transaction: messages of one broker that are stored all, or none.
+
+        Args:
+            timeout: seconds from its first message on, after which the broker rolls it
+                back, rounded up to whole ones; a MetaQ 1.4 broker takes 60 for more,
+                if it is not set otherwise. None is `transaction_timeout_s` of the
+                options.
+
+        Raises:
+            ConfigError: it is no time, or 0.
+            ClosedError: the producer is closed, or of another event loop.
+        """
+        self._require_loop()
+        self._check_open()
+        lifetime_s = self.transacting.lifetime_s(timeout)
+        number = next(self._transaction_numbers) % I32_MAX + 1
+        transaction = LocalTransactionId(self.transacting.session_id, number)
+        return AsyncTransaction(self.transacting, transaction, lifetime_s)
+
     # -- the end ----------------------------------------------------------------------
 
     async def flush(self, timeout: float | None = None) -> None:
@@ -470,6 +506,10 @@ class AsyncProducer:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClosedError("the producer is closed")
+
+    def _address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
+        copies = self._metadata.snapshot.brokers.get(broker_id)
+        return None if copies is None else copies.leader
 
     def _deadline_s(self, timeout: float | None) -> float:
         check_timeout(timeout)

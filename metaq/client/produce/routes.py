@@ -17,7 +17,7 @@ from metaq.client.partitioner import (
 )
 from metaq.client.produce.partition_queue import PartitionQueue
 from metaq.errors import LocalProtocolError, NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,10 @@ class _Topic:
 
     available: tuple[TopicPartition, ...]
     known: tuple[TopicPartition, ...]
+
+    def of(self, broker_id: BrokerId) -> "_Topic":
+        """Return what one broker has of them."""
+        return _Topic(_of(self.available, broker_id), _of(self.known, broker_id))
 
 
 class Routes:
@@ -46,6 +50,7 @@ class Routes:
         self._selector = selector
         self._by_key = KeyHash()
         self._topics: dict[str, _Topic] = {}
+        self._at_broker: dict[tuple[str, BrokerId], tuple[_Topic, _Topic]] = {}
         self._by_partition: dict[TopicPartition, PartitionQueue] = {}
         self.is_default = selector is None
         """Messages without key and partition go to `queues` in turn."""
@@ -98,15 +103,47 @@ class Routes:
             if message.key is None:
                 return self.next_queue(topic), True
             selector = self._by_key
-        choice = known.available or known.known
-        if getattr(selector, "sees_absent", False):
-            choice = known.known
-        partition = selector(topic, choice, message)
-        if partition.topic != topic:
-            raise LocalProtocolError(
-                f"selector: expected a partition of {topic}, got {partition}"
-            )
+        partition = _select(selector, topic, known, message)
         return self.queue(partition), getattr(selector, "may_move", False)
+
+    def choose(
+        self, topic: str, message: OutgoingMessage, broker_id: BrokerId | None
+    ) -> TopicPartition | None:
+        """Return where a message of a transaction goes.
+
+        Args:
+            topic: of the message.
+            message: chooses as in `select`.
+            broker_id: that the transaction is bound to; None before its first message.
+
+        Returns:
+            None when that broker has no partition for it.
+
+        Raises:
+            NoBrokerError, LocalProtocolError: as `select`.
+        """
+        known = self._topics.get(topic)
+        if known is None:
+            raise unknown_topic(topic)
+        if broker_id is not None:
+            known = self._narrowed(topic, known, broker_id)
+        if message.partition is not None:
+            partition = parse_partition(topic, message.partition)
+        elif not (choice := known.available or known.known):
+            return None
+        elif self._selector is None and message.key is None:
+            return choice[next(self.turn) % len(choice)]
+        else:
+            partition = _select(self._selector or self._by_key, topic, known, message)
+        return partition if broker_id in {None, partition.broker_id} else None
+
+    def _narrowed(self, topic: str, known: _Topic, broker_id: BrokerId) -> _Topic:
+        """Return a broker's part of a topic: the same object as long as it is so."""
+        found = self._at_broker.get((topic, broker_id))
+        if found is None or found[0] is not known:
+            found = known, known.of(broker_id)
+            self._at_broker[topic, broker_id] = found
+        return found[1]
 
     def set_partitions(
         self, topic: str, available: Sequence[TopicPartition]
@@ -124,6 +161,26 @@ class Routes:
         self._topics[topic] = _Topic(partitions, known)
         self.queues[topic] = tuple(map(self.queue, partitions or known))
         return [self.queue(p) for p in before.available if p not in set(partitions)]
+
+
+def _of(
+    partitions: tuple[TopicPartition, ...], broker_id: BrokerId
+) -> tuple[TopicPartition, ...]:
+    return tuple(one for one in partitions if one.broker_id == broker_id)
+
+
+def _select(
+    selector: Selector, topic: str, known: _Topic, message: OutgoingMessage
+) -> TopicPartition:
+    choice = known.available or known.known
+    if getattr(selector, "sees_absent", False):
+        choice = known.known
+    partition = selector(topic, choice, message)
+    if partition.topic != topic:
+        raise LocalProtocolError(
+            f"selector: expected a partition of {topic}, got {partition}"
+        )
+    return partition
 
 
 def unknown_topic(topic: str) -> NoBrokerError:

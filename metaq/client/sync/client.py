@@ -50,10 +50,12 @@ from metaq.client.options import (
 from metaq.client.partitioner import Selector
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.xa import AsyncXa
 from metaq.client.session import AsyncClient, CoordinatorFactory
 from metaq.client.sync.admin import Admin
 from metaq.client.sync.handler_threads import Handler, run_threads
 from metaq.client.sync.producers import OrderedProducer, Producer
+from metaq.client.sync.transactions import Xa
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
@@ -206,6 +208,22 @@ class Client:
             )
 
         return OrderedProducer(thread.run(make()), thread)
+
+    @takes_options(ProducerOptions)
+    def xa(
+        self,
+        qualifier: str,
+        *,
+        selector: Selector | None = None,
+        **options: Unpack[ProducerKeywords],
+    ) -> Xa:
+        """Return what runs XA transactions, for any thread; see `AsyncClient.xa`."""
+        thread = self._require_thread()
+
+        async def make() -> AsyncXa:
+            return self._twin.xa(qualifier, selector=selector, **options)
+
+        return Xa(thread.run(make()), thread)
 
     @takes_options(ConsumerOptions)
     def consumer(

@@ -24,6 +24,8 @@ from metaq.client.produce.producer import (
     AsyncProducer,
 )
 from metaq.client.produce.runs import frozen
+from metaq.client.produce.transaction import AsyncTransaction
+from metaq.client.sync.transactions import Transaction
 from metaq.clock import Clock
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
@@ -156,6 +158,14 @@ class Producer:
         data = frozen(data)
         encode_payload(data, attribute)
         self._handover.put(topic, OutgoingMessage(data, attribute, key))
+
+    def transaction(self, timeout: float | None = None) -> Transaction:
+        """Return a transaction; see `AsyncProducer.transaction`."""
+
+        async def make() -> AsyncTransaction:
+            return self._twin.transaction(timeout)
+
+        return Transaction(self._thread.run(make()), self._thread)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended before has an outcome, good or bad.

@@ -1,0 +1,299 @@
+"""Local transactions: messages of one broker that are stored all, or none.
+
+    async with producer.transaction(timeout=30) as tx:
+        await tx.send("orders", b"...")
+        await tx.send("audit", b"...")
+
+Theory of operation. Nothing is sent before the first message. Where that goes decides
+the broker; the others choose among its partitions. The transaction lives on the
+connection that it began on, and ends with it, so the one command whose loss leaves a
+doubt is the commit: without it nothing of the transaction is ever readable.
+
+    OPEN ── commit ──> COMMITTED         a send failed: FAILED, which can only
+      │         └────> IN_DOUBT          be rolled back
+      └─── rollback ─> ROLLED_BACK
+
+Source: client spec 9.2.
+"""
+
+import asyncio
+import enum
+import logging
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Self
+
+from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.runs import frozen
+from metaq.client.produce.transaction_branch import (
+    CERTAIN,
+    Branch,
+    PendingResult,
+    TransactionParts,
+    outgoing,
+)
+from metaq.errors import MetaqError, TransactionError
+from metaq.model import LocalTransactionId
+from metaq.protocol.commands import TransactionType
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.checksum import BytesLike
+
+_log = logging.getLogger(__name__)
+
+
+class TransactionState(enum.Enum):
+    """The state of a local transaction."""
+
+    OPEN = "open"
+    """It takes messages."""
+    FAILED = "failed"
+    """A message may be missing: it can only be rolled back."""
+    COMMITTED = "committed"
+    """Its messages are stored."""
+    ROLLED_BACK = "rolled back"
+    """None of its messages is stored."""
+    IN_DOUBT = "in doubt"
+    """The commit was sent; whether it was carried out is not known."""
+
+
+class AsyncTransaction:
+    """One transaction. Owner: who asked `AsyncProducer.transaction` for it.
+
+    Lifecycle: open from the start; ended by `commit`, `rollback`, or its block, which
+    commits at its end and rolls back when an exception leaves it.
+
+    Concurrency: on its producer's loop; calls that come together go one by one.
+    """
+
+    def __init__(
+        self, parts: TransactionParts, transaction: LocalTransactionId, lifetime_s: int
+    ) -> None:
+        """Begin without messages; nothing is sent.
+
+        Args:
+            parts: of the producer.
+            transaction: its id, which no other transaction of the session has.
+            lifetime_s: seconds from its first message on, after which the broker rolls
+                it back.
+        """
+        self._parts = parts
+        self._transaction = transaction
+        self._lifetime_s = lifetime_s
+        self._branch: Branch | None = None
+        self._state = TransactionState.OPEN
+        self._failure: BaseException | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """Its id, as brokers log it."""
+        return format_key(self._transaction)
+
+    @property
+    def state(self) -> TransactionState:
+        """Its state."""
+        return self._state
+
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> PendingResult:
+        """Add one message and wait until the broker holds it.
+
+        Args:
+            topic: any topic of the transaction's broker.
+            data: application bytes.
+            attribute: application attribute; "" is one, None is none.
+            key: the same key goes to the same partition, among those of the broker.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            timeout: seconds; None is `timeout_s` of the producer.
+
+        Returns:
+            Its id and partition; it has an offset when the transaction is committed.
+
+        Raises:
+            TransactionError: the transaction has ended or failed, or its broker has no
+                partition of the topic; nothing was sent.
+            TransactionRolledBackError: the broker has rolled it back: its time is over.
+            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
+                `AsyncProducer.send`; nothing was sent.
+            MetaqError: the message may be missing; the transaction has failed.
+
+        Cancellation: the transaction has failed.
+        """
+        message = OutgoingMessage(frozen(data), attribute, key, partition)
+        return (await self._send(topic, [message], timeout))[0]
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[PendingResult]:
+        """Add a list; hundreds are on their way together.
+
+        A MetaQ 1.4 broker keeps no order among them; see `AsyncProducer`.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+            timeout: seconds for all of them; None is `timeout_s` of the producer.
+
+        Returns:
+            One result per message, in their order; () for no messages.
+
+        Raises:
+            As `send`.
+
+        Cancellation: the transaction has failed.
+        """
+        listed = outgoing(messages)
+        return await self._send(topic, listed, timeout) if listed else ()
+
+    async def _send(
+        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+    ) -> list[PendingResult]:
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            self._require_open()
+            branch = self._branch
+            placed = await self._parts.place(
+                topic,
+                messages,
+                None if branch is None else branch.broker_id,
+                deadline_s=deadline_s,
+                is_bound=True,
+            )
+            if branch is None:
+                broker_id = placed[0].partition.broker_id
+                connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+                branch = Branch(self._parts, connection, broker_id, self._transaction)
+            branch.check(placed)
+            try:
+                if self._branch is None:
+                    self._branch = branch
+                    await branch.begin(self._lifetime_s, deadline_s=deadline_s)
+                return await branch.put(placed, deadline_s=deadline_s)
+            except BaseException as error:
+                self._state, self._failure = TransactionState.FAILED, error
+                raise
+
+    async def commit(self, timeout: float | None = None) -> None:
+        """Store all messages; without any there is nothing to do.
+
+        *Durability.* It returns when the broker has committed: on its disk as its
+        settings for transactions say.
+
+        Args:
+            timeout: seconds; None is `timeout_s` of the producer.
+
+        Raises:
+            TransactionInDoubtError: the commit was sent; whether it was carried out is
+                not known. It is not sent again.
+            TransactionRolledBackError: nothing is stored: a message had failed, the
+                time was over, or the connection was lost before.
+            TransactionError: the transaction has ended before.
+            ClosedError: the client is closed; nothing is stored.
+
+        Cancellation: the outcome is in doubt.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            failure = self._failure
+            if self._state is TransactionState.FAILED:
+                await self._roll_back(deadline_s)
+                raise TransactionRolledBackError(
+                    f"transaction {self.id} was rolled back in place of the commit: a"
+                    f" message had failed: {failure!r}"
+                ) from failure
+            self._require_open()
+            self._state = TransactionState.IN_DOUBT
+            try:
+                await self._end(TransactionType.COMMIT_ONE_PHASE, deadline_s)
+            except CERTAIN as error:
+                self._state = TransactionState.ROLLED_BACK
+                raise TransactionRolledBackError(
+                    f"transaction {self.id} is not committed: {error}"
+                ) from error
+            except MetaqError as error:
+                raise TransactionInDoubtError(
+                    f"transaction {self.id} is in doubt, not failed: the commit was"
+                    f" sent, and may be carried out: {error}"
+                ) from error
+            self._state = TransactionState.COMMITTED
+
+    async def rollback(self, timeout: float | None = None) -> None:
+        """Give all messages up.
+
+        A broker that cannot be told forgets the transaction when its time is over:
+        what was never committed is never read.
+
+        Args:
+            timeout: seconds; None is `timeout_s` of the producer.
+
+        Raises:
+            TransactionError: the transaction has ended before.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            if self._state is not TransactionState.FAILED:
+                self._require_open()
+            await self._roll_back(deadline_s)
+
+    async def __aenter__(self) -> Self:
+        """Return the transaction."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Commit, or roll back when an exception leaves the block."""
+        if self._state not in {TransactionState.OPEN, TransactionState.FAILED}:
+            return
+        if error is None:
+            await self.commit()
+        else:
+            await self.rollback()
+
+    def __repr__(self) -> str:
+        where = "" if self._branch is None else f" at {self._branch.where}"
+        return f"<{type(self).__name__} {self.id}{where}: {self._state.value}>"
+
+    def _require_open(self) -> None:
+        if self._state is TransactionState.FAILED:
+            raise TransactionError(
+                f"transaction {self.id} has failed and can only be rolled back:"
+                f" {self._failure!r}"
+            ) from self._failure
+        if self._state is not TransactionState.OPEN:
+            raise TransactionError(
+                f"transaction {self.id} has ended: it is {self._state.value}"
+            )
+
+    async def _roll_back(self, deadline_s: float) -> None:
+        self._state = TransactionState.ROLLED_BACK
+        try:
+            await self._end(TransactionType.ROLLBACK, deadline_s)
+        except MetaqError as error:
+            _log.info(
+                "broker was not told of a rollback: transaction=%s lifetime_s=%d"
+                " error=%s",
+                self.id,
+                self._lifetime_s,
+                error,
+            )
+
+    async def _end(self, verdict: TransactionType, deadline_s: float) -> None:
+        if self._branch is not None:
+            await self._branch.end(verdict, deadline_s=deadline_s)

@@ -1,0 +1,404 @@
+"""One transaction at one broker: its commands, and its puts in flight together.
+
+    BEGIN ── first put ── puts, up to PUTS_MAX in flight ── verdict
+
+The first put is answered before others leave: with it a MetaQ 1.4 broker files the
+transaction in its journal, and it deals with what arrives together in several threads.
+For the same reason a verdict leaves when all puts are answered.
+
+Source: client spec 9.1; broker spec 5.1 to 5.4.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
+from metaq.client.options import ProducerOptions
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.attempts import NEVER_LEFT, PUTS_BYTES_MAX, PUTS_MAX, REFUSALS
+from metaq.client.produce.partition_sender import Pool, PutConnection
+from metaq.client.produce.runs import frozen, list_messages
+from metaq.client.produce.transaction_replies import parse_pending, require_done
+from metaq.client.validation import check_seconds, check_timeout
+from metaq.clock import Clock
+from metaq.errors import (
+    ClosedError,
+    MetaqError,
+    NoBrokerError,
+    RemoteProtocolError,
+    TransactionError,
+)
+from metaq.model import (
+    BrokerAddress,
+    BrokerId,
+    MessageId,
+    TopicPartition,
+    TransactionId,
+)
+from metaq.peer.replies import ReceiptColumns
+from metaq.protocol.commands import Reply, TransactionCommand, TransactionType
+from metaq.protocol.encode import encode_puts
+from metaq.record.checksum import BytesLike, checksums
+from metaq.record.flags import encode_payload
+from metaq.record.layout import PAYLOAD_BYTES_MAX
+
+CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
+"""Errors of a commit that certainly is not carried out, nor will be."""
+
+
+class PendingResult(NamedTuple):
+    """A message that a transaction holds: stored with all others of it, or not."""
+
+    message_id: MessageId
+    """Id that the broker stamped."""
+    partition: TopicPartition
+    """The partition it goes to. It has no offset before the commit."""
+
+
+class PlacedMessage(NamedTuple):
+    """A message on its way into a transaction."""
+
+    partition: TopicPartition
+    """Its partition."""
+    payload: bytes
+    """Attribute block, if the flag says so, and application bytes."""
+    flag: int
+    """Of the record."""
+
+
+class Prepare(Protocol):
+    """Waits until the partitions of a topic are known; `AsyncProducer.prepare`."""
+
+    def __call__(self, topic: str, *, timeout: float | None = None) -> Awaitable[None]:
+        """Wait no longer than so many seconds."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionParts:
+    """Parts that the transactions of one producer share."""
+
+    prepare: Prepare
+    """Makes a topic's partitions known."""
+    choose: Callable[[str, OutgoingMessage, BrokerId | None], TopicPartition | None]
+    """Chooses a partition, at one broker or at any; `Routes.choose`."""
+    address_of: Callable[[BrokerId], BrokerAddress | None]
+    """Tells where a broker takes puts."""
+    pool: Pool
+    """Connections to brokers."""
+    options: ProducerOptions
+    """`timeout_s` and `transaction_timeout_s`."""
+    clock: Clock
+    """Judges deadlines."""
+    session_id: str
+    """Names the producer to brokers, in every command; free of ':' and space."""
+
+    def deadline_s(self, timeout: float | None) -> float:
+        """Return the monotonic time `timeout` from now; None: `timeout_s`.
+
+        Raises:
+            ConfigError: it is no time.
+        """
+        check_timeout(timeout)
+        timeout_s = self.options.timeout_s if timeout is None else timeout
+        return self.clock.monotonic_s() + timeout_s
+
+    def lifetime_s(self, timeout: float | None) -> int:
+        """Return the whole seconds that a broker is told; None: the option.
+
+        Raises:
+            ConfigError: it is no time, or none at all: a MetaQ 1.4 broker would keep
+                what its client forgot for ever.
+        """
+        if timeout is None:
+            timeout = self.options.transaction_timeout_s
+        check_seconds("timeout", timeout, may_be_zero=False)
+        return math.ceil(timeout)
+
+    async def connect(self, broker_id: BrokerId, *, deadline_s: float) -> PutConnection:
+        """Return a connection to a broker.
+
+        Raises:
+            NoBrokerError: it is not there, or cannot be reached.
+            ClosedError: the client is closed.
+        """
+        address = self.address_of(broker_id)
+        if address is None:
+            raise NoBrokerError(f"broker {broker_id} is not registered")
+        return await self.pool.get(address, deadline_s=deadline_s)
+
+    async def tell(
+        self,
+        connection: PutConnection,
+        transaction: TransactionId,
+        kind: TransactionType,
+        *,
+        deadline_s: float,
+        lifetime_s: int = 0,
+        qualifier: str | None = None,
+    ) -> Reply:
+        """Send a transaction command and return its reply; raises as `call`."""
+        opaque = connection.next_opaque()
+        command = TransactionCommand(
+            transaction, self.session_id, kind, opaque, lifetime_s, qualifier
+        )
+        return await connection.call(command, deadline_s=deadline_s)
+
+    async def place(
+        self,
+        topic: str,
+        messages: Sequence[OutgoingMessage],
+        broker_id: BrokerId | None,
+        *,
+        deadline_s: float,
+        is_bound: bool,
+    ) -> list[PlacedMessage]:
+        """Choose where messages go.
+
+        Args:
+            topic: of all of them.
+            messages: at least one.
+            broker_id: that the transaction is bound to; None where it is not yet.
+            deadline_s: how long to wait for a topic that is new.
+            is_bound: all of them go to one broker, that of the first one.
+
+        Raises:
+            TransactionError: the broker has no partition of the topic.
+            As `AsyncProducer.send`, what can be known at once.
+        """
+        left_s = max(0.0, deadline_s - self.clock.monotonic_s())
+        await self.prepare(topic, timeout=left_s)
+        placed = []
+        for message in messages:
+            payload, flag = encode_payload(frozen(message.data), message.attribute)
+            partition = self.choose(topic, message, broker_id)
+            if partition is None:
+                wanted = f" {message.partition}" if message.partition else ""
+                raise TransactionError(
+                    f"topic {topic}: broker {broker_id}, which the transaction is bound"
+                    f" to by its first message, has no partition{wanted} of it"
+                )
+            if is_bound:
+                broker_id = partition.broker_id
+            placed.append(PlacedMessage(partition, payload, flag))
+        return placed
+
+
+def outgoing(messages: Iterable[BytesLike | OutgoingMessage]) -> list[OutgoingMessage]:
+    """Return the messages that a user gave.
+
+    Raises:
+        TypeError: it is one message, or nothing that can be listed.
+    """
+    return [
+        one if isinstance(one, OutgoingMessage) else OutgoingMessage(frozen(one))
+        for one in list_messages(messages)
+    ]
+
+
+class Branch:
+    """A transaction at one broker, over one connection. Owner: the transaction."""
+
+    def __init__(
+        self,
+        parts: TransactionParts,
+        connection: PutConnection,
+        broker_id: BrokerId,
+        transaction: TransactionId,
+    ) -> None:
+        """Take note of where it is; `begin` tells the broker."""
+        self.broker_id = broker_id
+        """The broker."""
+        self.where = f"broker {broker_id}"
+        """The same, for errors."""
+        self._parts = parts
+        self._connection = connection
+        self._transaction = transaction
+        self._has_put = False
+
+    def check(self, messages: Sequence[PlacedMessage]) -> None:
+        """Refuse messages that the broker does not take; at least one is given.
+
+        Raises:
+            MessageTooLargeError: a payload is larger than it announced.
+        """
+        limit = self._connection.capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
+        largest = max(len(one.payload) for one in messages)
+        if largest > limit:
+            raise MessageTooLargeError(
+                f"{self.where} takes messages of at most {limit} bytes, got {largest}"
+            )
+
+    async def begin(
+        self, lifetime_s: int, *, deadline_s: float, qualifier: str | None = None
+    ) -> None:
+        """Tell the broker of the transaction.
+
+        Args:
+            lifetime_s: seconds after which it rolls back what is not prepared.
+            deadline_s: of the answer.
+            qualifier: of an XA transaction.
+
+        Raises:
+            MetaqError: it is not begun, or the broker forgets it in its time.
+        """
+        reply = await self._parts.tell(
+            self._connection,
+            self._transaction,
+            TransactionType.BEGIN,
+            deadline_s=deadline_s,
+            lifetime_s=lifetime_s,
+            qualifier=qualifier,
+        )
+        require_done(reply, self.where)
+
+    async def end(self, verdict: TransactionType, *, deadline_s: float) -> None:
+        """Tell the broker to commit or to roll back, over the same connection.
+
+        Raises:
+            MetaqError: as `require_done`, and as `BrokerConnection.call`.
+        """
+        reply = await self._parts.tell(
+            self._connection, self._transaction, verdict, deadline_s=deadline_s
+        )
+        require_done(reply, self.where)
+
+    async def put(
+        self, messages: Sequence[PlacedMessage], *, deadline_s: float
+    ) -> list[PendingResult]:
+        """Add messages, many in flight at once; their order is kept by our brokers.
+
+        Raises:
+            MetaqError: one of them failed; which others are in the transaction is
+                not known. The first failure is raised when all that left are
+                answered.
+        """
+        results: list[PendingResult] = []
+        for some in _chunks(messages, is_first=not self._has_put):
+            results += await self._put_chunk(some, deadline_s)
+            self._has_put = True
+        return results
+
+    async def _put_chunk(
+        self, messages: Sequence[PlacedMessage], deadline_s: float
+    ) -> list[PendingResult]:
+        by_partition: dict[TopicPartition, list[int]] = {}
+        for at, message in enumerate(messages):
+            by_partition.setdefault(message.partition, []).append(at)
+        runs = [
+            self._submit(partition, [messages[at] for at in places], deadline_s)
+            for partition, places in by_partition.items()
+        ]
+        found: dict[int, PendingResult] = {}
+        failed: MetaqError | None = None
+        for run, (partition, places) in zip(runs, by_partition.items(), strict=True):
+            for at, outcome in zip(places, await run.wait(), strict=True):
+                try:
+                    message_id = self._read(outcome, partition)
+                except MetaqError as error:
+                    failed = failed or error
+                else:
+                    found[at] = PendingResult(message_id, partition)
+        if failed is not None:
+            raise failed
+        return [found[at] for at in range(len(messages))]
+
+    def _submit(
+        self,
+        partition: TopicPartition,
+        messages: Sequence[PlacedMessage],
+        deadline_s: float,
+    ) -> "_Run":
+        connection = self._connection
+        opaques = connection.next_opaques(len(messages))
+
+        def sizes() -> list[int]:
+            return [
+                len(self._frames(partition, [message], range(opaque, opaque + 1)))
+                for message, opaque in zip(messages, opaques, strict=True)
+            ]
+
+        run = _Run(opaques, sizes)
+        try:
+            connection.submit_puts(
+                self._frames(partition, messages, opaques),
+                opaques,
+                run,
+                deadline_s=deadline_s,
+            )
+        except ClosedError as error:
+            run.on_outcome(opaques, error)
+        return run
+
+    def _frames(
+        self,
+        partition: TopicPartition,
+        messages: Sequence[PlacedMessage],
+        opaques: range,
+    ) -> bytes:
+        payloads = [one.payload for one in messages]
+        return encode_puts(
+            partition.topic,
+            partition.partition,
+            payloads,
+            flags=[one.flag for one in messages],
+            checksums=checksums(payloads),
+            opaques=opaques,
+            transaction=self._transaction,
+        )
+
+    def _read(
+        self, outcome: Reply | MetaqError, partition: TopicPartition
+    ) -> MessageId:
+        if isinstance(outcome, MetaqError):
+            raise outcome
+        try:
+            return parse_pending(outcome, partition.partition, self.where)
+        except RemoteProtocolError as error:
+            self._connection.close_for(error)
+            raise
+
+
+def _chunks(
+    messages: Sequence[PlacedMessage], *, is_first: bool
+) -> Iterator[Sequence[PlacedMessage]]:
+    """Cut messages into what is in flight together."""
+    first, size_bytes = 0, 0
+    for at, message in enumerate(messages):
+        is_full = size_bytes + len(message.payload) > PUTS_BYTES_MAX
+        is_alone = is_first and at == 1
+        if at > first and (is_full or is_alone or at - first == PUTS_MAX):
+            yield messages[first:at]
+            first, size_bytes = at, 0
+        size_bytes += len(message.payload)
+    yield messages[first:]
+
+
+class _Run:
+    """Puts of one partition in flight; a `PutListener`."""
+
+    def __init__(self, opaques: range, sizes: Callable[[], list[int]]) -> None:
+        self.sizes = sizes
+        """Returns the bytes of each put's frame."""
+        self._opaques = opaques
+        self._outcomes: dict[int, Reply | MetaqError] = {}
+        self._done = asyncio.Event()
+
+    async def wait(self) -> list[Reply | MetaqError]:
+        """Return what became of each, in their order."""
+        await self._done.wait()
+        return [self._outcomes[opaque] for opaque in self._opaques]
+
+    def on_receipts(self, receipts: ReceiptColumns) -> None:
+        """Take note of replies that no put of a transaction should have."""
+        for reply in receipts.replies():
+            self.on_outcome((reply.opaque,), reply)
+
+    def on_outcome(self, opaques: Sequence[int], outcome: Reply | MetaqError) -> None:
+        """Take note of the reply to one put, or of the error of many."""
+        self._outcomes.update(dict.fromkeys(opaques, outcome))
+        if len(self._outcomes) == len(self._opaques):
+            self._done.set()

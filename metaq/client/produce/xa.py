@@ -1,0 +1,524 @@
+"""XA transactions: two-phase commit, in the shape of Python's DB-API (PEP 249).
+
+    xa = client.xa(qualifier="billing-1")
+    xid = xa.xid(42, "global-id", "branch-1")
+    await xa.begin(xid)
+    await xa.send("orders", b"...")
+    await xa.prepare()
+    await xa.commit(xid)
+
+Theory of operation. An XA transaction is one branch at each broker that it has
+messages for, all under the same xid. `prepare` asks each of them; once it has returned,
+they keep what they hold over their own crashes, until they hear the verdict. That
+may be another process: `recover` lists what is prepared under this qualifier at any
+broker, and `commit` and `rollback` take an xid that this object never began. They tell
+every broker then, because nothing says which of them have a branch: one that has none
+answers so, and one that is away may have one.
+
+Source: client spec 9.3; broker spec 5.4, 5.5.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import Final, NoReturn, Self
+
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
+from metaq.client.fan_out import failures
+from metaq.client.partitioner import OutgoingMessage
+from metaq.client.produce.producer import AsyncProducer
+from metaq.client.produce.runs import frozen
+from metaq.client.produce.transaction_branch import Branch, PendingResult, outgoing
+from metaq.client.produce.xa_verdicts import (
+    COMMIT,
+    ROLLBACK,
+    Verdicts,
+    listed,
+    shown,
+)
+from metaq.client.validation import check_whole
+from metaq.errors import ConfigError, TransactionError
+from metaq.model import BrokerId, XaTransactionId
+from metaq.protocol.java import I32_MAX
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.checksum import BytesLike
+
+ID_BYTES_MAX: Final = 64
+"""Longest global id, and longest branch: what XA allows."""
+
+
+def check_qualifier(qualifier: object) -> None:
+    """Refuse what is no unique qualifier.
+
+    Raises:
+        ConfigError: no text, blank, or with a blank, a colon or a character that does
+            not print.
+    """
+    if (
+        not isinstance(qualifier, str)
+        or not qualifier
+        or not qualifier.isprintable()
+        or any(mark in qualifier for mark in ": ")
+    ):
+        raise ConfigError(
+            "qualifier: expected a name without blank and colon, the same after every"
+            f" restart of this program, got {qualifier!r}"
+        )
+
+
+class _Global:
+    """A transaction under way. Owner: the `AsyncXa`."""
+
+    def __init__(self, xid: XaTransactionId, lifetime_s: int) -> None:
+        self.xid = xid
+        self.lifetime_s = lifetime_s
+        self.branches: dict[BrokerId, Branch] = {}
+        self.is_prepared = False
+        self.failure: BaseException | None = None
+
+
+class AsyncXa:
+    """One transaction at a time. Owner: the client that made it.
+
+    Lifecycle: `begin`, sends, `prepare`, `commit` or `rollback`, any number of times;
+    `recover`, and verdicts about what it lists, in between; `close`.
+
+    Concurrency: on the client's loop; calls that come together go one by one.
+    """
+
+    def __init__(
+        self, context: ClientContext, producer: AsyncProducer, *, qualifier: str
+    ) -> None:
+        """Prepare; `AsyncClient.xa` is the way in.
+
+        Args:
+            context: the client's parts.
+            producer: chooses partitions; closed with this.
+            qualifier: see `AsyncClient.xa`.
+        """
+        self._context = context
+        self._producer = producer
+        self._parts = producer.transacting
+        self._verdicts = Verdicts(context, self._parts)
+        self._qualifier = qualifier
+        self._global: _Global | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def qualifier(self) -> str:
+        """The name that tells its transactions from those of other programs."""
+        return self._qualifier
+
+    def xid(
+        self, format_id: int, global_id: str | bytes, branch: str | bytes = b""
+    ) -> XaTransactionId:
+        """Return the id of a transaction; nothing is sent.
+
+        Args:
+            format_id: 0 to 2**31 - 1; chosen by the transaction manager, which may be
+                this program.
+            global_id: names the whole transaction; at most 64 bytes, text as UTF-8.
+            branch: names the part of it that brokers have, likewise.
+
+        Raises:
+            ConfigError: out of these ranges.
+        """
+        check_whole("format_id", format_id, 0, I32_MAX)
+        return XaTransactionId(
+            format_id,
+            _id_bytes("global_id", global_id),
+            _id_bytes("branch", branch),
+            self._qualifier,
+        )
+
+    async def begin(self, xid: XaTransactionId, timeout: float | None = None) -> None:
+        """Begin a transaction; brokers hear of it with its first messages.
+
+        Args:
+            xid: made by `xid`, and used for no transaction before.
+            timeout: seconds after which a broker rolls back what is not prepared; see
+                `AsyncProducer.transaction`. None is `transaction_timeout_s` of the
+                options.
+
+        Raises:
+            TransactionError: another one has not ended.
+            ConfigError: no xid of this qualifier, or no time.
+        """
+        lifetime_s = self._parts.lifetime_s(timeout)
+        self._check_xid(xid)
+        async with self._turn:
+            self._require_none()
+            self._global = _Global(xid, lifetime_s)
+
+    async def send(
+        self,
+        topic: str,
+        data: BytesLike,
+        *,
+        attribute: str | None = None,
+        key: str | bytes | None = None,
+        partition: str | None = None,
+        timeout: float | None = None,
+    ) -> PendingResult:
+        """Add one message and wait until its broker holds it.
+
+        Args:
+            topic: any topic of the cluster.
+            data: application bytes.
+            attribute: application attribute; "" is one, None is none.
+            key: the same key goes to the same partition.
+            partition: `<broker>-<partition>`, to send it there and nowhere else.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Returns:
+            Its id and partition; it has an offset when the transaction is committed.
+
+        Raises:
+            UnknownXidError: the broker has rolled it back: its time is over.
+            TransactionError: none is open: it has failed or is prepared; nothing was
+                sent.
+            NoBrokerError, MessageTooLargeError, LocalProtocolError, TypeError: as
+                `AsyncProducer.send`.
+            MetaqError: the message may be missing; the transaction has failed.
+
+        Cancellation: the transaction has failed.
+        """
+        message = OutgoingMessage(frozen(data), attribute, key, partition)
+        return (await self._send(topic, [message], timeout))[0]
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[BytesLike | OutgoingMessage],
+        *,
+        timeout: float | None = None,
+    ) -> Sequence[PendingResult]:
+        """Add a list; hundreds are on their way together to each broker.
+
+        A MetaQ 1.4 broker keeps no order among them; see `AsyncProducer`.
+
+        Args:
+            topic: as in `send`.
+            messages: bytes, or `OutgoingMessage` where there is more to say.
+            timeout: seconds for all of them; None is `timeout_s` of the options.
+
+        Returns:
+            One result per message, in their order; () for no messages.
+
+        Raises:
+            As `send`.
+
+        Cancellation: the transaction has failed.
+        """
+        listed = outgoing(messages)
+        return await self._send(topic, listed, timeout) if listed else ()
+
+    async def _send(
+        self, topic: str, messages: list[OutgoingMessage], timeout: float | None
+    ) -> list[PendingResult]:
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            current = self._require_open()
+            placed = await self._parts.place(
+                topic, messages, None, deadline_s=deadline_s, is_bound=False
+            )
+            places: dict[BrokerId, list[int]] = {}
+            for at, message in enumerate(placed):
+                places.setdefault(message.partition.broker_id, []).append(at)
+            found: dict[int, PendingResult] = {}
+            try:
+                for broker_id, some in places.items():
+                    branch = await self._branch(current, broker_id, deadline_s)
+                    mine = [placed[at] for at in some]
+                    branch.check(mine)
+                    results = await branch.put(mine, deadline_s=deadline_s)
+                    found.update(zip(some, results, strict=True))
+            except BaseException as error:
+                current.failure = error
+                raise
+            return [found[at] for at in range(len(placed))]
+
+    async def _branch(
+        self, current: _Global, broker_id: BrokerId, deadline_s: float
+    ) -> Branch:
+        branch = current.branches.get(broker_id)
+        if branch is None:
+            connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+            branch = Branch(self._parts, connection, broker_id, current.xid)
+            current.branches[broker_id] = branch
+            await branch.begin(
+                current.lifetime_s, deadline_s=deadline_s, qualifier=self._qualifier
+            )
+        return branch
+
+    # -- verdicts ---------------------------------------------------------------------
+
+    async def prepare(self, timeout: float | None = None) -> bool:
+        """Have every broker promise to keep its part until the verdict.
+
+        *Durability.* Each promises what its settings for transactions say.
+
+        Args:
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Returns:
+            Whether there is anything to commit. A broker whose part is empty has ended
+            it; a `commit` then sends nothing.
+
+        Raises:
+            TransactionInDoubtError: a broker may have promised, and could not be told
+                to roll back: roll the xid back later.
+            TransactionRolledBackError: a message had failed, or a broker did not
+                promise, whose error is the cause; everything is rolled back.
+            TransactionError: there is none that is open.
+
+        Cancellation: the transaction may be prepared; roll it back.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            current = self._require_begun()
+            if current.is_prepared:
+                raise TransactionError(f"{shown(current.xid)} is prepared already")
+            if current.failure is not None:
+                await self._give_up(current, current.failure, deadline_s)
+            votes = await self._verdicts.prepare(
+                current.xid, current.branches, deadline_s
+            )
+            for failure in failures(votes).values():
+                await self._give_up(current, failure, deadline_s, was_asked=True)
+            for broker_id, has_work in votes.items():
+                if not has_work:
+                    del current.branches[broker_id]
+            current.is_prepared = True
+            return bool(current.branches)
+
+    async def commit(
+        self, xid: XaTransactionId | None = None, timeout: float | None = None
+    ) -> None:
+        """Commit the transaction under way, or one that is prepared somewhere.
+
+        Without `prepare`, the one broker of a transaction commits it in one phase.
+
+        Args:
+            xid: None for the one under way; another one is asked for at every broker.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Raises:
+            TransactionInDoubtError: a broker may have a part that is not committed yet:
+                it was away, or did not answer. Commit the xid again if it is prepared.
+            UnknownXidError: no broker knows of it: it has ended, or never began.
+            HeuristicError: an operator has ended it at a broker; `forget` it there.
+            TransactionRolledBackError: it was not prepared, and nothing is stored.
+            TransactionError: it has several brokers and is not prepared; or another one
+                is under way, or none.
+
+        Cancellation: the outcome is in doubt; commit the xid again.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            current = self._mine(xid)
+            if current is None:
+                assert xid is not None
+                await self._verdicts.tell_all(xid, COMMIT, deadline_s)
+                return
+            if current.failure is not None:
+                await self._give_up(current, current.failure, deadline_s)
+            brokers = list(current.branches)
+            if not current.is_prepared and len(brokers) > 1:
+                raise TransactionError(
+                    f"{shown(current.xid)} has messages at {listed(brokers)}: prepare"
+                    " it before the commit"
+                )
+            # Whatever comes of it: a verdict that was said is not taken back.
+            self._global = None
+            if current.is_prepared:
+                await self._verdicts.tell(current.xid, COMMIT, brokers, deadline_s)
+            else:
+                await self._verdicts.commit_one_phase(current.xid, brokers, deadline_s)
+
+    async def rollback(
+        self, xid: XaTransactionId | None = None, timeout: float | None = None
+    ) -> None:
+        """Give the transaction under way up, or one that is prepared somewhere.
+
+        Args:
+            xid: None for the one under way; another one is asked for at every broker.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Raises:
+            TransactionInDoubtError: a broker may keep a part that is prepared: it was
+                away, or did not answer. Roll the xid back again.
+            UnknownXidError: no broker knows of it: it has ended, or never began.
+            HeuristicError: an operator has ended it at a broker; `forget` it there.
+            TransactionError: another one is under way, or none.
+
+        Cancellation: the outcome is in doubt; roll the xid back again.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        async with self._turn:
+            current = self._mine(xid)
+            if current is None:
+                assert xid is not None
+                await self._verdicts.tell_all(xid, ROLLBACK, deadline_s)
+                return
+            self._global = None
+            brokers = list(current.branches)
+            if current.is_prepared:
+                await self._verdicts.tell(current.xid, ROLLBACK, brokers, deadline_s)
+            else:
+                await self._verdicts.drop(current.xid, brokers, deadline_s)
+
+    async def recover(
+        self, *, partial: bool = False, timeout: float | None = None
+    ) -> list[XaTransactionId]:
+        """Return what is prepared under this qualifier, at any broker.
+
+        Also those that an operator has ended and that are not forgotten yet.
+
+        Args:
+            partial: list what the brokers have that answer, while others are away.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Returns:
+            Each xid once; [] for none.
+
+        Raises:
+            NoBrokerError: a broker that may have some is away. A MetaQ 1.4 broker
+                leaves no trace when it goes, and is not missed.
+            MetaqError: a broker refuses, or does not answer.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        return await self._verdicts.recover(
+            self._qualifier, partial=partial, deadline_s=deadline_s
+        )
+
+    async def forget(self, xid: XaTransactionId, timeout: float | None = None) -> None:
+        """Tell every broker that a heuristic outcome was taken note of.
+
+        Args:
+            xid: any; one that a broker does not know is no error.
+            timeout: seconds; None is `timeout_s` of the options.
+
+        Raises:
+            NoBrokerError: a broker is away; the others were told.
+            MetaqError: a broker refuses, or does not answer.
+        """
+        deadline_s = self._parts.deadline_s(timeout)
+        self._check_xid(xid)
+        await self._verdicts.forget(xid, deadline_s)
+
+    # -- the end ----------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more messages."""
+        return self._producer.is_closed
+
+    async def close(self, timeout: float | None = None) -> None:
+        """Roll back what is not prepared; what is prepared stays so.
+
+        Args:
+            timeout: seconds that all of it may take; None is the client's
+                `close_timeout_s`.
+        """
+        current, self._global = self._global, None
+        limit_s = self._context.options.close_timeout_s if timeout is None else timeout
+        if current is not None and not current.is_prepared:
+            deadline_s = self._parts.deadline_s(limit_s)
+            await self._verdicts.drop(current.xid, current.branches, deadline_s)
+        await self._producer.close(timeout)
+
+    async def __aenter__(self) -> Self:
+        """Return it."""
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    def __repr__(self) -> str:
+        current = self._global
+        state = "no transaction"
+        if current is not None:
+            prepared = "prepared" if current.is_prepared else "open"
+            state = f"{format_key(current.xid)}, {prepared}"
+        return f"<{type(self).__name__} {self._qualifier}: {state}>"
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _check_xid(self, xid: object) -> None:
+        if not isinstance(xid, XaTransactionId) or xid.qualifier != self._qualifier:
+            raise ConfigError(
+                f"xid: expected one of qualifier {self._qualifier}, made by `xid` or"
+                f" listed by `recover`, got {xid!r:.160}"
+            )
+
+    def _require_none(self) -> None:
+        if self._global is not None:
+            raise TransactionError(
+                f"{shown(self._global.xid)} has not ended: commit it or roll it back"
+            )
+
+    def _require_begun(self) -> _Global:
+        if self._global is None:
+            raise TransactionError("no XA transaction is under way: begin one")
+        return self._global
+
+    def _require_open(self) -> _Global:
+        current = self._require_begun()
+        if current.is_prepared:
+            # MetaQ 1.4 brokers acknowledge such messages and lose them.
+            raise TransactionError(
+                f"{shown(current.xid)} is prepared: it takes no more messages"
+            )
+        if current.failure is not None:
+            raise TransactionError(
+                f"{shown(current.xid)} has failed and can only be rolled back:"
+                f" {current.failure!r}"
+            ) from current.failure
+        return current
+
+    def _mine(self, xid: XaTransactionId | None) -> _Global | None:
+        """Return the transaction under way, if it is the one that is meant."""
+        if xid is None:
+            return self._require_begun()
+        self._check_xid(xid)
+        if self._global is not None and self._global.xid == xid:
+            return self._global
+        self._require_none()
+        return None
+
+    async def _give_up(
+        self,
+        current: _Global,
+        failure: BaseException,
+        deadline_s: float,
+        *,
+        was_asked: bool = False,
+    ) -> NoReturn:
+        """Roll back after a failure, and say so; `was_asked`: to prepare."""
+        self._global = None
+        left = await self._verdicts.drop(current.xid, current.branches, deadline_s)
+        if left and was_asked:
+            raise TransactionInDoubtError(
+                f"{shown(current.xid)} is in doubt: it failed ({failure!r}), and may be"
+                f" prepared at {listed(left)}: roll it back later"
+            ) from failure
+        raise TransactionRolledBackError(
+            f"{shown(current.xid)} was rolled back: {failure!r}"
+        ) from failure
+
+
+def _id_bytes(name: str, value: str | bytes) -> bytes:
+    found = value.encode() if isinstance(value, str) else bytes(value)
+    if len(found) > ID_BYTES_MAX:
+        raise ConfigError(
+            f"{name}: expected at most {ID_BYTES_MAX} bytes, got {len(found)}"
+        )
+    return found

@@ -1,0 +1,261 @@
+"""Commands to all brokers of an XA transaction, and the sum of their answers.
+
+An XA transaction is known by its id, over whatever connection. A broker that has no
+part of it answers so; one that is away may have one. So of several answers, silence
+counts most: it leaves a doubt, which the same verdict said again ends.
+
+Source: client spec 9.3; broker spec 5.4, 5.5.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from metaq.client.cluster.catalog import recorded_addresses
+from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import (
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    UnknownXidError,
+    XaError,
+)
+from metaq.client.fan_out import failures, for_each, raise_first
+from metaq.client.produce.transaction_branch import CERTAIN, TransactionParts
+from metaq.client.produce.transaction_replies import (
+    NOTA,
+    parse_prepared,
+    parse_vote,
+    require_done,
+)
+from metaq.errors import MetaqError, NoBrokerError, RemoteProtocolError
+from metaq.model import NULL_TRANSACTION, BrokerId, XaTransactionId
+from metaq.protocol.commands import Reply, TransactionType
+from metaq.protocol.transaction_ids import format_key
+
+_log = logging.getLogger(__name__)
+
+COMMIT: Final = TransactionType.COMMIT_TWO_PHASE
+ROLLBACK: Final = TransactionType.ROLLBACK
+
+
+class Verdicts:
+    """Tells brokers, all at once. Owner: one `AsyncXa`; used on its loop."""
+
+    def __init__(self, context: ClientContext, parts: TransactionParts) -> None:
+        """Prepare; nothing is sent."""
+        self._context = context
+        self._parts = parts
+
+    async def prepare(
+        self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
+    ) -> dict[BrokerId, bool | MetaqError]:
+        """Ask brokers to promise; return whether each has work to commit, or failed."""
+
+        async def vote(broker_id: BrokerId) -> bool:
+            reply = await self._say(broker_id, xid, TransactionType.PREPARE, deadline_s)
+            return parse_vote(reply, f"broker {broker_id}")
+
+        return await for_each(vote, brokers)
+
+    async def commit_one_phase(
+        self, xid: XaTransactionId, brokers: Collection[BrokerId], deadline_s: float
+    ) -> None:
+        """Commit at one broker, or at none, what is not prepared.
+
+        Raises:
+            TransactionRolledBackError: it is certainly not committed.
+            TransactionInDoubtError: it may be committed; the command is not repeated.
+            XaError: the broker answered with another code.
+        """
+        assert len(brokers) < 2
+        kind = TransactionType.COMMIT_ONE_PHASE
+        failed = await self._failures(xid, kind, brokers, deadline_s)
+        for error in failed.values():
+            if isinstance(error, (*CERTAIN, UnknownXidError)):
+                raise TransactionRolledBackError(
+                    f"{shown(xid)} is not committed: {error}"
+                ) from error
+            if not isinstance(error, XaError):
+                raise TransactionInDoubtError(
+                    f"{shown(xid)} is in doubt, not failed: the commit was sent, and"
+                    f" may be carried out: {error}"
+                ) from error
+            raise error
+
+    async def tell(
+        self,
+        xid: XaTransactionId,
+        verdict: TransactionType,
+        brokers: Iterable[BrokerId],
+        deadline_s: float,
+    ) -> None:
+        """Say a verdict to the brokers that have a part of a prepared transaction.
+
+        Raises:
+            TransactionInDoubtError: one of them may not have carried it out.
+            XaError: one of them answered with a code.
+        """
+        failed = await self._failures(xid, verdict, brokers, deadline_s)
+        _raise_failed(xid, verdict, failed)
+
+    async def tell_all(
+        self, xid: XaTransactionId, verdict: TransactionType, deadline_s: float
+    ) -> None:
+        """Say a verdict to every broker: any of them may have a part.
+
+        Raises:
+            UnknownXidError: none of them has.
+            TransactionInDoubtError, XaError: as `tell`; also for one that is away.
+        """
+        there, away = await self._brokers(deadline_s)
+        failed = await self._failures(xid, verdict, there, deadline_s)
+        unknown = [e for e in failed.values() if isinstance(e, UnknownXidError)]
+        serious = {one: e for one, e in failed.items() if e not in unknown}
+        _raise_failed(xid, verdict, serious)
+        if away:
+            raise TransactionInDoubtError(
+                f"{shown(xid)} is in doubt: {', '.join(away)} away, and may have a part"
+                f" of it; {listed(there)} did it: say {verdict.name.lower()} again"
+            )
+        if len(unknown) == len(there):
+            text = f"no broker knows {shown(xid)}: it has ended, or never began"
+            raise UnknownXidError(text, code=NOTA, text=text) from next(
+                iter(unknown), None
+            )
+
+    async def drop(
+        self, xid: XaTransactionId, brokers: Iterable[BrokerId], deadline_s: float
+    ) -> list[BrokerId]:
+        """Roll back what is not known to be prepared; return who may not have done it.
+
+        A broker that cannot be told does it when its time is over, unless it prepared.
+        """
+        failed = await self._failures(xid, ROLLBACK, brokers, deadline_s)
+        for broker_id, error in failed.items():
+            _log.info(
+                "broker was not told of a rollback: broker=%d transaction=%s error=%s",
+                broker_id,
+                format_key(xid),
+                error,
+            )
+        return [one for one, e in failed.items() if not isinstance(e, UnknownXidError)]
+
+    async def recover(
+        self, qualifier: str, *, partial: bool, deadline_s: float
+    ) -> list[XaTransactionId]:
+        """Return what brokers list; see `AsyncXa.recover`."""
+        there, away = await self._brokers(deadline_s)
+        if away and not partial:
+            raise NoBrokerError(
+                f"{', '.join(away)} away, and may have prepared transactions:"
+                " partial=True lists those of the others"
+            )
+
+        async def ask(broker_id: BrokerId) -> tuple[XaTransactionId, ...]:
+            return await self._list(broker_id, qualifier, deadline_s)
+
+        told = await for_each(ask, there)
+        if not partial:
+            raise_first(told)
+        for broker_id, error in failures(told).items():
+            _log.warning("broker was left out: broker=%d error=%s", broker_id, error)
+        lists = (one for one in told.values() if not isinstance(one, MetaqError))
+        return list(dict.fromkeys(xid for found in lists for xid in found))
+
+    async def forget(self, xid: XaTransactionId, deadline_s: float) -> None:
+        """Tell every broker to forget an outcome; see `AsyncXa.forget`."""
+        there, away = await self._brokers(deadline_s)
+        tell = self._teller(xid, TransactionType.FORGET, deadline_s)
+        raise_first(await for_each(tell, there))
+        if away:
+            raise NoBrokerError(f"{', '.join(away)} away, and was not told to forget")
+
+    # -- inside -----------------------------------------------------------------------
+
+    async def _failures(
+        self,
+        xid: XaTransactionId,
+        kind: TransactionType,
+        brokers: Iterable[BrokerId],
+        deadline_s: float,
+    ) -> dict[BrokerId, MetaqError]:
+        told = await for_each(self._teller(xid, kind, deadline_s), brokers)
+        return failures(told)
+
+    def _teller(
+        self, xid: XaTransactionId, kind: TransactionType, deadline_s: float
+    ) -> Callable[[BrokerId], Awaitable[str]]:
+        async def tell(broker_id: BrokerId) -> str:
+            reply = await self._say(broker_id, xid, kind, deadline_s)
+            return require_done(reply, f"broker {broker_id}")
+
+        return tell
+
+    async def _say(
+        self,
+        broker_id: BrokerId,
+        xid: XaTransactionId,
+        kind: TransactionType,
+        deadline_s: float,
+    ) -> Reply:
+        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        return await self._parts.tell(connection, xid, kind, deadline_s=deadline_s)
+
+    async def _list(
+        self, broker_id: BrokerId, qualifier: str, deadline_s: float
+    ) -> tuple[XaTransactionId, ...]:
+        connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
+        reply = await self._parts.tell(
+            connection,
+            NULL_TRANSACTION,
+            TransactionType.RECOVER,
+            deadline_s=deadline_s,
+            qualifier=qualifier,
+        )
+        try:
+            return parse_prepared(reply, f"broker {broker_id}")
+        except RemoteProtocolError as error:
+            connection.close_for(error)
+            raise
+
+    async def _brokers(self, deadline_s: float) -> tuple[list[BrokerId], list[str]]:
+        """Return the brokers that are there, and names of those that are away."""
+        context = self._context
+        snapshot = context.metadata.snapshot
+        if not snapshot.version:
+            snapshot = await context.metadata.wait_newer(0, deadline_s=deadline_s)
+        recorded = await recorded_addresses(context, deadline_s=deadline_s)
+        known = {*snapshot.brokers, *recorded}
+        for counts in (snapshot.recorded, snapshot.puts, snapshot.gets):
+            known.update(one for by_broker in counts.values() for one in by_broker)
+        there = [
+            one for one, copies in snapshot.brokers.items() if copies.leader is not None
+        ]
+        away = [f"broker {one} is" for one in sorted(known.difference(there))]
+        away += [f"{address} is" for address in sorted(snapshot.silent)]
+        return there, away
+
+
+def _raise_failed(
+    xid: XaTransactionId, kind: TransactionType, failed: Mapping[BrokerId, MetaqError]
+) -> None:
+    for error in failed.values():
+        if not isinstance(error, XaError):
+            told = "; ".join(f"broker {one}: {e}" for one, e in failed.items())
+            raise TransactionInDoubtError(
+                f"{shown(xid)} is in doubt, not failed: say {kind.name.lower()} again"
+                f" to {listed(list(failed))}: {told}"
+            ) from error
+    for error in failed.values():
+        raise error
+
+
+def shown(xid: XaTransactionId) -> str:
+    """Return how an error names a transaction."""
+    return f"transaction {format_key(xid)}"
+
+
+def listed(brokers: Sequence[BrokerId]) -> str:
+    """Return how an error names brokers."""
+    names = ", ".join(map(str, sorted(brokers))) or "none"
+    return f"broker{'s' if len(brokers) != 1 else ''} {names}"
