@@ -123,6 +123,7 @@ def postgresql() -> Iterator[DatabaseServer]:
         _prepare(room, initdb, "-D", f"{room}/data", "-U", "metaq", "-A", "trust")
         command = [postgres, "-D", f"{room}/data", "-p", str(port), "-k", str(room)]
         command += ["-c", "listen_addresses=127.0.0.1", "-c", "fsync=off"]
+        command += ["-c", "max_prepared_transactions=10"]
         url = f"postgresql+psycopg://metaq@127.0.0.1:{port}/postgres"
         yield from _run(DatabaseServer(room, url, command, signal.SIGINT))
 

@@ -1,0 +1,120 @@
+"""The example that pays and publishes: both or neither, wherever it is killed."""
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from metaq.client import Client
+from metaq.clock import Clock
+from metaq.testing.fake_broker import FakeBroker
+from metaq.zk._kazoo import KazooCoordinator
+from tests.client.database_servers import DatabaseServer, postgresql
+from tests.java.server import JavaBroker
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "examples" / "two_phase.py"
+EXAMPLE = runpy.run_path(str(PROGRAM))
+STEPS = EXAMPLE["STEPS"]
+DECIDED = STEPS[STEPS.index("commit-db") + 1 :]
+"""Killed before one of these, the payment is made."""
+TOPICS = {"payments": {"numPartitions": 3}}
+
+
+class Shop(NamedTuple):
+    """A database and a broker."""
+
+    database: DatabaseServer
+    zookeeper: str
+
+    def run(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        url = self.database.url.replace("postgresql+psycopg", "postgresql")
+        arguments = ["--database", url, "--zookeeper", self.zookeeper, *words]
+        return subprocess.run(
+            [sys.executable, str(PROGRAM), *arguments],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    def rows(self) -> list[tuple[object, ...]]:
+        return self.database.execute("SELECT id, cents FROM payments ORDER BY id")
+
+    def messages(self) -> list[bytes]:
+        with Client(self.zookeeper) as client:
+            return sorted(message.data for message in client.browse("payments"))
+
+    def prepared(self) -> int:
+        """Return how many parts are prepared, on either side."""
+        with (
+            Client(self.zookeeper) as client,
+            client.xa(qualifier=EXAMPLE["QUALIFIER"]) as xa,
+        ):
+            return len(xa.recover()) + len(
+                self.database.execute("SELECT gid FROM pg_prepared_xacts")
+            )
+
+
+@pytest.fixture(scope="module", params=["metaq-1.4", "fake"])
+def shop(
+    request: pytest.FixtureRequest,
+    new_root: Callable[[], str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shop]:
+    """Return a shop with MetaQ's own broker, and with the fake one.
+
+    Our own broker joins them when it has XA.
+    """
+    root = new_root()
+    with contextlib.ExitStack() as stack:
+        if request.param == "fake":
+            fake = FakeBroker({"payments": 3}, coordinator=partial(coordinator, root))
+            stack.enter_context(fake)
+        else:
+            jars = request.getfixturevalue("server_jars")
+            home = tmp_path_factory.mktemp("shop") / "java"
+            stack.enter_context(JavaBroker(jars, home, root, TOPICS))
+        yield Shop(stack.enter_context(postgresql()), root)
+
+
+def coordinator(zookeeper: str, clock: Clock) -> KazooCoordinator:
+    return KazooCoordinator(zookeeper, session_timeout_ms=4000, clock=clock)
+
+
+def test_a_payment_is_a_row_and_a_message(shop: Shop) -> None:
+    """Made once, however often it is asked for."""
+    for _ in range(2):
+        done = shop.run("pay", "a-first", "250")
+        assert done.returncode == 0, done.stderr
+    assert ("a-first", 250) in shop.rows()
+    assert shop.messages().count(b"a-first 250") == 1
+    assert shop.prepared() == 0
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_crash_before_any_step_leaves_both_or_neither(shop: Shop, step: str) -> None:
+    """Recovery finishes the job; a payment that was not made can be made again."""
+    payment = f"crash-{step}"
+    killed = shop.run("--crash-before", step, "pay", payment, "7")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert b"%s 7" % payment.encode() not in shop.messages() or step == "end"
+    done = shop.run("recover")
+    assert done.returncode == 0, done.stderr
+    assert shop.prepared() == 0
+    is_paid = (payment, 7) in shop.rows()
+    assert is_paid == (step in DECIDED)
+    assert shop.messages().count(b"%s 7" % payment.encode()) == is_paid
+    again = shop.run("pay", payment, "7")
+    assert again.returncode == 0, again.stderr
+    assert (payment, 7) in shop.rows()
+    assert shop.messages().count(b"%s 7" % payment.encode()) == 1
