@@ -15,9 +15,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from threading import Thread
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import (
@@ -28,6 +26,7 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
+from metaq.fs.group_thread import GroupThread, Worker
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
@@ -46,10 +45,6 @@ _log = logging.getLogger(__name__)
 READER_THREADS: Final = 2
 """Threads that open and read ahead for gets: a slow read does not hold up all others,
 and those that hang are of one disk."""
-
-REST_DELAY_S: Final = 0.001
-"""How long nothing has to be queued before the storage thread does what was put off:
-longer than a client takes from a reply to its next put."""
 
 RECORD_INTERVAL_S: Final = 10.0
 """Least time between two records of what a directory holds, but for the last one."""
@@ -88,79 +83,15 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 }
 
 
-class Worker(Protocol):
-    """Hands over requests in their order, and does the work piece by piece."""
-
-    def start(self) -> None:
-        """Begin to work."""
-        ...
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; never blocks."""
-        ...
-
-    def stop(self) -> None:
-        """Finish what is queued, then end; never blocks."""
-        ...
-
-
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 """Takes requests over and does one piece of work; returns whether there is more."""
-StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker]
+StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
 """Makes a worker with a name, from what runs requests and what it does when it rests;
 tests put a deterministic one here."""
 
 
-class StorageThread:
-    """The one thread of a data directory that writes and syncs.
-
-    It is a daemon: a disk that hangs for ever must not keep the process from ending
-    once the broker has given up waiting for it.
-    """
-
-    def __init__(self, name: str, run: RunRequests, rest: Task) -> None:
-        self._run = run
-        self._rest = rest
-        # Unbounded here: the broker bounds the bytes in flight and stops reading.
-        self._queue: SimpleQueue[Request | None] = SimpleQueue()
-        self._thread = Thread(target=self._run_thread, name=name, daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
-
-    def submit(self, request: Request) -> None:
-        """Queue a request and wake the thread."""
-        self._queue.put(request)
-
-    def stop(self) -> None:
-        """Let the thread end when the queue is empty."""
-        self._queue.put(None)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
-        self._thread.join(timeout_s)
-
-    def _run_thread(self) -> None:
-        is_last = has_more = False
-        while has_more or not is_last:
-            taken = [] if has_more else [self._next()]
-            # Only this thread takes, so a queue that is not empty stays so.
-            while not self._queue.empty():
-                taken.append(self._queue.get())
-            is_last = is_last or None in taken
-            requests = [each for each in taken if each is not None]
-            if requests or has_more:
-                has_more = self._run(requests)
-            # They hold the bytes of groups: let go before waiting.
-            del taken, requests
-
-    def _next(self) -> Request | None:
-        try:
-            return self._queue.get(timeout=REST_DELAY_S)
-        except Empty:
-            self._rest()
-            return self._queue.get()
+class StorageThread(GroupThread[Request]):
+    """The one thread of a data directory that writes and syncs."""
 
 
 class LogDir:

@@ -1,0 +1,99 @@
+"""The one thread that writes and syncs a place on the disk, in groups.
+
+Requests that came while the thread was writing are its next group: under load the
+groups grow until the disk is all that is waited for. `storage/log_dir.py` has one for
+each data directory, `txn/journal.py` one for its journal.
+"""
+
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Final, Generic, Protocol, TypeVar
+
+R = TypeVar("R")
+R_contra = TypeVar("R_contra", contravariant=True)
+
+REST_DELAY_S: Final = 0.001
+"""How long nothing has to be queued before the thread does what was put off: longer
+than a client takes from a reply to its next put."""
+
+
+class Worker(Protocol[R_contra]):
+    """Hands over requests in their order, and does the work piece by piece."""
+
+    def start(self) -> None:
+        """Begin to work."""
+        ...
+
+    def submit(self, request: R_contra) -> None:
+        """Queue a request; never blocks."""
+        ...
+
+    def stop(self) -> None:
+        """Finish what is queued, then end; never blocks."""
+        ...
+
+
+class GroupThread(Generic[R]):
+    """The thread. Requests are submitted on its owner's thread.
+
+    It is a daemon: a disk that hangs for ever must not keep the process from ending
+    once the broker has given up waiting for it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[[Sequence[R]], bool],
+        rest: Callable[[], None],
+    ) -> None:
+        """Describe a thread that is not started yet.
+
+        Args:
+            name: of the thread.
+            run: takes requests over and does one piece of work; returns whether there
+                is more. Raises nothing.
+            rest: called when nothing has been queued for `REST_DELAY_S`.
+        """
+        self._run = run
+        self._rest = rest
+        # Unbounded here: the broker bounds the bytes in flight and stops reading.
+        self._queue: SimpleQueue[R | None] = SimpleQueue()
+        self._thread = Thread(target=self._run_thread, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def submit(self, request: R) -> None:
+        """Queue a request and wake the thread."""
+        self._queue.put(request)
+
+    def stop(self) -> None:
+        """Let the thread end when the queue is empty."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end of the thread after `stop`, `timeout_s` seconds at most."""
+        self._thread.join(timeout_s)
+
+    def _run_thread(self) -> None:
+        is_last = has_more = False
+        while has_more or not is_last:
+            taken = [] if has_more else [self._next()]
+            # Only this thread takes, so a queue that is not empty stays so.
+            while not self._queue.empty():
+                taken.append(self._queue.get())
+            is_last = is_last or None in taken
+            requests = [each for each in taken if each is not None]
+            if requests or has_more:
+                has_more = self._run(requests)
+            # They hold the bytes of groups: let go before waiting.
+            del taken, requests
+
+    def _next(self) -> R | None:
+        try:
+            return self._queue.get(timeout=REST_DELAY_S)
+        except Empty:
+            self._rest()
+            return self._queue.get()
