@@ -15,6 +15,7 @@ from bench import (
     producing,
     spark_figures,
     spark_wire,
+    transactions,
 )
 from bench.figures import Figure
 from bench.report import machine_card, print_table
@@ -24,6 +25,7 @@ from tests.java.jars import NoJarsError
 FIGURES = {
     **figures.FIGURES,
     **fairness.FIGURES,
+    **transactions.FIGURES,
     "send-many": producing.send_many,
     "send-nowait": producing.send_nowait,
     "send-nowait-async": producing.send_nowait_in_loop,

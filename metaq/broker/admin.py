@@ -20,6 +20,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -39,6 +40,7 @@ from metaq.errors import AdminError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import Service, State
+from metaq.txn.figures import TransactionView
 
 CONNECTION_COUNT_MAX: Final = 16
 """Administrators at the same time."""
@@ -54,8 +56,13 @@ COMMANDS: Final = (
     "reload",
     "close_partitions",
     "open_partitions",
+    "transactions",
+    "end_transaction",
 )
 """Every command there is; `docs/operations.md` explains each."""
+
+ENDS: Final = ("commit", "rollback", "complete", "forget")
+"""What `end_transaction` can do."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +104,23 @@ class AdminActions(Protocol):
         self, topic: str, *, start: int, end: int | None
     ) -> Sequence[int]:
         """Open partitions again; arguments, result and errors as for closing."""
+        ...
+
+    def transactions(self) -> Sequence[TransactionView]:
+        """Return every transaction that is not finished, and every outcome."""
+        ...
+
+    async def end_transaction(self, key: str, word: str) -> None:
+        """Commit, roll back, complete or forget an XA transaction by command.
+
+        Args:
+            key: its key.
+            word: "commit", "rollback", "complete" or "forget".
+
+        Raises:
+            TransactionError: it cannot be done, or not yet; the text says why.
+            StorageError: the outcome cannot be written.
+        """
         ...
 
     def status(self) -> BrokerStatus:
@@ -315,6 +339,14 @@ class AdminServer(Service):
                     closed = actions.open_partitions(topic, start=start, end=end)
                 _log.info("admin request done: command=%s topic=%s", command, topic)
                 return {"closed": {topic: list(closed)}}
+            case "transactions":
+                views = [asdict(each) for each in actions.transactions()]
+                return {"transactions": views}
+            case "end_transaction":
+                key, word = _read_end(request)
+                await actions.end_transaction(key, word)
+                _log.info("transaction ended by command: key=%s as=%s", key, word)
+                return {"key": key, "as": word}
             case _:
                 raise AdminError(
                     f"unknown command {str(command)[:40]!r}: expected one of"
@@ -356,6 +388,18 @@ def _read_partitions(request: Mapping[str, object]) -> tuple[str, int, int | Non
     if start < 0 or (end is not None and end < start):
         raise AdminError(f"expected 0 <= start <= end, got {start} and {end}")
     return topic, start, end
+
+
+def _read_end(request: Mapping[str, object]) -> tuple[str, str]:
+    """Return the key of a transaction, and how it is to be ended.
+
+    Raises:
+        AdminError: they are missing or make no sense.
+    """
+    key, word = request.get("key"), request.get("as")
+    if not isinstance(key, str) or not isinstance(word, str) or word not in ENDS:
+        raise AdminError(f"expected 'key', and 'as' one of {', '.join(ENDS)}")
+    return key, word
 
 
 def _encode_refusal(text: str) -> bytes:

@@ -33,8 +33,10 @@ from metaq.broker.definitions import Definitions
 from metaq.broker.housekeeping import (
     CONNECTION_CHECK_S,
     DELETED_CHECK_S,
+    JOURNAL_SYNC_S,
     REALTIME_RESET_S,
     SCRUB_STEP_S,
+    TRANSACTION_TICK_S,
     Finish,
     Housekeeping,
     Job,
@@ -55,10 +57,11 @@ from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.broker.session import Session
 from metaq.broker.status import add_run
 from metaq.broker.topics import Topics
+from metaq.broker.transactions import TopicSink
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
-from metaq.errors import ConfigError, MetaqError
+from metaq.errors import ConfigError, MetaqError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.lifecycle import Service
@@ -72,7 +75,10 @@ from metaq.storage.log_manager import LogManager
 from metaq.storage.log_snapshots import ScrubbedLogs
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import Scrub, run_step
-from metaq.txn.java_journal import read_journal
+from metaq.txn.coordinator import TransactionCoordinator
+from metaq.txn.figures import TransactionLimits
+from metaq.txn.journal import Journal
+from metaq.txn.opening import open_journal
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.plan import BrokerSnapshot
 from metaq.zk.session import Coordinator
@@ -81,9 +87,6 @@ log = logging.getLogger(__name__)
 
 UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
-
-TRANSACTIONS_LOGGED_MAX: Final = 10
-"""Open transactions of a Java broker that are logged one by one."""
 
 PART_STOP_S_MAX: Final = 2.0
 """Bound on the stop of what serves administrators and housekeeping."""
@@ -178,8 +181,9 @@ class Broker(Service):
         check_default_schedule(self._config)
         await self._open_logs()
         self._schedules = Schedules(self._clock, local_timezone())
-        self._listen(started_s)
-        self._control.open_transactions = await self._read_journal()
+        self._make_context(started_s)
+        await self._open_transactions()
+        self._listen()
         data_path = Path(self._config.system.data_path)
         await self.start_owned(
             AdminServer(
@@ -231,35 +235,49 @@ class Broker(Service):
         defined = self._definitions.take_in(self._config, has_log=has_log)
         self._config = replace(self._config, defined=defined)
 
-    async def _read_journal(self) -> tuple[str, ...]:
-        """Return, and log, what a Java broker left open in its journal."""
-        path = Path(self._config.system.data_log_path) / TRANSACTIONS
-        reading = start_call("metaq-journal", partial(read_journal, self._fs, path))
-        found = await asyncio.wrap_future(reading)
-        for text in found[:TRANSACTIONS_LOGGED_MAX]:
-            log.warning("journal of a Java broker: %s: directory=%s", text, path)
-        if len(found) > TRANSACTIONS_LOGGED_MAX:
-            log.warning(
-                "journal of a Java broker: %d transactions are open: directory=%s",
-                len(found),
-                path,
-            )
-        return found
+    async def _open_transactions(self) -> None:
+        """Recover the journal of transactions; what is committed is in its partitions.
 
-    def _listen(self, started_s: float) -> None:
+        A journal that cannot be opened leaves a broker without transactions, which
+        serves everything else.
+        """
+        transactions, journal = self._context.transactions, self._journal
+        open_ = partial(open_journal, self._fs, journal, self._logs)
+        opening = asyncio.wrap_future(start_call("metaq-journal", open_))
+        try:
+            opened = await asyncio.shield(opening)
+        except StorageError as error:
+            journal.close_files()
+            log.error("transactions are offline until a restart: error=%s", error)
+            transactions.disable(error)
+            return
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled, and what it opens must not outlive us.
+            with contextlib.suppress(MetaqError):
+                await opening
+            journal.close_files()
+            raise
+        self._context.ids.advance_to(opened.next_id)
+        journal.start()
+        self.on_way_down("transactions", self._close_transactions)
+        settled = asyncio.Event()
+        transactions.restore(opened, settled.set)
+        await settled.wait()
+
+    def _make_context(self, started_s: float) -> None:
         self._upkeep = HelperThreads(UPKEEP_THREADS, "metaq-upkeep").begin()
         self.on_way_down("upkeep", self._stop_upkeep)
         config, limits = self._config, self._config.limits
         for directory in self._logs.directories():
             directory.reader.begin()
         topics = Topics(config, self._logs, choose=self._choose)
-        topics.on_new_log = self._on_new_log
         turns = Turns(self._loop.call_soon)
         topics.withdraw(self._definitions.deleting)
         self._context = BrokerContext(
             config=config,
             clock=self._clock,
             topics=topics,
+            transactions=self._make_coordinator(topics),
             ids=IdGenerator(
                 self._clock, config.system.broker_id, self._logs.last_message_id()
             ),
@@ -273,6 +291,9 @@ class Broker(Service):
             port=0,
             started_s=started_s,
         )
+
+    def _listen(self) -> None:
+        config, limits = self._config, self._config.limits
         self._listener = Listener(
             loop=self._loop,
             on_connection=self._on_connection,
@@ -309,10 +330,36 @@ class Broker(Service):
             stop_timeout_s=PART_STOP_S_MAX,
         )
         self._control.jobs = self._housekeeping.statistics
+        self._context.topics.on_new_log = self._on_new_log
         self.on_way_down("connections", self._drain)
         port = self._listener.open(listening_host(config), config.system.server_port)
         self._address = BrokerAddress(advertised_host(config), port)
         self._context.address, self._context.port = str(self._address), port
+
+    def _make_coordinator(self, topics: Topics) -> TransactionCoordinator:
+        system, limits = self._config.system, self._config.limits
+        self._journal = Journal(
+            self._fs,
+            self._clock,
+            self._loop.call_soon_threadsafe,
+            Path(system.data_log_path) / TRANSACTIONS,
+            sync_mode=system.flush_tx_log_at_commit,
+            checkpoints_max=system.checkpoints_max,
+            file_bytes_max=limits.tx_journal_file_bytes_max,
+        )
+        return TransactionCoordinator(
+            self._fs,
+            self._clock,
+            self._journal,
+            TopicSink(topics),
+            TransactionLimits(
+                open_count_max=limits.tx_count_max,
+                held_bytes_max=limits.tx_bytes_max,
+                timed_count_max=system.tx_timer_capacity,
+                timeout_s_max=system.tx_timeout_s_max,
+                journal_bytes_max=limits.tx_journal_bytes_max,
+            ),
+        )
 
     async def _advertise(self) -> None:
         zookeeper = self._config.zookeeper
@@ -395,12 +442,16 @@ class Broker(Service):
         self._update_registration()
 
     def _jobs(self) -> tuple[Job, ...]:
-        realtime = self._context.realtime
+        realtime, transactions = self._context.realtime, self._context.transactions
+        checkpoint_s = self._config.system.checkpoint_interval_ms / 1000
         return (
             Job("logs", self._log_check_s, self._tick_logs),
             every("connections", CONNECTION_CHECK_S, self._check_sessions),
             every("realtime", REALTIME_RESET_S, realtime.reset),
             every("scrub", SCRUB_STEP_S, self._begin_scrub_step),
+            every("transactions", TRANSACTION_TICK_S, transactions.tick),
+            every("journal", JOURNAL_SYNC_S, transactions.sync_due),
+            every("checkpoint", checkpoint_s, transactions.checkpoint),
             every("deleted", DELETED_CHECK_S, lambda: self._logs.remove_deleted),
             retention_job(
                 self._schedules,
@@ -500,6 +551,11 @@ class Broker(Service):
     async def _stop_upkeep(self) -> None:
         # Nothing is called off: the logs count on a retention that was handed out.
         self._upkeep.shutdown(wait=False)
+
+    async def _close_transactions(self) -> None:
+        closed = asyncio.Event()
+        self._context.transactions.close(closed.set)
+        await closed.wait()
 
     async def _close_logs(self) -> None:
         closed = asyncio.Event()

@@ -15,6 +15,7 @@ from metaq.fs import FileSystem
 from metaq.record.ids import IdGenerator
 from metaq.stats import Histogram, counter
 from metaq.storage.span_lookup import MadeIndexes
+from metaq.txn.coordinator import TransactionCoordinator
 
 _COMMANDS: Final = "Commands of clients; each message of a batch counts as a put."
 
@@ -88,6 +89,8 @@ class BrokerContext:
     """Wall clock for ids and dates, monotonic for waits."""
     topics: Topics
     """Which topics and partitions exist, and their logs."""
+    transactions: TransactionCoordinator
+    """Transactions that are not finished."""
     ids: IdGenerator
     """Message ids."""
     realtime: Realtime

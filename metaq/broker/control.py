@@ -28,7 +28,7 @@ from metaq.broker.status import (
     RetentionStatus,
 )
 from metaq.config import BrokerConfig, Reload, TopicConfig, reload_config
-from metaq.errors import AdminError, ConfigError, StorageError
+from metaq.errors import AdminError, ConfigError, MetaqError, StorageError
 from metaq.fs import FileSystem
 from metaq.fs.helper_threads import start_call
 from metaq.lifecycle import State
@@ -37,6 +37,8 @@ from metaq.net.listener import ListenerStatistics
 from metaq.protocol.version import SERVER_VERSION
 from metaq.storage.log_manager import LogManager
 from metaq.storage.scrub import Scrub
+from metaq.txn.figures import TransactionView
+from metaq.txn.state import HeuristicOutcome
 
 log = logging.getLogger(__name__)
 
@@ -94,8 +96,6 @@ class Control:
         self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
         """What retention did so far."""
-        self.open_transactions: tuple[str, ...] = ()
-        """What a Java broker left open in its journal, found at the start."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
         """Snapshot of the housekeeping, once there is one."""
         self.registration: Registration | None = None
@@ -147,7 +147,8 @@ class Control:
             retention=self.retention,
             definition_problems=self._definitions.problems(),
             jobs=self.jobs(),
-            open_transactions=self.open_transactions,
+            transactions=context.transactions.figures(),
+            tx_in_doubt_alarm_ms=context.config.limits.tx_in_doubt_alarm_ms,
         )
 
     # -- reload -----------------------------------------------------------------------
@@ -254,3 +255,28 @@ class Control:
         topics = self._context.topics
         topics.open_partitions(topic, start=start, end=end)
         return topics.closed_partitions().get(topic, ())
+
+    # -- transactions -----------------------------------------------------------------
+
+    def transactions(self) -> Sequence[TransactionView]:
+        """Return what is not finished; see `AdminActions`."""
+        return self._context.transactions.views()
+
+    async def end_transaction(self, key: str, word: str) -> None:
+        """End a transaction by command; see `AdminActions`.
+
+        Cancellation: it is ended all the same.
+        """
+        done: asyncio.Future[MetaqError | None] = asyncio.Future()
+
+        def tell(error: MetaqError | None) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        if word == "forget":
+            self._context.transactions.forget(key, tell)
+        else:
+            self._context.transactions.decide(key, HeuristicOutcome(word), tell)
+        error = await done
+        if error is not None:
+            raise error

@@ -105,7 +105,7 @@ def _handle(
         case Version():
             return handle_version(context)
         case TransactionCommand():
-            handle_transaction(command)
+            return handle_transaction(command, answerer, context)
         case Sync():
             handle_sync(command)
         case Oversized():

@@ -15,6 +15,7 @@ from typing import Final
 
 from metaq.broker.status import BrokerStatus
 from metaq.lifecycle import State
+from metaq.txn.figures import TransactionFigures
 from metaq.zk.registry import RegistrationState, RegistrationStatistics
 from metaq.zk.session import SessionState
 
@@ -50,7 +51,10 @@ class Alarm(enum.Enum):
     TOPIC_DEFINITION = "topic_definition"
     RETENTION_FAILED = "retention_failed"
     CLOCK_DOUBTED = "clock_doubted"
-    TRANSACTIONS_OPEN = "transactions_open"
+    TRANSACTIONS_OFFLINE = "transactions_offline"
+    TRANSACTIONS_STUCK = "transactions_stuck"
+    TRANSACTIONS_IN_DOUBT = "transactions_in_doubt"
+    TRANSACTION_JOURNAL = "transaction_journal"
     JOB_FAILED = "job_failed"
 
 
@@ -69,7 +73,10 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.TOPIC_DEFINITION: Severity.WARNING,
         Alarm.RETENTION_FAILED: Severity.WARNING,
         Alarm.CLOCK_DOUBTED: Severity.WARNING,
-        Alarm.TRANSACTIONS_OPEN: Severity.WARNING,
+        Alarm.TRANSACTIONS_OFFLINE: Severity.FAILING,
+        Alarm.TRANSACTIONS_STUCK: Severity.FAILING,
+        Alarm.TRANSACTIONS_IN_DOUBT: Severity.WARNING,
+        Alarm.TRANSACTION_JOURNAL: Severity.WARNING,
         Alarm.JOB_FAILED: Severity.WARNING,
     }
 )
@@ -148,11 +155,29 @@ def _judge(status: BrokerStatus) -> Iterator[tuple[Alarm, str]]:
         yield Alarm.RETENTION_FAILED, status.retention.last_error
     if status.retention.clock_doubt:
         yield Alarm.CLOCK_DOUBTED, status.retention.clock_doubt
-    for text in status.open_transactions:
-        yield Alarm.TRANSACTIONS_OPEN, f"journal of a Java broker: {text}"
+    if status.transactions is not None:
+        yield from _judge_transactions(status.transactions, status.tx_in_doubt_alarm_ms)
     for job in status.jobs:
         if job.last_error:
             yield Alarm.JOB_FAILED, f"{job.name}: {job.last_error}"
+
+
+def _judge_transactions(
+    transactions: TransactionFigures, alarm_ms: int
+) -> Iterator[tuple[Alarm, str]]:
+    if transactions.offline_cause is not None:
+        text = f"transactions are refused: {transactions.offline_cause}"
+        yield Alarm.TRANSACTIONS_OFFLINE, text
+    if transactions.stuck_count:
+        text = f"{transactions.stuck_count} committed and not in all partitions"
+        yield Alarm.TRANSACTIONS_STUCK, text
+    oldest_ms = transactions.oldest_in_doubt_ms
+    if alarm_ms and oldest_ms > alarm_ms:
+        age_s, count = oldest_ms // 1000, transactions.in_doubt_count
+        text = f"{count} transactions are prepared, the oldest for {age_s} s"
+        yield Alarm.TRANSACTIONS_IN_DOUBT, text
+    for text in transactions.notes:
+        yield Alarm.TRANSACTION_JOURNAL, text
 
 
 def _judge_registration(

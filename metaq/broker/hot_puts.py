@@ -4,14 +4,17 @@ Theory of operation. The loop takes every form of a put that is to be stored,
 
     put topic partition length flag checksum opaque CRLF payload
     put topic partition length flag opaque CRLF payload         (older clients)
+    put topic partition length flag [checksum] transaction opaque CRLF payload
 
 with its checksum, with -1 in its place, or without; to a partition, or to any (-1).
-A *head*, "put topic partition length flag", is resolved once, through `Topics`, and
-remembered. What is left over ends the loop, with the position at that frame's first
-byte: puts that are refused, that name a transaction, that are not there in whole, or
-that come first to their partition. The general path (`protocol.Connection`,
-`dispatch`, handlers) handles exactly that frame, and the loop is tried again behind
-it. So this file never answers an error.
+What names a transaction goes to that and to the journal in the place of the log
+(`_TransactionRun`); all else about it is the same. A *head*, "put topic partition
+length flag", is resolved once, through `Topics`, and remembered. What is left over ends
+the loop, with the position at that frame's first byte: puts that are refused, that are
+not there in whole, or that come first to their partition. The general path
+(`protocol.Connection`, `dispatch`, handlers) handles exactly that frame, and the loop
+is tried again behind it. So this file never answers an error, but to puts that would
+pass a bound of transactions.
 
 The loop is flat on purpose: a call, an object or an attribute chain per message costs
 what the whole rest of a message does. One message adds two pieces to the list of
@@ -44,15 +47,19 @@ from metaq.broker.put_row import (
     UNCHECKED,
     PutRowReader,
 )
-from metaq.errors import RemoteProtocolError, WireError
+from metaq.broker.transactions import put_run
+from metaq.errors import RemoteProtocolError, TransactionError, WireError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId
 from metaq.protocol.java import parse_i32
+from metaq.protocol.transaction_ids import format_key, parse_key
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import CARRY, SEQUENCE_MASK, id_runs
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.uniform import encode_uniform, stamp_ids
 from metaq.storage.partition_log import PartitionLog
+from metaq.txn.records import PutFramer
+from metaq.txn.transaction import BrokerTransaction
 
 TAKEN_MAX: Final = 512
 """Most puts that the loop takes before others get their turn."""
@@ -61,6 +68,8 @@ HEADS_MAX: Final = 4096
 """Heads remembered per session; one more starts the memory afresh."""
 
 _ZERO: Final = ord("0")
+_DIGITS_END: Final = b":"
+"""Sorts behind every number, and before the key of every transaction."""
 
 
 class UnparsedBytes(Protocol):
@@ -75,10 +84,11 @@ class UnparsedBytes(Protocol):
 class _Run:
     """What one session puts to one log in one pass; reused from pass to pass."""
 
-    __slots__ = ("chunks", "ids", "log", "offset", "offsets", "opaques")
+    __slots__ = ("chunks", "commands", "ids", "log", "offset", "offsets", "opaques")
 
     def __init__(self, log: PartitionLog) -> None:
         self.log = log
+        self.commands: list[bytes] | None = None
         self.offset = 0
         self.clear()
 
@@ -88,6 +98,18 @@ class _Run:
         self.opaques: list[bytes] = []
         self.ids: list[int] = []
         self.offsets: list[int] = []
+
+
+class _TransactionRun(_Run):
+    """What one session puts to one log in one transaction in one pass."""
+
+    __slots__ = ("transaction",)
+
+    def __init__(self, log: PartitionLog, transaction: BrokerTransaction) -> None:
+        super().__init__(log)
+        self.transaction = transaction
+        # Each put in the eight-word form, framed as a record of the journal.
+        self.commands = []
 
 
 class _AnyPartition:
@@ -116,6 +138,13 @@ class _Head:
         self.flag = flag
         self.reader: PutRowReader | None = None
 
+    def is_canonical(self, name: bytes) -> bool:
+        """Tell whether its numbers are spelt as replies would spell them."""
+        assert self.run is not None, "of one partition"
+        log_id = self.run.log.log_id
+        words = log_id.topic.encode(), log_id.partition, self.length, self.flag
+        return name == b"put %b %d %d %d" % words
+
 
 class HotPuts:
     """The hot loop of one session and its memory of heads."""
@@ -129,6 +158,7 @@ class HotPuts:
         self._expected: _Head | None = None
         self._version = 0
         self._pass_number = 0
+        self._framer = PutFramer()
         self._length_max = context.config.limits.payload_bytes_max
         self.has_more = False
         """Whether the last `take` stopped at its bound, and is to be tried again."""
@@ -190,7 +220,8 @@ class HotPuts:
         first_id = self._context.ids.peek()
         next_id = since_id = int(first_id)
         # What the head of the message before this one stood for: most follow suit.
-        last_name, length, flag, offset = b"", 0, 0, 0
+        last_name, last_key, length, flag, offset = b"", b"", 0, 0, 0
+        commands: list[bytes] | None = None
         run: _Run | None = None
         chunks, opaques = list[bytes](), list[bytes]()
         ids, offsets = list[int](), list[int]()
@@ -202,25 +233,20 @@ class HotPuts:
                 name, token, opaque = data[position:line_end].rsplit(b" ", 2)
             except ValueError:
                 break
-            if name != last_name:
-                head = self._heads.get(name) or self._resolve(name)
-                if head is None:
-                    # The older form: what looks like a checksum is the flag.
-                    name, token = name + b" " + token, UNCHECKED
-                    head = self._heads.get(name) or self._resolve(name)
-                if head is None or not (found := head.run or self._choose(head)):
+            key = b""
+            if token > _DIGITS_END:
+                (name, _, token), key = name.rpartition(b" "), token
+            if name != last_name or key != last_key:
+                found = self._look_up(name, token, key, active)
+                if found is None:
                     break
                 if run is not None:
                     run.offset = offset
-                last_name, run, length, flag = name, found, head.length, head.flag
-                since_id = next_id
-                chunks, opaques, ids, offsets = (
-                    run.chunks, run.opaques, run.ids, run.offsets
-                )  # fmt: skip
-                if not chunks:
-                    run.offset = run.log.next_offset
-                    active.append(run)
-                offset = run.offset
+                name, token, head, run = found
+                last_name, last_key, since_id = name, key, next_id
+                length, flag, commands = head.length, head.flag, run.commands
+                chunks, opaques, ids = run.chunks, run.opaques, run.ids
+                offsets, offset = run.offsets, run.offset
             start = line_end + 2
             end = start + length
             payload = data[start:end]
@@ -234,6 +260,10 @@ class HotPuts:
                     break
                 opaque = b"%d" % number
             chunks += (pack(length, crc, next_id, flag), payload)
+            if commands is not None:
+                line = b"%b %b %b %b\r\n" % (name, token, key, opaque)
+                frame = self._framer.frame(next_id, len(line) + length)
+                commands += (frame, line, payload)
             opaques.append(opaque)
             ids.append(next_id)
             offsets.append(offset)
@@ -249,10 +279,39 @@ class HotPuts:
         run.offset = offset
         buffer.position = position
         self._context.ids.advance_to(MessageId(next_id))
-        if next_id - since_id >= ROW_MIN:
+        if next_id - since_id >= ROW_MIN and not last_key:
             self._expect(last_name)
         # The last one may have met its head only, and no put that it could take.
         return sum([self._append_run(run) for run in active if run.chunks])
+
+    def _look_up(
+        self, name: bytes, token: bytes, key: bytes, active: list[_Run]
+    ) -> tuple[bytes, bytes, _Head, _Run] | None:
+        """Return head and run of a put, and its name and checksum as they are then.
+
+        Args:
+            name: its words before the checksum.
+            token: its checksum, as far as it has one.
+            key: of its transaction, or empty.
+            active: the runs of this pass; one more, where it is new.
+
+        Returns:
+            None where the general path must look.
+        """
+        head = self._heads.get(name) or self._resolve(name)
+        if head is None:
+            # The older form: what looks like a checksum is the flag.
+            name, token = name + b" " + token, UNCHECKED
+            head = self._heads.get(name) or self._resolve(name)
+        if head is None or (run := head.run or self._choose(head)) is None:
+            return None
+        if key:
+            found = self._find_transaction_run(key, name, head, active)
+            return None if found is None else (name, token, head, found)
+        if not run.chunks:
+            run.offset = run.log.next_offset
+            active.append(run)
+        return name, token, head, run
 
     def _expect(self, name: bytes) -> None:
         """Expect a row of puts with this head: there was one just now."""
@@ -268,8 +327,62 @@ class HotPuts:
         receipts = Receipts(run.opaques, run.ids, run.offsets)
         chunks, size_bytes = run.chunks, run.offset - run.offsets[0]
         run.clear()
-        self._append(run.log, chunks, receipts, size_bytes)
+        if isinstance(run, _TransactionRun):
+            self._append_to_transaction(run, chunks, receipts, size_bytes)
+        else:
+            self._append(run.log, chunks, receipts, size_bytes)
         return len(receipts.ids)
+
+    def _append_to_transaction(
+        self,
+        run: _TransactionRun,
+        chunks: list[bytes],
+        receipts: Receipts,
+        size_bytes: int,
+    ) -> None:
+        count, payload_bytes = len(receipts.ids), sum(map(len, chunks[1::2]))
+        topic = run.log.log_id.topic
+        count_puts(self._context, topic, count=count, payload_bytes=payload_bytes)
+        put_run(
+            self._context.transactions,
+            run.transaction,
+            run.log.log_id,
+            chunks,
+            self._answerer,
+            opaques=receipts.opaques,
+            ids=receipts.ids,
+            size_bytes=size_bytes,
+            journalled=run.commands or (),
+        )
+
+    def _find_transaction_run(
+        self, key: bytes, name: bytes, head: _Head, active: list[_Run]
+    ) -> _TransactionRun | None:
+        """Return the run of a transaction in this pass; None: the general path looks.
+
+        The journal gets the words of the put as they are, so all must be spelt as MetaQ
+        spells them.
+        """
+        if head.run is None or not head.is_canonical(name):
+            return None
+        try:
+            text = key.decode()
+            if format_key(parse_key(text)) != text:
+                return None
+            transaction = self._context.transactions.find_for_put(text, self._answerer)
+        except (RemoteProtocolError, UnicodeDecodeError, TransactionError):
+            return None
+        log = head.run.log
+        for run in active:
+            if (
+                isinstance(run, _TransactionRun)
+                and run.transaction is transaction
+                and run.log is log
+            ):
+                return run
+        made = _TransactionRun(log, transaction)
+        active.append(made)
+        return made
 
     def _append(
         self,

@@ -43,6 +43,10 @@ CONNECTION_CHECK_S: Final = 5.0
 """Connections are checked for being idle or stalled this often."""
 DELETED_CHECK_S: Final = 60.0
 """What is left of deleted topics is removed this often."""
+TRANSACTION_TICK_S: Final = 0.5
+"""Transactions are ended by their time-outs this often, as by MetaQ."""
+JOURNAL_SYNC_S: Final = 1.0
+"""The journal is synced this often where flushTxLogAtCommit is 2."""
 SCRUB_STEP_S: Final = 1.0
 """Between two steps of the scrub; each reads what its rate allows in this time."""
 LOG_CHECK_S: Final = 5.0

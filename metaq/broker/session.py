@@ -105,6 +105,7 @@ class Session:
         self._drop_partial()
         self._channel.pause_reading()
         self._context.waiters.end_all(self._waiters)
+        self._context.transactions.end_owner(self)
         self._close_if_settled()
 
     def abort(self, reason: str) -> None:
@@ -387,6 +388,7 @@ class Session:
         self._drop_partial()
         self._context.load.leave(self)
         self._context.waiters.end_all(self._waiters)
+        self._context.transactions.end_owner(self)
         self._context.connection_count -= 1
         log.debug("connection closed: peer=%s reason=%s", self._channel.peer, reason)
         self._on_closed(self)

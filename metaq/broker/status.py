@@ -25,6 +25,7 @@ from metaq.stats import (
 from metaq.storage.log_state import LogStatistics
 from metaq.storage.retention_run import RetentionReport
 from metaq.storage.scrub import ScrubState
+from metaq.txn.figures import TransactionFigures
 from metaq.zk.registry import RegistrationStatistics
 
 LOG_SERIES_MAX: Final = 1_000
@@ -192,5 +193,7 @@ class BrokerStatus:
         default=(), labels=("job",), label=lambda job: (job.name,)
     )
     """Housekeeping."""
-    open_transactions: tuple[str, ...] = ()
-    """One sentence for each transaction that a Java broker left open."""
+    transactions: TransactionFigures | None = None
+    """Transactions; None: not known."""
+    tx_in_doubt_alarm_ms: int = 0
+    """Age above which a prepared transaction raises an alarm; 0: never."""

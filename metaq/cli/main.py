@@ -30,6 +30,7 @@ from metaq.cli.stats import stats
 from metaq.cli.topic_commands import COMMANDS as TOPIC_COMMANDS
 from metaq.cli.topic_commands import TopicsGroup
 from metaq.cli.topics import topics
+from metaq.cli.transactions import txn
 from metaq.errors import MetaqError
 
 NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -102,7 +103,7 @@ def main() -> None:
     logs.be_quiet()
 
 
-for command in (*COMMANDS, *admin.COMMANDS, pipeline):
+for command in (*COMMANDS, *admin.COMMANDS, pipeline, txn):
     main.add_command(command)
 
 

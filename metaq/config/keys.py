@@ -191,6 +191,12 @@ LIMITS_KEYS: Final = (
     Key(name="httpPort", field="http_port", low=0, high=PORT_MAX),
     Key(name="httpHost", field="http_host", kind=KeyKind.TEXT),
     Key(name="slowSyncMs", field="slow_sync_ms", unit="ms"),
+    Key(name="txCountMax", field="tx_count_max", unit="transactions"),
+    Key(name="txBytesMax", field="tx_bytes_max", unit="bytes", high=INT64_MAX),
+    Key(name="txJournalBytesMax", field="tx_journal_bytes_max", unit="bytes",
+        high=INT64_MAX),
+    Key(name="txJournalFileBytesMax", field="tx_journal_file_bytes_max", unit="bytes"),
+    Key(name="txInDoubtAlarmMs", field="tx_in_doubt_alarm_ms", unit="ms", low=0),
 )  # fmt: skip
 
 TOPIC_KEYS: Final = (

@@ -78,6 +78,12 @@ SHUTDOWN_TIMEOUT_MS: Final = 10_000
 HTTP_PORT: Final = 0
 HTTP_HOST: Final = "127.0.0.1"
 SLOW_SYNC_MS: Final = 500
+TX_COUNT_MAX: Final = 100_000
+TX_BYTES_MAX: Final = 256 * MIB
+TX_JOURNAL_BYTES_MAX: Final = 4 * 1024 * MIB
+TX_JOURNAL_FILE_BYTES_MAX: Final = 16 * MIB
+"""MetaQ has 64 MiB; what a start behind a crash reads is bounded by it."""
+TX_IN_DOUBT_ALARM_MS: Final = 10 * MINUTE_MS
 
 
 class DeleteKind(enum.Enum):
@@ -134,8 +140,7 @@ class SystemConfig:
     data_path: str = field(default_factory=default_data_path)
     """Directory of the partition logs; its parent must exist."""
     data_log_path: str = ""
-    """Root of the transaction journal, "" becomes `data_path`; without effect, as all
-    settings of transactions: there is no journal yet."""
+    """Root of the transaction journal, "" becomes `data_path`."""
     app_class_path: str | None = None
     """Directory of filter classes; accepted, without effect: none is run."""
     unflush_threshold: int = UNFLUSH_THRESHOLD
@@ -254,6 +259,16 @@ class LimitsConfig:
     """Address that the HTTP port is bound to."""
     slow_sync_ms: int = SLOW_SYNC_MS
     """A sync slower than this is logged as a warning."""
+    tx_count_max: int = TX_COUNT_MAX
+    """Transactions that are not finished; one more is refused."""
+    tx_bytes_max: int = TX_BYTES_MAX
+    """Bytes that the puts of these hold in memory; a put that needs more is refused."""
+    tx_journal_bytes_max: int = TX_JOURNAL_BYTES_MAX
+    """Size of the transaction journal above which it takes no new puts."""
+    tx_journal_file_bytes_max: int = TX_JOURNAL_FILE_BYTES_MAX
+    """A file of the journal that has this size takes no new transactions."""
+    tx_in_doubt_alarm_ms: int = TX_IN_DOUBT_ALARM_MS
+    """A transaction that is prepared for longer raises an alarm; 0: never."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,20 @@ def wrong_partition(partition: int) -> str:
     return f"wrong partition {partition}"
 
 
+def invalid_transactional_partition(partition: int) -> str:
+    """Return the text of a put in a transaction to any partition (500)."""
+    return f"Invalid partition for transaction command:{partition}"
+
+
+def no_transaction(word: str) -> str:
+    """Return our text for a command on no transaction (500); MetaQ names its classes.
+
+    Args:
+        word: the type of the command.
+    """
+    return f"{word} needs a transaction, got 'null'."
+
+
 def topic_not_accepted(topic: str) -> str:
     """Return the detail of a put to a topic nobody configured (500)."""
     return f"The server do not accept topic {topic}"

@@ -106,8 +106,12 @@ class IdGenerator:
         return self._id_of(self._next_tick)
 
     def advance_to(self, next_id: MessageId) -> None:
-        """Never give out an id below `next_id` again; an older one changes nothing."""
-        self._next_tick = max(self._next_tick, _tick_of(next_id))
+        """Never give out an id below `next_id` again; an older one changes nothing.
+
+        Nor does one that no clock has made.
+        """
+        if next_id >> MS_SHIFT <= MS_MAX:
+            self._next_tick = max(self._next_tick, _tick_of(next_id))
 
     def reserve(self, count: int) -> MessageId:
         """Take `count` ids (1 or more); return the first, `id_after` gives the rest."""

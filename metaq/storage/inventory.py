@@ -39,7 +39,10 @@ from metaq.storage.segment import META_SUFFIX, Damage, segment_file_name
 from metaq.storage.span_index import is_unreadable
 
 TRANSACTIONS: Final = "transactions"
-"""Directory below dataLogPath in which a Java broker writes at least at its stop."""
+"""Directory of the transaction journal below dataLogPath, of a Java broker and ours."""
+
+JAVA_STOP_FILE: Final = "heuristic.log"
+"""What a Java broker writes there at its stop, and nobody else does."""
 
 _log = logging.getLogger(__name__)
 
@@ -114,15 +117,12 @@ def _without_topics(record: Holdings, topics: Collection[str]) -> Holdings:
     return replace(record, partitions=partitions)
 
 
-def last_change_ms(fs: FileSystem, directory: Path) -> Millis | None:
-    """Return when a file in a directory was last changed; None without any."""
-    if not fs.is_directory(directory):
-        return None
-    times = []
-    for name in fs.list_directory(directory):
-        with suppress(StorageError):
-            times.append(fs.mtime_ms(directory / name))
-    return max(times, default=None)
+def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
+    """Return when a Java broker last wrote beside its journal; None: none did."""
+    path = directory / JAVA_STOP_FILE
+    with suppress(StorageError):
+        return fs.mtime_ms(path) if fs.exists(path) else None
+    return None
 
 
 class Inventory:
@@ -242,7 +242,7 @@ class Inventory:
         record = self._records[path]
         if record is None:
             return {}
-        changed_ms = last_change_ms(self._fs, self._transactions)
+        changed_ms = last_java_stop_ms(self._fs, self._transactions)
         losses = find_losses(
             path,
             record,

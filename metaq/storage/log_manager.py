@@ -22,10 +22,10 @@ from typing import Final, TypeAlias
 from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
-from metaq.fs import Buffer, FileSystem
+from metaq.fs import FileSystem
 from metaq.model import LogId, MessageId, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
-from metaq.storage.appender import AppendTicket, Post
+from metaq.storage.appender import Post
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
@@ -393,31 +393,14 @@ class LogManager:
             if directory.state is DirState.ONLINE:
                 remove_set_aside(self._fs, directory.path)
 
-    # -- what the transaction journal needs (`metaq/txn/ports.py`)
+    # -- what transactions need (`metaq/txn/ports.py`)
 
-    def append(
-        self,
-        log_id: LogId,
-        chunks: Sequence[Buffer],
-        *,
-        size_bytes: int,
-        record_count: int,
-        last_id: MessageId,
-        ticket: AppendTicket,
-    ) -> Offset:
-        """Append one contiguous batch to a log, which is made when it is missing.
-
-        Arguments, result and errors are those of `PartitionLog.append` and
-        `get_or_create`.
-        """
-        log = self.get_or_create(log_id, self._config.topic(log_id.topic))
-        return log.append(
-            chunks,
-            size_bytes=size_bytes,
-            record_count=record_count,
-            last_id=last_id,
-            ticket=ticket,
-        )
+    def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
+        """Return log start and high watermark; an unknown log is empty."""
+        log = self._logs.get(log_id)
+        if log is None:
+            return Offset(0), Offset(0)
+        return log.log_start_offset, log.high_watermark
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return stored bytes; blocks on the disk.

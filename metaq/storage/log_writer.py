@@ -243,7 +243,8 @@ class LogWriter:
             self._producers.keep(batches)
         active.size_bytes = SizeBytes(size_before + len(data))
         self.end = Offset(self.end + len(data))
-        self.last_id = last_id
+        # What a transaction commits was given its ids when it came.
+        self.last_id = max(self.last_id, last_id)
         self.unsynced_records += record_count
 
     def require_in_place(self) -> None:

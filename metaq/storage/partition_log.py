@@ -356,6 +356,19 @@ class PartitionLog:
             handle.wake()
         return handle
 
+    def plan_append(self, size_bytes: int) -> Offset:
+        """Return a bound below which no later append lies.
+
+        Args:
+            size_bytes: of what is to be appended, 1 or more.
+
+        Raises:
+            StorageError: the log would not take it now.
+            ClosedError: the log is closed or closing.
+        """
+        self._check_append(size_bytes)
+        return self._high_watermark
+
     # -- what happens to it
 
     def on_progress(self, progress: WriterProgress) -> None:

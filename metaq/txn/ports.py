@@ -1,6 +1,7 @@
-"""What the transaction journal needs from outside; it is given these, it imports none.
+"""What transactions need from outside; they are given these, and import none.
 
-Keep in step: `storage/log_manager.py`, which satisfies `MessageSink` (a test says so).
+Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
+`broker/transactions.py` a `MessageSink`.
 """
 
 from typing import Protocol
@@ -21,8 +22,49 @@ class StoredTicket(Protocol):
         ...
 
 
+class StoredBatches(Protocol):
+    """Where replay looks whether a batch was applied already."""
+
+    def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
+        """Return log start and high watermark; 0 and 0 where there is no such log."""
+        ...
+
+    def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
+        """Return stored bytes; blocks on the disk: for replay, before the port opens.
+
+        Args:
+            log_id: the partition.
+            offset: where the batch lies if it was applied.
+            size_bytes: its length, 1 or more.
+
+        Returns:
+            The bytes there; fewer where the readable part of the log ends, or a
+            segment.
+
+        Raises:
+            OffsetOutOfRangeError: nothing readable is there. Below `log_start` the
+                batch was applied and has been retired since; at or above
+                `high_watermark` it was not applied.
+            StorageError: the partition or its disk cannot be read.
+        """
+        ...
+
+
 class MessageSink(Protocol):
     """Where the puts of a committed transaction go."""
+
+    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
+        """Return a bound for the next append: it will not lie below, whatever comes.
+
+        Args:
+            log_id: the partition; made when it does not exist.
+            size_bytes: of the batch, 1 or more.
+
+        Raises:
+            StorageError: the partition would not take it now.
+            ClosedError: the logs are closed.
+        """
+        ...
 
     def append(
         self,
@@ -51,26 +93,5 @@ class MessageSink(Protocol):
         Raises:
             StorageError: the partition does not take it now; nothing was queued.
             ClosedError: the logs are closed.
-        """
-        ...
-
-    def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
-        """Return stored bytes, for the check whether a batch was applied already.
-
-        Blocks on the disk: for replay, before the broker listens.
-
-        Args:
-            log_id: the partition.
-            offset: where the batch lies if it was applied.
-            size_bytes: its length, 1 or more.
-
-        Returns:
-            The bytes there; fewer where the readable part of the log ends.
-
-        Raises:
-            OffsetOutOfRangeError: nothing readable is there. Below `log_start` the
-                batch was applied and has been removed since; at or above
-                `high_watermark` it was not applied.
-            StorageError: the partition or its disk cannot be read.
         """
         ...

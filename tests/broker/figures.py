@@ -11,6 +11,7 @@ from metaq.net.listener import ListenerStatistics
 from metaq.stats import HistogramSnapshot
 from metaq.storage.log_state import LogState, LogStatistics
 from metaq.storage.scrub import ScrubState
+from metaq.txn.figures import TransactionCounters, TransactionFigures
 from metaq.zk.registry import RegistrationState, RegistrationStatistics
 from metaq.zk.session import SessionState, SessionStatus
 
@@ -74,6 +75,21 @@ DIRECTORY = DirectoryStatus(
     is_silent=False,
 )
 
+TRANSACTIONS = TransactionFigures(
+    counters=TransactionCounters(begun_local=5, committed=4, put_count=9),
+    open_count=3,
+    in_doubt_count=0,
+    stuck_count=0,
+    outcome_count=0,
+    held_bytes=700,
+    journal_bytes=900,
+    journal_file_count=1,
+    journal_sync_count=4,
+    oldest_in_doubt_ms=0,
+    offline_cause=None,
+    notes=(),
+)
+
 HEALTHY = BrokerStatus(
     version="1.0",
     broker_id=3,
@@ -92,6 +108,7 @@ HEALTHY = BrokerStatus(
     put_latency=HISTOGRAM,
     sync_latency=HISTOGRAM,
     registration=registration(),
+    transactions=TRANSACTIONS,
 )
 
 

@@ -16,6 +16,7 @@ import pytest
 from metaq.broker.admin import (
     COMMANDS,
     CONNECTION_COUNT_MAX,
+    ENDS,
     TEMPORARY_NAME,
     AdminServer,
 )
@@ -27,8 +28,9 @@ from metaq.broker.admin_socket import (
 )
 from metaq.broker.status import BrokerStatus
 from metaq.config import BrokerConfig, Reload, TopicsDiff
-from metaq.errors import AdminError, ConfigError
+from metaq.errors import AdminError, ConfigError, TransactionError
 from metaq.fs import SystemFileSystem
+from metaq.txn.figures import TransactionView
 from tests.broker.figures import HEALTHY
 
 TIMEOUT_S = 30.0
@@ -65,6 +67,14 @@ class Actions:
     ) -> Sequence[int]:
         self.calls.append(("open", topic, start, end))
         return ()
+
+    def transactions(self) -> Sequence[TransactionView]:
+        return (TransactionView("XID:1:0a::uq", "prepared", 2, 40, ("t-0",), 9, 8),)
+
+    async def end_transaction(self, key: str, word: str) -> None:
+        self.calls.append((word, key))
+        if key == "XID:1:0b::uq":
+            raise TransactionError("not prepared")
 
     def status(self) -> BrokerStatus:
         return HEALTHY
@@ -197,14 +207,37 @@ def test_every_command_is_known(data_dir: Path) -> None:
         "reload": "added",
         "close_partitions": "closed",
         "open_partitions": "closed",
+        "transactions": "transactions",
+        "end_transaction": "as",
     }
+    more = {"topic": "test", "key": "XID:1:0a::uq", "as": "commit"}
 
     async def body(_: AdminServer) -> None:
         for command in COMMANDS:
-            reply = await ask(data_dir, command=command, topic="test")
+            reply = await ask(data_dir, command=command, **more)
             assert fields[command] in reply, command
 
     with_server(data_dir, body)
+
+
+def test_transactions_are_listed_and_ended(data_dir: Path) -> None:
+    """Every field is there; what cannot be done is told, and what is no word, too."""
+    actions = Actions()
+
+    async def body(_: AdminServer) -> None:
+        (found,) = (await ask(data_dir, command="transactions"))["transactions"]  # type: ignore[misc, attr-defined]
+        assert (found["key"], found["put_count"]) == ("XID:1:0a::uq", 2)
+        end = {"command": "end_transaction", "key": found["key"]}
+        for word in ENDS:
+            await ask(data_dir, **end, **{"as": word})
+        with pytest.raises(AdminError, match="'as' one of commit"):
+            await ask(data_dir, **end)
+        end["key"], end["as"] = "XID:1:0b::uq", "commit"
+        with pytest.raises(AdminError, match="not prepared"):
+            await ask(data_dir, **end)
+
+    with_server(data_dir, body, actions)
+    assert actions.calls[:4] == [(word, "XID:1:0a::uq") for word in ENDS]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from tests.broker.figures import (
     DIRECTORY,
     HEALTHY,
     SCRUB,
+    TRANSACTIONS,
     log,
     registration,
     status,
@@ -106,9 +107,29 @@ CASES = [
         "ahead by 90 s",
     ),
     (
-        status(open_transactions=("TX:a:1 is begun and not ended, with 2 puts",)),
-        Alarm.TRANSACTIONS_OPEN,
-        "journal of a Java broker: TX:a:1 is begun and not ended, with 2 puts",
+        status(transactions=replace(TRANSACTIONS, offline_cause="sync failed: EIO")),
+        Alarm.TRANSACTIONS_OFFLINE,
+        "transactions are refused: sync failed: EIO",
+    ),
+    (
+        status(transactions=replace(TRANSACTIONS, stuck_count=2)),
+        Alarm.TRANSACTIONS_STUCK,
+        "2 committed and not in all partitions",
+    ),
+    (
+        status(
+            transactions=replace(
+                TRANSACTIONS, in_doubt_count=3, oldest_in_doubt_ms=61_000
+            ),
+            tx_in_doubt_alarm_ms=60_000,
+        ),
+        Alarm.TRANSACTIONS_IN_DOUBT,
+        "3 transactions are prepared, the oldest for 61 s",
+    ),
+    (
+        status(transactions=replace(TRANSACTIONS, notes=("torn tail ignored",))),
+        Alarm.TRANSACTION_JOURNAL,
+        "torn tail ignored",
     ),
     (status(jobs=(BROKEN_JOB,)), Alarm.JOB_FAILED, "scrub: boom"),
 ]

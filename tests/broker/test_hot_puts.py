@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from zlib import crc32
@@ -14,6 +15,7 @@ from metaq.broker.hot_puts import HEADS_MAX, HotPuts, read_opaque
 from metaq.broker.put_row import ROW_MIN
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
+from metaq.txn.records import decode_record
 from tests.rigs.broker import Peer, running_broker
 
 NOW_MS = 1_700_000_000_000
@@ -418,3 +420,92 @@ def test_ordinary_puts_take_the_hot_path(tmp_path: Path) -> None:
             assert log.log_id == LogId("test", 0)
 
     asyncio.run(scenario())
+
+
+# -- in transactions ------------------------------------------------------------------
+
+KEYS = ("TX:s:1", "XID:1:0a::uq", "TX:s:+1", "XID:1:0A::uq", "TX:s:2", "XID:1:bb::uq")
+"""Two that are begun, spelt as they are and otherwise, and two that are not."""
+
+
+def in_transaction(key: str, **fields: object) -> bytes:
+    """Return a put that names a transaction; `old`: the form without checksum."""
+    is_old = fields.pop("old", False)
+    line, _, payload = put(**fields).partition(b"\r\n")  # type: ignore[arg-type]
+    words = line.split(b" ")
+    checksum = [] if is_old else [words[5]]
+    line = b" ".join([*words[:5], *checksum, key.encode(), words[6]])
+    return line + b"\r\n" + payload
+
+
+TRANSACTIONAL = st.builds(
+    in_transaction,
+    st.sampled_from(KEYS),
+    topic=st.sampled_from(["test", "meta-test", "nosuch"]),
+    partition=st.sampled_from([0, 1, 1, -1, "01"]),
+    payload=st.binary(max_size=40),
+    checksum=st.sampled_from([None, None, -1, 7, "007"]),
+    flag=st.sampled_from([0, 1, "+7"]),
+    opaque=st.sampled_from([9, 10, -(2**31), "+5", "007"]),
+    old=st.booleans(),
+)
+VERDICTS = st.sampled_from(
+    [
+        b"transaction TX:s:1 s COMMIT_ONE_PHASE 1\r\n",
+        b"transaction TX:s:1 s BEGIN 1\r\n",
+        b"transaction XID:1:0a::uq s PREPARE 1\r\n",
+        b"transaction XID:1:0a::uq s COMMIT_ONE_PHASE 1\r\n",
+        b"transaction XID:1:0a::uq s BEGIN 1\r\n",
+    ]
+)
+BEGUN = [b"transaction %b s BEGIN 1\r\n" % key.encode() for key in KEYS[:2]]
+
+
+def records_of(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a redo file: puts of a run come together in it."""
+    position = 0
+    while position < len(data):
+        _record, end = decode_record(data, position, len(data))
+        yield data[position:end]
+        position = end
+
+
+async def journal_of(data: Path, pieces: list[bytes], *, is_hot: bool) -> list[object]:
+    """Return what a broker answered, journalled and stored."""
+    clock = ManualClock(wall_ms=NOW_MS)
+    async with running_broker(data, clock=clock) as broker, Peer(broker) as peer:
+        if not is_hot:
+            peer.session._hot.take = lambda _buffer: 0
+        answers = [await peer.ask(piece) for piece in pieces]
+        replies = b"".join(answers).replace(b":%d'" % broker.port, b":PORT'")
+        found: list[object] = [sorted(_frames(replies))]
+        (redo,) = (data / "transactions").glob("redo.*")
+        found.append(sorted(records_of(redo.read_bytes())))
+    for path in sorted(data.glob("*/*.meta")):
+        found += [path.name, path.read_bytes()]
+    return found
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(frames=st.lists(TRANSACTIONAL | VERDICTS, min_size=1, max_size=25))
+def test_in_transactions_both_paths_journal_the_same(frames: list[bytes]) -> None:
+    """Whatever is put in transactions: the same replies, the same journal, the same
+    records in the partitions. Each run of puts is one read, so that all of the loop's
+    ways are taken.
+    """
+    # The first put to a partition makes its log, and is left to the general path.
+    logs = [put(topic, p) for topic in ("test", "meta-test") for p in (0, 1)]
+    runs = [
+        b"".join(run)
+        for _is_put, run in itertools.groupby(frames, lambda f: f.startswith(b"put"))
+    ]
+    pieces = [*logs, *BEGUN, *runs]
+    with TemporaryDirectory() as directory:
+        hot, slow = (
+            asyncio.run(
+                journal_of(Path(directory) / name, pieces, is_hot=name == "hot")
+            )
+            for name in ("hot", "slow")
+        )
+    assert hot == slow

@@ -15,6 +15,7 @@ from metaq.clock import SystemClock
 from metaq.errors import ClosedError
 from metaq.fs import SystemFileSystem
 from metaq.testing.zk import MemoryZooKeeper
+from tests.protocol.golden import bytes_of, vectors
 from tests.rigs.broker import Peer, make_config, running_broker
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
@@ -133,26 +134,58 @@ def test_a_start_that_waits_for_zookeeper_is_healthy(data_dir: Path) -> None:
     run(scenario())
 
 
-def test_open_transactions_of_a_java_broker_are_named_at_the_start(
-    data_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In the log, in /health, and on the administration socket; nothing is changed."""
+def test_what_a_java_broker_left_prepared_is_restored(data_dir: Path) -> None:
+    """Its journal has no side file; RECOVER lists it, a commit makes it readable."""
     journal = data_dir / "transactions"
     journal.mkdir()
-    prepared = bytes.fromhex("00000020 0802 121a 0801 1000 1a14")
-    prepared += b"XID:100:0a0b:0c0d:uq" + bytes.fromhex("1801")
-    (journal / "redo.1").write_bytes(prepared)
+    (journal / "redo.1").write_bytes(journal_with_one_prepared())
 
     async def scenario() -> None:
-        async with running_broker(data_dir) as broker:
-            health = describe_health(broker.control.status())
-            (problem,) = health["problems"]  # type: ignore[misc, var-annotated]
-            assert (problem["alarm"], health["status"]) == (
-                "transactions_open",
-                "warning",
-            )
-            assert "XID:100:0a0b:0c0d:uq is prepared and not ended" in problem["text"]
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            found = await peer.ask(b"transaction null s1 RECOVER uq-9 1\r\n")
+            assert found.endswith(b"\r\nXID:7:7375727669766f72:62:uq-9")
+            commit = b"transaction XID:7:7375727669766f72:62:uq-9 s1 COMMIT_TWO_PHASE 2"
+            assert await peer.ask(commit + b"\r\n") == b"result 200 0 2\r\n"
+            assert b"prepared-one" in await peer.ask(b"get test g 0 0 100 3\r\n")
 
     run(scenario())
-    assert "journal of a Java broker: XID:100:0a0b:0c0d:uq is prepared" in caplog.text
-    assert (journal / "redo.1").read_bytes() == prepared
+
+
+def test_a_damaged_journal_leaves_a_broker_without_transactions(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is guessed and nothing changed: an alarm names the file, every other
+    command works, and transactions say why they do not.
+    """
+
+    async def begin_and_put() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            await peer.ask(b"transaction XID:1:aa::uq s1 BEGIN 1\r\n")
+            await peer.ask(b"put test 0 1 0 -1 XID:1:aa::uq 2\r\nx")
+            await peer.ask(b"transaction XID:1:aa::uq s1 PREPARE 3\r\n")
+
+    async def look() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            health = describe_health(broker.control.status())
+            (problem,) = health["problems"]  # type: ignore[misc, var-annotated]
+            assert problem["alarm"] == "transactions_offline"
+            assert str(path) in problem["text"]
+            refused = await peer.ask(b"transaction XID:1:aa::uq s1 BEGIN 1\r\n")
+            assert refused.startswith(b"result 500 ")
+            assert str(path).encode() in refused
+            assert (await peer.ask(HELLO)).startswith(b"result 200 ")
+
+    run(begin_and_put())
+    (path,) = (data_dir / "transactions").glob("redo.*")
+    data = bytearray(path.read_bytes())
+    data[20] ^= 1
+    path.write_bytes(data)
+    run(look())
+    assert path.read_bytes() == data
+    assert "transactions are offline until a restart" in caplog.text
+
+
+def journal_with_one_prepared() -> bytes:
+    data = bytes_of(vectors()["disk"]["journal_one_prepared_xa"]["bytes"])
+    assert data
+    return data

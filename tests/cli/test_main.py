@@ -66,6 +66,11 @@ COMMANDS = {
     "reload": {"--data-dir", "--config", "--json"},
     "partitions close": {"--data-dir", "--config"},
     "partitions open": {"--data-dir", "--config"},
+    "txn list": {"--data-dir", "--config", "--json"},
+    "txn commit": {"--data-dir", "--config"},
+    "txn rollback": {"--data-dir", "--config"},
+    "txn complete": {"--data-dir", "--config"},
+    "txn forget": {"--data-dir", "--config"},
 }
 
 

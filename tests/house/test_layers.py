@@ -104,6 +104,7 @@ PURE_PACKAGES = {"record", "protocol", "assignment"}
 PURE_MODULES = {
     "zk.paths", "zk.znodes", "zk.plan", "storage.retention",
     "client.partitioner", "spark.plan", "spark.offsets", "txn.state", "txn.recovery",
+    "txn.records", "txn.sums", "txn.ports",
     "broker.replication.progress", "client.consume.cursor", "client.consume.decode",
     "peer.replies", "peer.gap",
 }  # fmt: skip

@@ -128,7 +128,8 @@ class JavaClient:
         if factory is None:
             self.factory = jvm.metaq.client.MetaMessageSessionFactory(config)
         else:
-            self.factory = getattr(jvm.metaq.client.extension, factory)(config)
+            made = jvm.package(f"com.taobao.metamorphosis.client.{factory}")
+            self.factory = made(config)
 
     def __enter__(self) -> Self:
         return self

@@ -170,7 +170,7 @@ def test_a_broadcast_s_group_is_named_as_ours(
     java.put("everybody", *TEN)
     listener = Listener()
     with JavaClient(
-        jvm, java_zookeeper, "MetaBroadcastMessageSessionFactory"
+        jvm, java_zookeeper, "extension.MetaBroadcastMessageSessionFactory"
     ) as client:
         config = jvm.metaq.client.consumer.ConsumerConfig("everybody")
         consumer = client.factory.createBroadcastConsumer(config)

@@ -59,7 +59,9 @@ def test_waiting_and_not_waiting(java: JavaClient, ours: Client) -> None:
 def test_one_way(jvm: Jvm, java_zookeeper: str, ours: Client) -> None:
     """What nobody waits for is stored all the same."""
     wanted = {b"%d" % number for number in range(100)}
-    with JavaClient(jvm, java_zookeeper, "AsyncMetaMessageSessionFactory") as client:
+    with JavaClient(
+        jvm, java_zookeeper, "extension.AsyncMetaMessageSessionFactory"
+    ) as client:
         producer = client.factory.createAsyncProducer()
         producer.publish("oneway")
         for data in wanted:
@@ -121,19 +123,6 @@ def test_what_is_wrong_is_told(java: JavaClient) -> None:
     assert not outcome.is_success
     assert "do not accept topic of-no-broker" in str(outcome.error)
     assert java.send(producer, "wrong", b"x").is_success
-
-
-def test_transactions_are_refused_in_one_sentence(
-    java: JavaClient, ours: Client
-) -> None:
-    """Nothing of them is stored, and the producer goes on without them."""
-    producer = java.producer("transactions")
-    producer.beginTransaction()
-    refusal = error_of(java.send, producer, "transactions", b"within")
-    assert "Transactions are not supported by this broker." in refusal
-    assert "not supported" in error_of(producer.commit)
-    assert java.send(producer, "transactions", b"after").is_success
-    assert [one.data for one in ours.browse("transactions")] == [b"after"]
 
 
 def test_statistics(java: JavaClient, java_broker: BrokerProcess) -> None:

@@ -1,18 +1,32 @@
-"""The partition logs are the sink that the transaction journal declares."""
+"""The partition logs are what transactions declare that they need."""
+
+from dataclasses import replace
 
 import pytest
 
-from metaq.errors import ClosedError, OffsetOutOfRangeError
+from metaq.broker.topics import Topics
+from metaq.broker.transactions import TopicSink
+from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.model import LogId, MessageId, Offset
 from metaq.record.layout import encode_record
-from metaq.txn.ports import MessageSink
+from metaq.txn.ports import MessageSink, StoredBatches
 from tests.rigs.fs import FaultyFileSystem
-from tests.rigs.storage import Ticket
+from tests.rigs.storage import StorageBench, Ticket
 from tests.storage.support import LOG, log_of, opened
 
 
 def batch(*payloads: bytes) -> list[bytes]:
     return [encode_record(payload, id=MessageId(7)) for payload in payloads]
+
+
+def reader_of(bench: StorageBench) -> StoredBatches:
+    return bench.manager
+
+
+def sink_of(bench: StorageBench) -> MessageSink:
+    topic = replace(bench.config.topic(LOG.topic), partition_count=LOG.partition + 1)
+    config = replace(bench.config, topics={LOG.topic: topic})
+    return TopicSink(Topics(config, bench.manager, choose=lambda _count: 0))
 
 
 def append(
@@ -35,7 +49,7 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
     did not exist before.
     """
     bench = opened(FaultyFileSystem(), segment_bytes_max=100)
-    sink: MessageSink = bench.manager
+    sink, reader = sink_of(bench), reader_of(bench)
     first = batch(b"one", b"two" * 100)
     second = batch(b"three")
     places = [append(sink, LOG, first), append(sink, LOG, second)]
@@ -43,26 +57,28 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
     assert all(ticket.is_stored for _offset, ticket in places)
     for (offset, _ticket), chunks in zip(places, (first, second), strict=True):
         data = b"".join(chunks)
-        assert sink.read_back(LOG, offset, len(data)) == data
+        assert reader.read_back(LOG, offset, len(data)) == data
     bench.close()
 
 
 def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
     """The bounds in the error are what the replay check decides by."""
     bench = opened(FaultyFileSystem(), segment_bytes_max=10)
-    sink: MessageSink = bench.manager
+    sink, reader = sink_of(bench), reader_of(bench)
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        sink.read_back(LOG, Offset(0), 10)
+        reader.read_back(LOG, Offset(0), 10)
     assert caught.value.high_watermark == 0
+    assert reader.readable_range(LOG) == (0, 0)
+    assert sink.plan_append(LOG, 10) == 0
     offset, _ticket = append(sink, LOG, batch(b"x"))
     bench.run()
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        sink.read_back(LOG, Offset(21), 10)
+        reader.read_back(LOG, Offset(21), 10)
     assert caught.value.high_watermark <= 21
     log = log_of(bench)
     log.on_removed(log.segments.first, 1)
     with pytest.raises(OffsetOutOfRangeError) as caught:
-        sink.read_back(LOG, offset, 21)
+        reader.read_back(LOG, offset, 21)
     assert caught.value.log_start > offset
     bench.close()
 
@@ -70,10 +86,10 @@ def test_reading_back_tells_applied_and_retired_from_not_applied() -> None:
 def test_a_batch_that_is_cut_by_the_end_is_returned_short() -> None:
     """Fewer bytes than asked for: the batch at that offset is another one."""
     bench = opened(FaultyFileSystem())
-    sink: MessageSink = bench.manager
+    sink, reader = sink_of(bench), reader_of(bench)
     append(sink, LOG, batch(b"x"))
     bench.run()
-    assert len(sink.read_back(LOG, Offset(0), 1000)) == 21
+    assert len(reader.read_back(LOG, Offset(0), 1000)) == 21
     bench.close()
 
 
@@ -83,7 +99,7 @@ def test_a_closed_sink_takes_nothing() -> None:
     bench.close()
     ticket = Ticket()
     with pytest.raises(ClosedError):
-        bench.manager.append(
+        sink_of(bench).append(
             LOG,
             [b"x"],
             size_bytes=1,
@@ -92,3 +108,12 @@ def test_a_closed_sink_takes_nothing() -> None:
             ticket=ticket,
         )
     assert not ticket.is_answered
+
+
+def test_a_topic_that_is_not_served_takes_nothing() -> None:
+    """Deleted between put and commit: no log is made for it."""
+    bench = opened(FaultyFileSystem())
+    with pytest.raises(StorageError, match="nosuch-0 is not served any more"):
+        append(sink_of(bench), LogId("nosuch", 0), batch(b"x"))
+    assert not bench.manager.logs()
+    bench.close()

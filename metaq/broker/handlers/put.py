@@ -18,7 +18,7 @@ from metaq.broker.acks import (
     verify_checksum,
 )
 from metaq.broker.context import BrokerContext
-from metaq.broker.handlers.txn import TRANSACTIONS_MISSING
+from metaq.broker.handlers.txn import handle_transactional_put
 from metaq.errors import ClosedError, ForbiddenError, ServerError, StorageError
 from metaq.protocol.commands import Put
 from metaq.record.layout import encode_record
@@ -30,10 +30,11 @@ def handle_put(command: Put, answerer: Answerer, context: BrokerContext) -> None
     Raises:
         WireError: refused; the text is the answer.
     """
-    if command.transaction is not None:
-        raise ServerError(TRANSACTIONS_MISSING)
     topic, partition, payload = command.topic, command.partition, command.payload
     count_puts(context, topic, count=1, payload_bytes=len(payload))
+    if command.transaction is not None:
+        handle_transactional_put(command, answerer, context)
+        return
     try:
         partition = context.topics.resolve_put(topic, partition)
         verify_checksum(payload, command.checksum)

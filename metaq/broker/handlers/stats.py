@@ -90,6 +90,7 @@ _Lines = Generator[None, None, list[str]]
 
 def _broker_lines(context: BrokerContext) -> _Lines:
     config, counters = context.config, context.counters
+    transactions = context.transactions.counters
     logs = yield from _by_topic(context)
     total = sum(s.record_count for logs_ in logs.values() for s in logs_)
     uptime_s = int(context.clock.monotonic_s() - context.started_s)
@@ -113,10 +114,10 @@ def _broker_lines(context: BrokerContext) -> _Lines:
         f"cmd_put {counters.cmd_put}",
         f"cmd_get {counters.cmd_get}",
         f"cmd_offset {counters.cmd_offset}",
-        "tx_begin 0",
-        "tx_xa_begin 0",
-        "tx_commit 0",
-        "tx_rollback 0",
+        f"tx_begin {transactions.begun_local}",
+        f"tx_xa_begin {transactions.begun_xa}",
+        f"tx_commit {transactions.committed}",
+        f"tx_rollback {transactions.rolled_back}",
         f"get_miss {counters.get_miss}",
         f"put_failed {counters.put_failed}",
         f"total_messages {total}",

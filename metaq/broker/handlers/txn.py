@@ -1,28 +1,154 @@
-"""`transaction` and `sync`: understood, and not offered by this broker.
+"""`transaction` and `sync`.
 
-`sync` is how a leader replicates to a follower; a broker that is no follower answers
-503 in MetaQ's own words (broker spec 1.2, rule 9). Transactions are refused with one
-sentence; END is never answered, whatever becomes of it (broker spec 5.4).
+Commands are carried out by the coordinator (`txn/coordinator.py`); END is never
+answered, whatever becomes of it. `sync` is how a leader replicates to a follower; a
+broker that is no follower answers 503 in MetaQ's own words (broker spec 1.2, rule 9;
+5.4, 5.5).
 """
 
-from typing import Final
+from collections.abc import Callable
+from typing import assert_never
 
-from metaq.errors import ServerError, UnavailableError
+from metaq.broker.acks import Answerer, refuse_put, verify_checksum
+from metaq.broker.context import BrokerContext
+from metaq.broker.transactions import TransactionAnswer, put_run, refusal_of
+from metaq.errors import (
+    ClosedError,
+    ForbiddenError,
+    ServerError,
+    StorageError,
+    TransactionError,
+    UnavailableError,
+)
+from metaq.model import RANDOM_PARTITION, NullTransactionId
 from metaq.protocol import texts
-from metaq.protocol.commands import Sync, TransactionCommand, TransactionType
+from metaq.protocol.commands import Put, Sync, TransactionCommand, TransactionType
+from metaq.protocol.encode import encode
+from metaq.protocol.transaction_ids import format_key
+from metaq.record.layout import encode_record
+from metaq.txn.records import encode_put
 
-TRANSACTIONS_MISSING: Final = "Transactions are not supported by this broker."
-"""Answer to every transaction command, and to a put that carries a transaction."""
 
+def handle_transaction(
+    command: TransactionCommand, answerer: Answerer, context: BrokerContext
+) -> bytes | None:
+    """Carry out a transaction command.
 
-def handle_transaction(command: TransactionCommand) -> None:
-    """Refuse a transaction command; END is passed over in silence.
+    Returns:
+        The body of a 200; None: it is answered later, or never.
 
     Raises:
-        ServerError: always, but for END.
+        ServerError: refused; the text is MetaQ's.
     """
-    if command.type is not TransactionType.END:
-        raise ServerError(TRANSACTIONS_MISSING)
+    try:
+        return _handle(command, answerer, context)
+    except TransactionError as error:
+        raise refusal_of(error) from error
+
+
+def _handle(
+    command: TransactionCommand, answerer: Answerer, context: BrokerContext
+) -> bytes | None:
+    transactions, kind = context.transactions, command.type
+    if kind is TransactionType.END:
+        return None
+    if kind is TransactionType.RECOVER:
+        return "\r\n".join(transactions.recover(command.qualifier)).encode()
+    if isinstance(command.transaction, NullTransactionId):
+        raise ServerError(texts.no_transaction(kind.value))
+    key = format_key(command.transaction)
+    match kind:
+        case TransactionType.BEGIN:
+            transactions.begin(key, answerer, command.timeout_s)
+            return b""
+        case TransactionType.PREPARE:
+            _later(
+                command,
+                answerer,
+                lambda verdict: transactions.prepare(
+                    key, answerer, verdict.on_voted, verdict.on_done
+                ),
+            )
+        case TransactionType.COMMIT_ONE_PHASE | TransactionType.COMMIT_TWO_PHASE:
+            is_two_phase = kind is TransactionType.COMMIT_TWO_PHASE
+            _later(
+                command,
+                answerer,
+                lambda verdict: transactions.commit(
+                    key, answerer, verdict.on_done, is_two_phase=is_two_phase
+                ),
+            )
+        case TransactionType.ROLLBACK:
+            _later(
+                command,
+                answerer,
+                lambda verdict: transactions.rollback(key, answerer, verdict.on_done),
+            )
+        case TransactionType.FORGET:
+            _later(
+                command,
+                answerer,
+                lambda verdict: transactions.forget(key, verdict.on_done),
+            )
+        case _:  # pragma: no cover
+            assert_never(kind)
+    return None
+
+
+def _later(
+    command: TransactionCommand,
+    answerer: Answerer,
+    begin: Callable[[TransactionAnswer], None],
+) -> None:
+    """Begin what is answered when it is done; what it raises is answered now."""
+    verdict = TransactionAnswer(answerer, command)
+    try:
+        begin(verdict)
+    except TransactionError:
+        verdict.give_up()
+        raise
+
+
+def handle_transactional_put(
+    command: Put, answerer: Answerer, context: BrokerContext
+) -> None:
+    """Journal a put of a transaction; it is answered when that is written.
+
+    Raises:
+        WireError: refused; the text is the answer.
+    """
+    topic, partition, payload = command.topic, command.partition, command.payload
+    assert command.transaction is not None, "a put of a transaction"
+    transactions = context.transactions
+    try:
+        tx = transactions.find_for_put(format_key(command.transaction), answerer)
+        if partition == RANDOM_PARTITION:
+            raise ServerError(texts.invalid_transactional_partition(partition))
+    except TransactionError as error:
+        raise ServerError(str(error)) from error
+    try:
+        # What there is not is told in bare words, as MetaQ does.
+        context.topics.open_for_put(topic, partition)
+    except ForbiddenError as error:
+        raise refuse_put(context, error, topic=topic, partition=partition) from error
+    try:
+        verify_checksum(payload, command.checksum)
+        log_id = context.topics.log_for_put(topic, partition).log_id
+    except (ServerError, StorageError, ClosedError) as error:
+        raise refuse_put(context, error, topic=topic, partition=partition) from error
+    message_id = context.ids.reserve(1)
+    record = encode_record(payload, id=message_id, flag=command.flag)
+    put_run(
+        transactions,
+        tx,
+        log_id,
+        (record,),
+        answerer,
+        opaques=(b"%d" % command.opaque,),
+        ids=(message_id,),
+        size_bytes=len(record),
+        journalled=(encode_put(message_id, encode(command)),),
+    )
 
 
 def handle_sync(_command: Sync) -> None:

@@ -1,0 +1,181 @@
+"""Transactions: local ones, small and large, XA cycles, and a start behind a kill.
+
+Commands of a client that waits for nothing in between travel together: BEGIN, puts and
+the verdict. The floor of a transaction is its puts alone, on the same connections.
+"""
+
+import select
+import time
+from collections.abc import Callable, Iterator
+from itertools import count as counter
+from pathlib import Path
+
+from bench import load
+from bench.figures import PAYLOAD, TOPIC, Figure
+from tests.rigs.process import BrokerProcess
+
+CLIENTS = 64
+
+Exchange = list[tuple[bytes, int]]
+"""What one client sends and how many replies it waits for, step by step."""
+
+
+def local_small(directory: Path, rounds: int) -> Figure:
+    """Local transactions of one put of 128 B, 64 in flight."""
+    figure = Figure(
+        "local transactions of one put, 64 in flight (floor: the put)",
+        "transactions/s",
+        [],
+        [],
+        at_least="5,000",
+        aim="15,000",
+    )
+    return _in_turn(figure, directory, rounds, lambda n: _local(n, 1), 20_000, 1, 1)
+
+
+def local_large(directory: Path, rounds: int) -> Figure:
+    """Local transactions of 100 puts, 64 in flight."""
+    figure = Figure(
+        "puts in local transactions of 100 (floor: the puts)",
+        "puts/s",
+        [],
+        [],
+        at_least="100,000",
+        aim="250,000",
+    )
+    return _in_turn(figure, directory, rounds, lambda n: _local(n, 100), 2000, 100, 100)
+
+
+def xa_cycles(directory: Path, rounds: int) -> Figure:
+    """XA cycles: begin, put and prepare; then the commit. 64 in flight."""
+    figure = Figure(
+        "XA cycles of one put, 64 in flight (floor: the put)",
+        "cycles/s",
+        [],
+        [],
+        at_least="2,000",
+        aim="6,000",
+    )
+    return _in_turn(figure, directory, rounds, _xa, 8000, 1, 1)
+
+
+def restart(directory: Path, rounds: int) -> Figure:
+    """Start behind a kill with 100,000 finished and 1,000 prepared transactions."""
+    figure = Figure(
+        "restart, 100,000 finished and 1,000 prepared transactions, kill -9",
+        "s",
+        [],
+        at_least="2",
+        aim="0.5",
+    )
+    numbers = counter(1)
+    for number in range(rounds):
+        path = directory / f"restart-{number}"
+        with BrokerProcess(path, topic=TOPIC) as broker:
+            _run(broker.port, lambda: _local(next(numbers), 1), 100_000)
+            _run(broker.port, lambda: _prepared(next(numbers)), 1000)
+            broker.kill()
+            figure.broker.append(broker.start())
+    return figure
+
+
+FIGURES = {
+    "tx-local": local_small,
+    "tx-puts": local_large,
+    "tx-xa": xa_cycles,
+    "tx-restart": restart,
+}
+
+
+def _in_turn(
+    figure: Figure,
+    directory: Path,
+    rounds: int,
+    make: Callable[[int], Exchange],
+    count: int,
+    puts: int,
+    weight: int,
+) -> Figure:
+    numbers = counter(1)
+    frames = b"".join(load.put_frame(TOPIC, PAYLOAD, i) for i in range(puts))
+    with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
+        for number in range(rounds + 1):
+            plain = _run(broker.port, lambda: [(frames, puts)], count)
+            seconds = _run(broker.port, lambda: make(next(numbers)), count)
+            if number:
+                figure.floor.append(count * weight / plain)
+                figure.broker.append(count * weight / seconds)
+    return figure
+
+
+def _put(key: str, number: int) -> bytes:
+    line, _, body = load.put_frame(TOPIC, PAYLOAD, number).partition(b"\r\n")
+    words = line.rsplit(b" ", 1)
+    return b"%b %b %b\r\n%b" % (words[0], key.encode(), words[1], body)
+
+
+def _local(number: int, puts: int) -> Exchange:
+    key = f"TX:bench-{number % CLIENTS}:{number}"
+    frames = b"".join(_put(key, each) for each in range(puts))
+    begin = f"transaction {key} bench BEGIN 1\r\n".encode()
+    commit = f"transaction {key} bench COMMIT_ONE_PHASE 2\r\n".encode()
+    return [(begin + frames + commit, puts + 2)]
+
+
+def _xa(number: int) -> Exchange:
+    key = f"XID:1:{number:08x}:00:bench"
+    commit = f"transaction {key} bench COMMIT_TWO_PHASE 2\r\n".encode()
+    return [*_prepared(number), (commit, 1)]
+
+
+def _prepared(number: int) -> Exchange:
+    key = f"XID:1:{number:08x}:00:bench"
+    begin = f"transaction {key} bench BEGIN 1\r\n".encode()
+    prepare = f"transaction {key} bench PREPARE 2\r\n".encode()
+    return [(begin + _put(key, 0) + prepare, 3)]
+
+
+def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
+    """Carry out `count` exchanges, one under way on each connection; return seconds."""
+    socks = [load.connect(port) for _ in range(min(CLIENTS, count))]
+    by_fd = {sock.fileno(): sock for sock in socks}
+    steps: dict[int, Iterator[tuple[bytes, int]]] = {}
+    owed: dict[int, int] = {}
+    replies: dict[int, bytes] = {}
+    poller = select.epoll()
+    begun = ended = 0
+
+    def go_on(fd: int) -> None:
+        nonlocal begun, ended
+        step = next(steps[fd], None) if fd in steps else None
+        if step is None:
+            ended += fd in steps
+            if begun >= count:
+                steps.pop(fd, None)
+                return
+            begun += 1
+            steps[fd] = iter(make())
+            step = next(steps[fd])
+        owed[fd], replies[fd] = step[1], b""
+        by_fd[fd].sendall(step[0])
+
+    for fd in by_fd:
+        poller.register(fd, select.EPOLLIN)
+    started = time.perf_counter()
+    for fd in by_fd:
+        go_on(fd)
+    while ended < count:
+        for fd, _event in poller.poll():
+            data = by_fd[fd].recv(load.RECV_BYTES)
+            replies[fd] += data
+            good = replies[fd].count(b"result 200 ")
+            # The last one may be cut by the end of the piece.
+            if not data or replies[fd].count(b"result ") > good + 1:
+                raise RuntimeError(f"refused: {replies[fd][-400:]!r}")
+            if good == owed[fd]:
+                go_on(fd)
+    seconds = time.perf_counter() - started
+    for sock in socks:
+        sock.close()
+    poller.close()
+    return seconds

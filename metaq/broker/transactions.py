@@ -1,0 +1,199 @@
+"""Transactions as the wire and the partitions see them.
+
+`TopicSink` appends what is committed, to partitions that may have to be made first.
+What a session puts to one partition in one transaction in one pass is a run, as in
+`acks.py`: journalled as one piece, answered by one formatting operation. Errors of the
+coordinator become MetaQ's replies here. Source: broker spec 5.3 to 5.5.
+"""
+
+from collections.abc import Sequence
+
+from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
+from metaq.broker.topics import Topics
+from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
+from metaq.model import LogId, MessageId, Offset
+from metaq.protocol.commands import TransactionCommand
+from metaq.protocol.encode import encode_put_replies, encode_result
+from metaq.protocol.status import Status
+from metaq.storage.partition_log import PartitionLog
+from metaq.txn.coordinator import TransactionCoordinator
+from metaq.txn.ports import StoredTicket
+from metaq.txn.state import XaCommandError
+from metaq.txn.transaction import BrokerTransaction
+
+NO_OFFSET = -1
+"""In the reply to a put whose offset is not known before the commit."""
+
+
+class TopicSink:
+    """What the coordinator appends to."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+
+    def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
+        """Return a bound for the next append; see `txn/ports.py`."""
+        return self._log(log_id).plan_append(size_bytes)
+
+    def append(
+        self,
+        log_id: LogId,
+        chunks: list[bytes],
+        *,
+        size_bytes: int,
+        record_count: int,
+        last_id: MessageId,
+        ticket: StoredTicket,
+    ) -> Offset:
+        """Append one batch; see `txn/ports.py`."""
+        return self._log(log_id).append(
+            chunks,
+            size_bytes=size_bytes,
+            record_count=record_count,
+            last_id=last_id,
+            ticket=ticket,
+        )
+
+    def _log(self, log_id: LogId) -> PartitionLog:
+        """Return a log of a topic that is served; closed partitions are no matter.
+
+        Raises:
+            StorageError: the topic was deleted, or is not in the settings any more.
+        """
+        if not self._topics.may_appear(log_id.topic, log_id.partition):
+            raise StorageError(f"partition {log_id} is not served any more")
+        return self._topics.log_for_put(log_id.topic, log_id.partition)
+
+
+class PutRunTicket:
+    """Puts of one transaction to one partition that wait for the journal."""
+
+    __slots__ = ("_answerer", "_ids", "_opaques", "_partition", "_size_bytes")
+
+    def __init__(
+        self,
+        answerer: Answerer,
+        partition: int,
+        opaques: Sequence[bytes],
+        ids: Sequence[int],
+        size_bytes: int,
+    ) -> None:
+        """Hold the commands in flight.
+
+        Args:
+            answerer: the session that put.
+            partition: which one.
+            opaques: of the commands, in decimal.
+            ids: of the records.
+            size_bytes: of the records.
+        """
+        self._answerer = answerer
+        self._partition = partition
+        self._opaques = opaques
+        self._ids = ids
+        self._size_bytes = size_bytes + len(ids) * PUT_OVERHEAD_BYTES
+        answerer.hold(count=len(ids), size_bytes=self._size_bytes)
+
+    def on_journalled(self, _position: int) -> None:
+        """Answer 200; where the records will lie is not known yet."""
+        offsets = [NO_OFFSET] * len(self._ids)
+        self._answer(
+            encode_put_replies(self._partition, self._opaques, self._ids, offsets)
+        )
+
+    def on_refused(self, error: StorageError) -> None:
+        """Refuse every put; its transaction cannot be committed any more."""
+        self.refuse(f"not in the transaction journal: {error}")
+
+    def refuse(self, text: str) -> None:
+        """Answer every put with 500."""
+        body = text.encode()
+        replies = [
+            encode_result(Status.SERVER_ERROR, body, int(opaque))
+            for opaque in self._opaques
+        ]
+        self._answer(b"".join(replies))
+
+    def _answer(self, replies: bytes) -> None:
+        self._answerer.answer(
+            replies, count=len(self._ids), size_bytes=self._size_bytes
+        )
+
+
+def put_run(
+    transactions: TransactionCoordinator,
+    transaction: BrokerTransaction,
+    log_id: LogId,
+    chunks: Sequence[bytes],
+    answerer: Answerer,
+    *,
+    opaques: Sequence[bytes],
+    ids: Sequence[int],
+    size_bytes: int,
+    journalled: Sequence[bytes],
+) -> None:
+    """Add puts to a transaction; they are answered when they are journalled.
+
+    Args:
+        transactions: the coordinator.
+        transaction: takes puts.
+        log_id: the partition.
+        chunks: records, in any split.
+        answerer: the session that put.
+        opaques: of the commands, in decimal.
+        ids: of the records.
+        size_bytes: length of the chunks.
+        journalled: the puts as records of the journal, in any split.
+    """
+    ticket = PutRunTicket(answerer, log_id.partition, opaques, ids, size_bytes)
+    try:
+        transactions.check_room(len(ids), size_bytes)
+    except TransactionError as error:
+        ticket.refuse(str(error))
+        return
+    transactions.put(
+        transaction,
+        log_id,
+        chunks,
+        ids=ids,
+        size_bytes=size_bytes,
+        journalled=journalled,
+        ticket=ticket,
+    )
+
+
+class TransactionAnswer:
+    """A transaction command that is answered later."""
+
+    __slots__ = ("_answerer", "_opaque")
+
+    def __init__(self, answerer: Answerer, command: TransactionCommand) -> None:
+        self._answerer = answerer
+        self._opaque = command.opaque
+        answerer.hold(count=1, size_bytes=PUT_OVERHEAD_BYTES)
+
+    def on_done(self, error: MetaqError | None) -> None:
+        """Answer 200, or what went wrong."""
+        if error is None:
+            self._answer(encode_result(Status.OK, b"", self._opaque))
+        else:
+            body = str(refusal_of(error)).encode()
+            self._answer(encode_result(Status.SERVER_ERROR, body, self._opaque))
+
+    def on_voted(self, vote: int) -> None:
+        """Answer 200 with the vote of a prepare."""
+        self._answer(encode_result(Status.OK, b"%d" % vote, self._opaque))
+
+    def give_up(self) -> None:
+        """Be no longer owed: the command is answered by an error that was raised."""
+        self._answer(b"")
+
+    def _answer(self, reply: bytes) -> None:
+        self._answerer.answer(reply, count=1, size_bytes=PUT_OVERHEAD_BYTES)
+
+
+def refusal_of(error: MetaqError) -> ServerError:
+    """Return the answer to a transaction command that failed."""
+    if isinstance(error, XaCommandError):
+        return ServerError(f"XAException:code={error.code},msg={error}")
+    return ServerError(str(error))

@@ -1,0 +1,114 @@
+"""`metaq txn`: transactions of a broker on this machine, and their ends by command."""
+
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import click
+
+from metaq.broker.admin_client import call_admin
+from metaq.cli import render
+from metaq.cli.admin import TIMEOUT_S, find_data_dir
+from metaq.cli.options import example, json_option, place_options
+
+COLUMNS: Final = ("key", "state", "puts", "bytes", "age", "prepared", "partitions")
+
+
+def list_transactions(data_dir: Path, *, as_json: bool) -> None:
+    """Print every transaction that is not finished, and every heuristic outcome.
+
+    Raises:
+        AdminError: no broker runs there, or it refused.
+    """
+    reply = call_admin(data_dir, {"command": "transactions"}, timeout_s=TIMEOUT_S)
+    found = reply.get("transactions")
+    rows: list[list[render.Cell]] = []
+    for each in found if isinstance(found, list) else []:
+        prepared_ms = each["prepared_age_ms"]
+        partitions = ", ".join(each["partitions"])
+        rows.append(
+            [
+                each["key"],
+                each["state"],
+                each["put_count"],
+                each["size_bytes"],
+                f"{each['age_ms'] // 1000} s",
+                "-" if prepared_ms is None else f"{prepared_ms // 1000} s",
+                f"{partitions} {each['detail']}".strip(),
+            ]
+        )
+    render.print_rows(COLUMNS, rows, as_json=as_json)
+
+
+def end_transaction(data_dir: Path, key: str, word: str) -> None:
+    """End a prepared transaction, or forget an outcome; print what was done.
+
+    Raises:
+        AdminError: no broker runs there, or it refused.
+    """
+    request = {"command": "end_transaction", "key": key, "as": word}
+    call_admin(data_dir, request, timeout_s=TIMEOUT_S)
+    click.echo(f"{key}: {ENDS[word].done}")
+
+
+# -- the commands ---------------------------------------------------------------------
+
+
+class End(NamedTuple):
+    """One way to end a transaction by command."""
+
+    help: str
+    """What it does."""
+    done: str
+    """What is printed then."""
+
+
+ENDS: Final = {
+    "commit": End(
+        "Commit KEY, which is prepared; code 7 tells its coordinator.", "committed"
+    ),
+    "rollback": End(
+        "Roll back KEY, which is prepared; code 6 tells its coordinator.", "rolled back"
+    ),
+    "complete": End(
+        "Drop KEY, which is prepared and was ended by other means; code 8 tells its"
+        " coordinator.",
+        "dropped",
+    ),
+    "forget": End("Forget what was decided about KEY by command.", "forgotten"),
+}
+"""By the word of the command."""
+
+
+@click.group()
+def txn() -> None:
+    """List transactions of a broker, and end those that are in doubt."""
+
+
+@txn.command(
+    "list",
+    short_help="List what is not finished, and what was ended by command.",
+    epilog=example("metaq txn list"),
+)
+@json_option
+@place_options
+def list_command(as_json: bool, data_dir: Path | None, config: Path | None) -> None:
+    """List transactions that are not finished, and outcomes that are not forgotten."""
+    list_transactions(find_data_dir(data_dir, config), as_json=as_json)
+
+
+def _end_command(word: str) -> click.Command:
+    @click.command(
+        word,
+        help=ENDS[word].help,
+        epilog=example(f"metaq txn {word} XID:1:0a:0b:billing-1"),
+    )
+    @click.argument("key")
+    @place_options
+    def command(key: str, data_dir: Path | None, config: Path | None) -> None:
+        end_transaction(find_data_dir(data_dir, config), key, word)
+
+    return command
+
+
+for _word in ENDS:
+    txn.add_command(_end_command(_word))

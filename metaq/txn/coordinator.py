@@ -1,0 +1,698 @@
+"""The coordinator: all transactions of a broker that are not finished, and their ends.
+
+Theory of operation. Everything here happens on the loop's thread; what waits for a disk
+comes back as a call. A transaction is a row of the state table (`state.py`), the
+records that its puts will be, one list for each partition, and a slot in the journal.
+
+    put       records are kept, a run of them is journalled, then it is answered
+    prepare   one record, synced as the mode says, then it is answered
+    commit    1. each partition is asked for a bound of the offset to come (a refusal
+                 here rolls back, or leaves it prepared)
+              2. the commit record with these bounds: from here on it *is* committed
+              3. one batch to each partition; what one refuses is tried again
+              4. all are stored as their partitions promise: it is answered
+
+So a reader never sees one partition's half of something that a crash could take back:
+what is appended is decided. A client that is told that a batch could not be appended
+yet may ask again, and gets the answer when it is.
+
+Local transactions belong to a connection, their *owner*, and end with it. XA
+transactions belong to the broker. A time-out ends what is not prepared.
+
+Bounds: open transactions, bytes of their puts, transactions with a time-out, bytes of
+the journal; what would pass one is refused, and counted. Source: broker spec 5.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from metaq.clock import Clock
+from metaq.errors import ClosedError, MetaqError, StorageError, TransactionError
+from metaq.fs import FileSystem
+from metaq.model import LogId
+from metaq.record.layout import HEADER_BYTES
+from metaq.txn.applier import Applier
+from metaq.txn.deadlines import Deadlines
+from metaq.txn.figures import (
+    TransactionCounters,
+    TransactionFigures,
+    TransactionLimits,
+    TransactionView,
+)
+from metaq.txn.journal import Journal, JournalEntry, JournalTicket
+from metaq.txn.opening import OpenedJournal, tidy
+from metaq.txn.outcomes import KeptOutcome, write_outcomes
+from metaq.txn.ports import MessageSink
+from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
+from metaq.txn.state import (
+    ROLLED_BACK,
+    STORE_FAILED,
+    UNAVAILABLE,
+    UNKNOWN,
+    HeuristicOutcome,
+    TxEvent,
+    TxState,
+    XaCommandError,
+    advance,
+    is_xa,
+    not_started,
+    outcome_error,
+    qualifier_of,
+)
+from metaq.txn.transaction import (
+    PUT_OVERHEAD_BYTES,
+    BrokerTransaction,
+    Told,
+    restore_transaction,
+)
+
+VIEWS_MAX: Final = 1000
+"""Transactions that are shown to an operator; those that are prepared come first."""
+
+VOTE_COMMIT: Final = 0
+"""XA_OK: a prepared transaction waits for its verdict."""
+VOTE_READ_ONLY: Final = 3
+"""XA_RDONLY: there was nothing to prepare, and it is gone."""
+
+log = logging.getLogger(__name__)
+
+
+class TransactionCoordinator:
+    """All transactions of one broker. Owner: the app; used on the loop's thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        journal: Journal,
+        sink: MessageSink,
+        limits: TransactionLimits,
+    ) -> None:
+        """Begin without a transaction; `restore` or `disable` comes next.
+
+        Args:
+            fs: the disk, for outcomes.
+            clock: for deadlines and ages.
+            journal: open, its thread running, when the first command comes.
+            sink: takes what is committed.
+            limits: bounds.
+        """
+        self._fs = fs
+        self._clock = clock
+        self._journal = journal
+        self._limits = limits
+        self._transactions: dict[str, BrokerTransaction] = {}
+        self._owned: dict[object, dict[BrokerTransaction, None]] = {}
+        self._outcomes: dict[str, KeptOutcome] = {}
+        self._deadlines = Deadlines()
+        self._held_bytes = 0
+        self._applier = Applier(sink, journal, self._on_applied)
+        self._disabled: StorageError | None = None
+        self._notes: tuple[str, ...] = ()
+        self._is_closed = False
+        self.counters = TransactionCounters()
+        """Counts since the start."""
+
+    # -- the start and the end
+
+    def disable(self, cause: StorageError) -> None:
+        """Refuse everything until a restart: the journal cannot be opened."""
+        self._disabled = cause
+
+    def restore(self, opened: OpenedJournal, on_settled: Callable[[], None]) -> None:
+        """Take over what the journal held, and append what is committed.
+
+        Args:
+            opened: what the journal held.
+            on_settled: called once, when what is committed is in its partitions, or
+                they do not take it now.
+        """
+        self._outcomes = dict(opened.outcomes)
+        self._notes = opened.notes
+        for restored in opened.transactions:
+            tx = restore_transaction(restored, self._clock.wall_ms())
+            self._add(tx)
+            self._held_bytes += tx.held_bytes
+            if tx.state is TxState.DECIDED:
+                self._applier.apply(tx)
+        self._applier.call_when_settled(on_settled)
+
+    def close(self, on_closed: Callable[[], None]) -> None:
+        """End what has no verdict, and close the journal.
+
+        Args:
+            on_closed: called when its files are closed, on the loop's thread.
+        """
+        self._is_closed = True
+        if self._disabled is not None:
+            on_closed()
+            return
+        finish = None
+        # What is committed and not applied is in the journal alone.
+        if not self._applier.decided and not any(
+            tx.state is TxState.COMMITTING for tx in self._transactions.values()
+        ):
+            finish = partial(
+                tidy, self._fs, self._journal, has_prepared=bool(self._transactions)
+            )
+        self._journal.close(finish, on_closed)
+
+    # -- what clients ask
+
+    def begin(self, key: str, owner: object, timeout_s: int) -> None:
+        """Begin a transaction; nothing happens when it was begun before.
+
+        Args:
+            key: its key.
+            owner: the connection; of no account for XA.
+            timeout_s: seconds after which it is rolled back; 0 or less: never.
+
+        Raises:
+            TransactionError: a bound is reached, or the journal is offline.
+        """
+        self._require_journal()
+        self._require_no_outcome(key)
+        found = self._get(key)
+        if found is not None:
+            if found.owner not in (None, owner):
+                text = f"Transaction '{key}' is open on another connection."
+                raise TransactionError(text)
+            return
+        limits = self._limits
+        if len(self._transactions) >= limits.open_count_max:
+            self._refuse(
+                f"too many transactions are open: expected at most"
+                f" {limits.open_count_max}, got {len(self._transactions) + 1}"
+            )
+        if timeout_s > 0 and len(self._deadlines) >= limits.timed_count_max:
+            # MetaQ's words.
+            self._refuse(
+                f"Timer size {len(self._deadlines) + 1} is great than maxTimerCapacity"
+                f" {limits.timed_count_max}"
+            )
+        tx = BrokerTransaction(
+            key, None if is_xa(key) else owner, self._clock.wall_ms()
+        )
+        self._add(tx)
+        if is_xa(key):
+            self.counters.begun_xa += 1
+        else:
+            self.counters.begun_local += 1
+        if timeout_s > 0:
+            seconds = min(timeout_s, limits.timeout_s_max)
+            self._deadlines.add(tx, self._clock.monotonic_s() + seconds)
+
+    def find_for_put(self, key: str, owner: object) -> BrokerTransaction:
+        """Return a transaction that takes puts.
+
+        Raises:
+            TransactionError: it is not known, or takes none.
+        """
+        self._require_journal()
+        tx = self._find(key, owner)
+        advance(key, tx.state, TxEvent.PUT)
+        return tx
+
+    def check_room(self, put_count: int, payload_bytes: int) -> None:
+        """Raise TransactionError where so many puts would pass a bound."""
+        after = self._held_bytes + payload_bytes + PUT_OVERHEAD_BYTES * put_count
+        limits, journal_bytes = self._limits, self._journal.figures.size_bytes
+        if after > limits.held_bytes_max:
+            self._refuse(
+                f"open transactions hold too much: expected at most"
+                f" {limits.held_bytes_max} bytes, got {after}"
+            )
+        if journal_bytes > limits.journal_bytes_max:
+            self._refuse(
+                f"the transaction journal is full: expected at most"
+                f" {limits.journal_bytes_max} bytes, got {journal_bytes}"
+            )
+
+    def put(
+        self,
+        tx: BrokerTransaction,
+        log_id: LogId,
+        chunks: Sequence[bytes],
+        *,
+        ids: Sequence[int],
+        size_bytes: int,
+        journalled: Sequence[bytes],
+        ticket: JournalTicket,
+    ) -> None:
+        """Add puts to one partition, and journal them; never blocks.
+
+        Args:
+            tx: from `find_for_put`, in the same turn of the loop.
+            log_id: the partition; it takes puts.
+            chunks: their records in segment format, in any split.
+            ids: of the records, in their order.
+            size_bytes: length of the chunks.
+            journalled: their records in the journal's format, in any split.
+            ticket: told when they are journalled.
+        """
+        if tx.state is not TxState.IN_USE:
+            tx.state = advance(tx.key, tx.state, TxEvent.PUT)
+        tx.add(log_id, chunks, ids, size_bytes)
+        self.counters.put_count += len(ids)
+        payload_bytes = size_bytes - HEADER_BYTES * len(ids)
+        held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * len(ids)
+        tx.held_bytes += held_bytes
+        self._held_bytes += held_bytes
+        self._journal.submit(
+            JournalEntry(
+                tx.slot,
+                journalled,
+                sum(map(len, journalled)),
+                is_verdict=False,
+                is_last=False,
+                ticket=ticket,
+            )
+        )
+
+    def prepare(
+        self, key: str, owner: object, on_voted: Callable[[int], None], on_failed: Told
+    ) -> None:
+        """Prepare an XA transaction.
+
+        Args:
+            key: its key.
+            owner: the connection that asks.
+            on_voted: told the vote, now or when it is journalled.
+            on_failed: told instead why it was rolled back.
+
+        Raises:
+            TransactionError: it is not known, or cannot be prepared now.
+        """
+        self._require_journal()
+        tx = self._find(key, owner)
+        tx.state = advance(key, tx.state, TxEvent.PREPARE)
+        if tx.state is TxState.FINISHED:
+            self._drop(tx)
+            on_voted(VOTE_READ_ONLY)
+            return
+
+        def journalled(_position: int) -> None:
+            tx.state = advance(key, tx.state, TxEvent.JOURNALLED)
+            tx.was_prepared = True
+            tx.prepared_ms = self._clock.wall_ms()
+            self.counters.prepared += 1
+            on_voted(VOTE_COMMIT)
+
+        def refused(error: StorageError) -> None:
+            tx.state = advance(key, tx.state, TxEvent.REFUSED)
+            self._forget_refused(tx)
+            on_failed(self._rolled_back(tx, error))
+
+        self._deadlines.clear(tx)
+        self._submit(tx, RedoOperation.XA_PREPARE, (), journalled, refused)
+
+    def commit(
+        self, key: str, owner: object, on_done: Told, *, is_two_phase: bool
+    ) -> None:
+        """Commit a transaction.
+
+        Args:
+            key: its key.
+            owner: the connection that asks.
+            on_done: told when its batches are stored, or that they are not yet.
+            is_two_phase: an XA transaction must have been prepared.
+
+        Raises:
+            TransactionError: it is not known, or cannot be committed now.
+        """
+        self._require_journal()
+        tx = self._find(key, owner)
+        before, event = tx.state, TxEvent.COMMIT_ONE_PHASE
+        if is_two_phase:
+            event = TxEvent.COMMIT_TWO_PHASE
+        tx.state = advance(key, before, event)
+        if tx.state is TxState.FINISHED:
+            self._drop(tx)
+            self.counters.committed += 1
+            on_done(None)
+            return
+        tx.waiters.append(on_done)
+        if before is TxState.DECIDED:
+            self._applier.apply(tx)
+        elif before is not TxState.COMMITTING:
+            self._begin_commit(tx)
+
+    def rollback(self, key: str, owner: object, on_done: Told) -> None:
+        """Roll a transaction back.
+
+        Args:
+            key: its key.
+            owner: the connection that asks.
+            on_done: told when that is journalled.
+
+        Raises:
+            TransactionError: it is not known, or committed.
+        """
+        self._require_journal()
+        tx = self._find(key, owner)
+        tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
+        self._roll_back(tx, on_done)
+
+    def forget(self, key: str, on_done: Told) -> None:
+        """Forget a heuristic outcome; one that is not known is forgotten.
+
+        Raises:
+            TransactionError: the key is not that of an XA transaction.
+        """
+        if not is_xa(key):
+            raise XaCommandError(UNKNOWN, f"{key} is not a valid xid")
+        self._require_journal()
+        if key in self._transactions and key in self._outcomes:
+            raise XaCommandError(
+                UNAVAILABLE, f"the outcome of '{key}' is not carried out yet"
+            )
+        if self._outcomes.pop(key, None) is None:
+            on_done(None)
+        else:
+            self._keep_outcomes(on_done)
+
+    def recover(self, qualifier: str | None) -> list[str]:
+        """Return the keys of what is prepared, or ended by an operator.
+
+        Args:
+            qualifier: of the coordinator that asks; None: all.
+        """
+        waiting = {TxState.PREPARED, TxState.DECIDED}
+        keys = [
+            key
+            for key, tx in self._transactions.items()
+            if is_xa(key) and tx.state in waiting
+        ]
+        keys += [key for key in self._outcomes if key not in self._transactions]
+        return [
+            key for key in keys if qualifier is None or qualifier_of(key) == qualifier
+        ]
+
+    def end_owner(self, owner: object) -> None:
+        """Roll back the local transactions of a connection that is gone."""
+        for tx in list(self._owned.get(owner, ())):
+            if tx.state in {TxState.STARTED, TxState.IN_USE}:
+                self.counters.abandoned += 1
+                tx.state = TxState.FINISHED
+                self._roll_back(tx, _ignore)
+
+    # -- what operators ask
+
+    def decide(self, key: str, outcome: HeuristicOutcome, on_done: Told) -> None:
+        """End a prepared transaction, whatever its coordinator would have said.
+
+        One that is not prepared can be rolled back: of that no outcome is kept.
+
+        Args:
+            key: of an XA transaction.
+            outcome: which way.
+            on_done: told when it is carried out.
+
+        Raises:
+            TransactionError: it is not prepared, or ended otherwise before.
+        """
+        self._require_journal()
+        tx, kept = self._transactions.get(key), self._outcomes.get(key)
+        if kept is not None and (tx is None or kept.outcome is not outcome):
+            raise outcome_error(key, kept.outcome)
+        if tx is None:
+            raise not_started(key)
+        is_open = tx.state in {TxState.STARTED, TxState.IN_USE}
+        if is_open and outcome is HeuristicOutcome.ROLLBACK:
+            tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
+            self._roll_back(tx, on_done)
+            return
+        if tx.state is not TxState.PREPARED:
+            raise TransactionError(
+                f"transaction '{key}' is not prepared: {tx.state.value}"
+            )
+        self._outcomes[key] = KeptOutcome(outcome, self._clock.wall_ms())
+
+        def carry_out(error: MetaqError | None) -> None:
+            if error is not None:
+                self._outcomes.pop(key, None)
+                on_done(error)
+            elif outcome is HeuristicOutcome.COMMIT:
+                tx.waiters.append(on_done)
+                tx.state = advance(key, tx.state, TxEvent.COMMIT_TWO_PHASE)
+                self._begin_commit(tx)
+            else:
+                tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
+                self._roll_back(tx, on_done)
+
+        self._keep_outcomes(carry_out)
+
+    def views(self) -> list[TransactionView]:
+        """Return what is not finished, `VIEWS_MAX` at most, and outcomes."""
+        now_ms = self._clock.wall_ms()
+        # What waits for a person comes first.
+        found = sorted(self._transactions.values(), key=lambda tx: not tx.was_prepared)
+        views = [tx.view(now_ms) for tx in found[:VIEWS_MAX]]
+        for key, kept in self._outcomes.items():
+            if key not in self._transactions:
+                state = f"heuristic {kept.outcome.value}"
+                age_ms = max(0, now_ms - kept.at_ms)
+                views.append(TransactionView(key, state, 0, 0, (), age_ms, age_ms))
+        return views
+
+    def figures(self) -> TransactionFigures:
+        """Return a snapshot."""
+        now_ms = self._clock.wall_ms()
+        prepared = [
+            tx.prepared_ms or tx.began_ms
+            for tx in self._transactions.values()
+            if tx.state is TxState.PREPARED
+        ]
+        journal = self._journal.figures
+        cause = self._disabled or self._journal.offline_cause
+        return TransactionFigures(
+            counters=replace(
+                self.counters, failed=self.counters.failed + self._applier.failed_count
+            ),
+            open_count=len(self._transactions),
+            in_doubt_count=len(prepared),
+            stuck_count=self._applier.stuck_count,
+            outcome_count=len(self._outcomes),
+            held_bytes=self._held_bytes,
+            journal_bytes=journal.size_bytes,
+            journal_file_count=journal.file_count,
+            journal_sync_count=journal.sync_count,
+            oldest_in_doubt_ms=max(0, now_ms - min(prepared)) if prepared else 0,
+            offline_cause=None if cause is None else str(cause),
+            notes=self._notes,
+        )
+
+    # -- what comes with time
+
+    def tick(self) -> None:
+        """End what has run out of time, try again what is stuck; twice a second."""
+        now_s = self._clock.monotonic_s()
+        for tx in self._deadlines.due(now_s):
+            self._expire(tx, now_s)
+        self._applier.retry()
+
+    def sync_due(self) -> None:
+        """Sync the journal where its mode is once a second."""
+        if self._disabled is None and not self._is_closed:
+            self._journal.sync_due()
+
+    def checkpoint(self) -> None:
+        """Write where replay would begin."""
+        if self._disabled is None and not self._is_closed:
+            slots = [tx.slot for tx in self._transactions.values() if tx.put_count]
+            if slots:
+                self._journal.checkpoint(slots)
+
+    # -- verdicts
+
+    def _begin_commit(self, tx: BrokerTransaction) -> None:
+        try:
+            places = self._applier.plan(tx)
+        except (StorageError, ClosedError) as error:
+            self._fail_commit(tx, error, is_journalled=False)
+            return
+
+        def journalled(position: int) -> None:
+            tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
+            tx.commit_position = position
+            self._applier.apply(tx)
+
+        def refused(error: StorageError) -> None:
+            self._fail_commit(tx, error, is_journalled=True)
+
+        self._deadlines.clear(tx)
+        operation = (
+            RedoOperation.XA_COMMIT if is_xa(tx.key) else RedoOperation.LOCAL_COMMIT
+        )
+        self._submit(tx, operation, places, journalled, refused)
+
+    def _fail_commit(
+        self, tx: BrokerTransaction, error: MetaqError, *, is_journalled: bool
+    ) -> None:
+        """Leave a transaction prepared, or roll it back: its commit is refused."""
+        self.counters.failed += 1
+        tx.state = advance(
+            tx.key, tx.state, TxEvent.REFUSED, was_prepared=tx.was_prepared
+        )
+        if tx.state is TxState.PREPARED:
+            tx.tell(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
+            return
+        if is_journalled:
+            self._forget_refused(tx)
+            tx.tell(self._rolled_back(tx, error))
+        else:
+            failure = self._rolled_back(tx, error)
+            self._roll_back(tx, lambda _error: tx.tell(failure))
+
+    def _rolled_back(self, tx: BrokerTransaction, error: MetaqError) -> MetaqError:
+        """Return what is told of a transaction whose verdict could not be made."""
+        log.warning("transaction not committed: key=%s error=%s", tx.key, error)
+        if self._journal.offline_cause is not None:
+            return XaCommandError(
+                UNAVAILABLE, f"the outcome is known after a restart: {error}"
+            )
+        return XaCommandError(ROLLED_BACK, STORE_FAILED)
+
+    def _on_applied(self, tx: BrokerTransaction) -> None:
+        """Finish a transaction whose batches are in their partitions."""
+        tx.state = advance(tx.key, tx.state, TxEvent.APPENDED)
+        self._drop(tx)
+        self.counters.committed += 1
+        tx.tell(None)
+
+    def _roll_back(self, tx: BrokerTransaction, on_done: Told) -> None:
+        """Journal a rollback; what is not prepared is gone at once."""
+        self.counters.rolled_back += 1
+        if not tx.put_count:
+            self._drop(tx)
+            on_done(None)
+            return
+        is_prepared = tx.state is TxState.ROLLING_BACK
+
+        def journalled(_position: int) -> None:
+            if is_prepared:
+                tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
+                self._drop(tx)
+            on_done(None)
+
+        def refused(error: StorageError) -> None:
+            if is_prepared:
+                tx.state = advance(tx.key, tx.state, TxEvent.REFUSED)
+                on_done(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
+            else:
+                # Nothing of it survives a restart: that is what was asked for.
+                self._journal.release(tx.slot, 0, ())
+                on_done(None)
+
+        if not is_prepared:
+            self._drop(tx)
+        operation = (
+            RedoOperation.XA_ROLLBACK if is_xa(tx.key) else RedoOperation.LOCAL_ROLLBACK
+        )
+        self._submit(tx, operation, (), journalled, refused)
+
+    def _submit(
+        self,
+        tx: BrokerTransaction,
+        operation: RedoOperation,
+        places: Sequence[BatchPlace],
+        on_journalled: Callable[[int], None],
+        on_refused: Callable[[StorageError], None],
+    ) -> None:
+        data = encode_operation(
+            operation, tx.key, was_prepared=tx.was_prepared, places=places
+        )
+        is_last = operation in {RedoOperation.XA_ROLLBACK, RedoOperation.LOCAL_ROLLBACK}
+        ticket = _VerdictTicket(on_journalled, on_refused)
+        self._journal.submit(
+            JournalEntry(tx.slot, (data,), len(data), True, is_last, ticket)
+        )
+
+    # -- helpers
+
+    def _find(self, key: str, owner: object) -> BrokerTransaction:
+        self._require_no_outcome(key)
+        tx = self._get(key)
+        if tx is None or tx.owner not in (None, owner):
+            raise not_started(key)
+        return tx
+
+    def _get(self, key: str) -> BrokerTransaction | None:
+        """Return a transaction whose time is not over."""
+        tx = self._transactions.get(key)
+        if tx is None or tx.deadline_s is None:
+            return tx
+        return None if self._expire(tx, self._clock.monotonic_s()) else tx
+
+    def _expire(self, tx: BrokerTransaction, now_s: float) -> bool:
+        """Roll a transaction back if its time is over; return whether it was."""
+        if tx.deadline_s is None or tx.deadline_s > now_s:
+            return False
+        tx.state = advance(tx.key, tx.state, TxEvent.TIMEOUT)
+        self.counters.timed_out += 1
+        self._roll_back(tx, _ignore)
+        return True
+
+    def _add(self, tx: BrokerTransaction) -> None:
+        self._transactions[tx.key] = tx
+        if tx.owner is not None:
+            self._owned.setdefault(tx.owner, {})[tx] = None
+
+    def _drop(self, tx: BrokerTransaction) -> None:
+        """Forget a transaction that is finished."""
+        self._deadlines.clear(tx)
+        self._held_bytes -= tx.held_bytes
+        del self._transactions[tx.key]
+        if tx.owner is not None:
+            owned = self._owned[tx.owner]
+            del owned[tx]
+            if not owned:
+                del self._owned[tx.owner]
+
+    def _forget_refused(self, tx: BrokerTransaction) -> None:
+        """Drop a transaction of which the journal takes no more records."""
+        self._journal.release(tx.slot, 0, ())
+        self._drop(tx)
+
+    def _keep_outcomes(self, on_done: Told) -> None:
+        write = partial(
+            write_outcomes, self._fs, self._journal.directory, dict(self._outcomes)
+        )
+        self._journal.call(write, on_done)
+
+    def _require_no_outcome(self, key: str) -> None:
+        kept = self._outcomes.get(key)
+        if kept is not None:
+            raise outcome_error(key, kept.outcome)
+
+    def _require_journal(self) -> None:
+        cause = self._disabled or self._journal.offline_cause
+        if cause is not None:
+            raise TransactionError(f"transactions are offline until a restart: {cause}")
+        if self._is_closed:
+            raise TransactionError("the broker stops")
+
+    def _refuse(self, text: str) -> None:
+        self.counters.refused += 1
+        raise TransactionError(text)
+
+
+class _VerdictTicket:
+    """Tells one of two functions what became of a verdict."""
+
+    __slots__ = ("on_journalled", "on_refused")
+
+    def __init__(
+        self,
+        on_journalled: Callable[[int], None],
+        on_refused: Callable[[StorageError], None],
+    ) -> None:
+        self.on_journalled = on_journalled
+        self.on_refused = on_refused
+
+
+def _ignore(_error: MetaqError | None) -> None:
+    """Take no note: nobody asked."""

@@ -1,0 +1,126 @@
+"""Numbers of the coordinator: its bounds, its counters, and its snapshots."""
+
+from dataclasses import asdict, dataclass
+
+from metaq.stats import MetricKind, MetricSpec, counter, gauge, part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionLimits:
+    """Bounds of a coordinator."""
+
+    open_count_max: int
+    """Transactions that are not finished."""
+    held_bytes_max: int
+    """Bytes of their puts, all together."""
+    timed_count_max: int
+    """Transactions with a time-out."""
+    timeout_s_max: int
+    """Longest time-out; a longer wish is cut to it."""
+    journal_bytes_max: int
+    """Size of the journal above which nothing new is taken."""
+
+
+@dataclass(slots=True)
+class TransactionCounters:
+    """What happened since the start; only ever grows."""
+
+    begun_local: int = 0
+    """Local transactions begun."""
+    begun_xa: int = 0
+    """XA transactions begun."""
+    prepared: int = 0
+    """Prepares journalled."""
+    committed: int = 0
+    """Commits answered with success, those without puts too."""
+    rolled_back: int = 0
+    """Rollbacks, those by time-out and by a lost connection too."""
+    timed_out: int = 0
+    """Rolled back because their time was over."""
+    abandoned: int = 0
+    """Local ones, rolled back because their connection ended."""
+    refused: int = 0
+    """Commands and puts refused because of a bound."""
+    failed: int = 0
+    """Verdicts that the journal or a partition refused."""
+    put_count: int = 0
+    """Puts in transactions."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionView:
+    """One transaction, for operators."""
+
+    key: str
+    """Its key."""
+    state: str
+    """A word of `TxState`, or "heuristic " and the outcome."""
+    put_count: int
+    """Messages in it."""
+    size_bytes: int
+    """Bytes that its puts hold."""
+    partitions: tuple[str, ...]
+    """Which it puts to."""
+    age_ms: int
+    """Since its begin, or its first put before a restart."""
+    prepared_age_ms: int | None
+    """Since it was prepared, as far as it is known; None: it is not."""
+    detail: str = ""
+    """What holds it up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionFigures:
+    """A snapshot for statistics."""
+
+    counters: TransactionCounters = part(
+        MetricSpec(
+            MetricKind.COUNTER,
+            "metaq_transaction_events_total",
+            "What happened to transactions: begun, prepared, committed, rolled back...",
+            labels=("event",),
+            read=asdict,
+        )
+    )
+    """Counts since the start; a copy."""
+    open_count: int = gauge(
+        "metaq_transactions_open", "Transactions that are not finished."
+    )
+    in_doubt_count: int = gauge(
+        "metaq_transactions_in_doubt",
+        "Transactions that are prepared and wait for their verdict.",
+    )
+    oldest_in_doubt_ms: int = gauge(
+        "metaq_transactions_oldest_in_doubt_seconds",
+        "Age of the oldest prepared transaction, 0 without one.",
+        read=lambda age_ms: age_ms / 1000,
+    )
+    stuck_count: int = gauge(
+        "metaq_transactions_stuck",
+        "Committed transactions with a batch that its partition does not take.",
+    )
+    outcome_count: int = gauge(
+        "metaq_transactions_heuristic_outcomes",
+        "Outcomes by command that no coordinator has forgotten.",
+    )
+    held_bytes: int = gauge(
+        "metaq_transactions_held_bytes",
+        "Bytes that the puts of open transactions hold.",
+    )
+    journal_bytes: int = gauge(
+        "metaq_transaction_journal_bytes", "Size of the transaction journal."
+    )
+    journal_sync_count: int = counter(
+        "metaq_transaction_journal_syncs_total", "Syncs of the transaction journal."
+    )
+    journal_file_count: int
+    """Redo files."""
+    offline_cause: str | None = gauge(
+        "metaq_transaction_journal_online",
+        "1 while transactions are served, 0 after a disk error or damage.",
+        default=None,
+        read=lambda cause: cause is None,
+    )
+    """Why there are no transactions until a restart."""
+    notes: tuple[str, ...] = ()
+    """What was found at the start."""

@@ -1,0 +1,578 @@
+"""The transaction journal: one thread that writes and syncs redo files, in groups.
+
+Theory of operation. Entries come from the loop in the order things happened, and go to
+the thread of the journal, which takes everything queued at once:
+
+    per redo file: write, sync if a verdict asks for it  →  sums  →  tell the loop
+
+* Like a Java broker, all entries of one transaction lie in one file. The first one goes
+  to the current file and counts as a reference to it, and the others follow it there. A
+  file that has reached its size takes no new transactions. A large one is removed when
+  nothing refers to it. `release` gives a reference back: with a rollback, or when the
+  batches of a commit are in their partitions.
+* A *verdict* (prepare, commit, rollback) is synced before the loop is told where
+  `flushTxLogAtCommit` is 1. With 2 `sync_due` does it once a second, with 0 nothing.
+  Puts are written before the loop is told, and synced by the verdict behind them.
+* No room: the file is cut back to what it had, the entries of that group fail, and so
+  does what comes later of those transactions: a commit must not lack a put.
+* Any other failure takes the journal offline, once: everything fails from then on, and
+  nothing is believed before a restart has read the disk again. Which verdicts of the
+  group are on the disk, nobody knows.
+* `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
+  costs the checksums of what follows in that file, and nothing else.
+
+Invariant: an entry is told once, as written or as failed. Source: broker spec 5.6.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+from metaq.clock import Clock
+from metaq.errors import NoSpaceError, StorageError
+from metaq.fs import AppendFile, FileSystem
+from metaq.fs.group_thread import GroupThread, Worker
+from metaq.model import Offset, SizeBytes
+from metaq.stats import Histogram
+from metaq.txn.checkpoint import JournalPosition, write_checkpoint
+from metaq.txn.sums import PLACE, SYNCED, encode_entry, encode_head, encode_span
+
+FILE_BYTES_MAX: Final = SizeBytes(16 << 20)
+"""A redo file of this size takes no new transactions."""
+
+IDLE_BYTES_MAX: Final = 1 << 20
+"""A redo file of this size goes as soon as nothing in it is needed: a start has as much
+less to read."""
+
+SYNC_NEVER, SYNC_AT_VERDICT, SYNC_EACH_SECOND = 0, 1, 2
+"""Values of flushTxLogAtCommit."""
+
+FILE_NAME: Final = re.compile(r"(redo|sums)\.([1-9][0-9]{0,8})")
+
+Task: TypeAlias = Callable[[], None]
+Post: TypeAlias = Callable[[Callable[[], None]], object]
+"""Runs a callback on the loop's thread, in the order of the calls."""
+
+log = logging.getLogger(__name__)
+
+
+class JournalTicket(Protocol):
+    """Who wants to know what became of an entry; called once, on the loop's thread."""
+
+    def on_journalled(self, position: int) -> None:
+        """It is written from this byte of its file on, and synced if that was due."""
+        ...
+
+    def on_refused(self, error: StorageError) -> None:
+        """It is not in the journal; or, where that is offline, perhaps."""
+        ...
+
+
+class RedoFile:
+    """One redo file and its side file. Owner: the journal's thread."""
+
+    __slots__ = ("end", "is_dirty", "number", "redo", "references", "sums")
+
+    def __init__(self, number: int, redo: AppendFile, sums: AppendFile) -> None:
+        self.number = number
+        self.redo = redo
+        self.sums: AppendFile | None = sums
+        self.end = 0
+        self.references = 0
+        self.is_dirty = False
+
+
+class Slot:
+    """Where the entries of one transaction go. Owner: the journal's thread."""
+
+    __slots__ = ("error", "file", "position")
+
+    def __init__(self) -> None:
+        self.file: RedoFile | None = None
+        """None before the first entry, and behind the last one."""
+        self.position = 0
+        """Of the first entry."""
+        self.error: StorageError | None = None
+        """Why an entry is missing; no other one may follow."""
+
+
+class JournalEntry(NamedTuple):
+    """A record, or a run of them, on its way to the journal's thread."""
+
+    slot: Slot
+    """Of the transaction."""
+    chunks: Sequence[bytes]
+    """Whole records, in any split."""
+    size_bytes: int
+    """Length of all chunks."""
+    is_verdict: bool
+    """To be synced, by the mode."""
+    is_last: bool
+    """Nothing of this transaction is needed any more."""
+    ticket: JournalTicket
+    """Who is told."""
+
+
+class Release(NamedTuple):
+    """Word that a transaction is finished; see `Journal.release`."""
+
+    slot: Slot
+    """Of the transaction."""
+    position: int
+    """Of its commit record."""
+    places: tuple[tuple[int, Offset], ...]
+    """Number and offset of each batch that lies behind its bound."""
+
+
+Request: TypeAlias = JournalEntry | Release | Task
+
+RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
+StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
+"""Makes the thread of the journal; tests put a deterministic one here."""
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFigures:
+    """What the journal has done; a snapshot."""
+
+    size_bytes: int = 0
+    """Bytes of all redo files."""
+    file_count: int = 0
+    """Redo files."""
+    entry_count: int = 0
+    """Entries written since the start."""
+    sync_count: int = 0
+    """Syncs since the start."""
+
+
+class Journal:
+    """The journal of one broker. Methods without a note are for the loop's thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        clock: Clock,
+        post: Post,
+        directory: Path,
+        *,
+        sync_mode: int,
+        checkpoints_max: int,
+        file_bytes_max: int = FILE_BYTES_MAX,
+        start_worker: StartWorker = GroupThread[Request],
+    ) -> None:
+        """Describe a journal; `open_journal` opens it, and `start` begins to write.
+
+        Args:
+            fs: the disk.
+            clock: measures syncs.
+            post: runs a callback on the loop's thread.
+            directory: `<dataLogPath>/transactions`.
+            sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
+            checkpoints_max: checkpoint files that are kept.
+            file_bytes_max: a file of this size takes no new transactions.
+            start_worker: makes the thread.
+        """
+        self.directory: Final = directory
+        """Where it lies."""
+        self.offline_cause: StorageError | None = None
+        """The error that took it offline."""
+        self.figures = JournalFigures()
+        """As last told by the thread."""
+        self.sync_latency = Histogram()
+        """Seconds that one sync took; recorded on the journal's thread."""
+        self._fs = fs
+        self._clock = clock
+        self._post = post
+        self._sync_mode = sync_mode
+        self._checkpoints_max = checkpoints_max
+        self._file_bytes_max = file_bytes_max
+        self._idle_bytes_max = min(file_bytes_max, IDLE_BYTES_MAX)
+        self._files: dict[int, RedoFile] = {}
+        self._current: RedoFile | None = None
+        self._failed: StorageError | None = None
+        self._entry_count = 0
+        self._sync_count = 0
+        self._worker = start_worker("journal", self._run, lambda: None)
+
+    # -- opening: any thread, before `start`
+
+    def open(self, number: int, survivors: Iterable[tuple[Slot, bytes]]) -> None:
+        """Make a first file that holds the records of what is not finished. Blocks.
+
+        Args:
+            number: of the file, above all that were there.
+            survivors: slot and records of each transaction.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        file = self._current = self._make_file(number)
+        for slot, data in survivors:
+            slot.file, slot.position = file, file.end
+            file.references += 1
+            file.redo.write(data)
+            self._sum(file, data, is_synced=False)
+            file.end += len(data)
+        file.redo.sync()
+        self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+        self.figures = self._figures()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._worker.start()
+
+    # -- requests
+
+    def submit(self, entry: JournalEntry) -> None:
+        """Queue an entry; never blocks."""
+        self._worker.submit(entry)
+
+    def release(
+        self, slot: Slot, position: int, places: Sequence[tuple[int, Offset]]
+    ) -> None:
+        """Forget a transaction whose commit is carried out.
+
+        Args:
+            slot: of the transaction.
+            position: of its commit record.
+            places: number and offset of each batch that lies behind its bound.
+        """
+        self._worker.submit(Release(slot, position, tuple(places)))
+
+    def sync_due(self) -> None:
+        """Sync what has verdicts that are not on the disk: mode 2, once a second."""
+        if self._sync_mode == SYNC_EACH_SECOND:
+            self._worker.submit(self._sync_dirty)
+
+    def checkpoint(self, slots: Sequence[Slot]) -> None:
+        """Write where replay begins.
+
+        Args:
+            slots: of all transactions that are not finished.
+        """
+        self._worker.submit(partial(self._checkpoint, slots))
+
+    def call(self, task: Task, on_done: Callable[[StorageError | None], None]) -> None:
+        """Have a task done on the journal's thread, between two groups.
+
+        Args:
+            task: may raise StorageError, which does not take the journal offline.
+            on_done: told on the loop's thread.
+        """
+
+        def run() -> None:
+            error: StorageError | None = self._failed
+            try:
+                if error is None:
+                    task()
+            except StorageError as caught:
+                error = caught
+            self._post(partial(on_done, error))
+
+        self._worker.submit(run)
+
+    def close(self, finish: Task | None, on_closed: Task) -> None:
+        """Sync and close everything, behind what is queued; then end the thread.
+
+        Args:
+            finish: called on the journal's thread when all files are closed, unless the
+                journal is offline; may raise StorageError, which is logged.
+            on_closed: posted to the loop.
+        """
+        self._worker.submit(partial(self._close, finish, on_closed))
+        self._worker.stop()
+
+    # -- the journal's thread
+
+    def _run(self, batch: Sequence[Request]) -> bool:
+        """Carry out all that is queued, which `txBytesMax` bounds; nothing is left."""
+        entries: list[JournalEntry] = []
+        releases: list[Release] = []
+        for request in batch:
+            if isinstance(request, JournalEntry):
+                entries.append(request)
+            elif isinstance(request, Release):
+                # No barrier: one between two entries would cost a sync.
+                releases.append(request)
+            else:
+                self._write(entries)
+                entries = []
+                request()
+        self._write(entries)
+        self._release_all(releases)
+        return False
+
+    def _write(self, entries: Sequence[JournalEntry]) -> None:
+        """Write a group, and tell the loop."""
+        if not entries:
+            return
+        told: list[Task] = []
+        try:
+            if self._failed is None:
+                self._write_groups(entries, told)
+        except StorageError as error:
+            self._go_offline(error)
+        except Exception as error:  # the top of the journal's thread
+            log.exception("journal thread failed: directory=%s", self.directory)
+            self._go_offline(StorageError(f"bug in the journal's thread: {error!r}"))
+        if self._failed is not None:
+            done = {id(each.args[0]) for each in told if isinstance(each, _Told)}
+            told += [
+                _Told(_refuse, entry, self._failed)
+                for entry in entries
+                if id(entry) not in done
+            ]
+        figures = self._figures()
+
+        def tell() -> None:
+            self.figures = figures
+            for each in told:
+                each()
+
+        self._post(tell)
+
+    def _write_groups(self, entries: Sequence[JournalEntry], told: list[Task]) -> None:
+        groups: dict[int, list[JournalEntry]] = {}
+        for entry in entries:
+            error = entry.slot.error
+            if error is not None:
+                told.append(_Told(_refuse, entry, error))
+                continue
+            file = entry.slot.file or self._take_file(entry.slot)
+            groups.setdefault(file.number, []).append(entry)
+        for number, group in groups.items():
+            self._write_group(self._files[number], group, told)
+
+    def _take_file(self, slot: Slot) -> RedoFile:
+        """Give a transaction its file."""
+        file = self._current
+        assert file is not None, "the journal is open"
+        if file.end >= self._file_bytes_max:
+            file = self._current = self._make_file(file.number + 1)
+        slot.file, slot.position = file, -1
+        file.references += 1
+        return file
+
+    def _write_group(
+        self, file: RedoFile, group: Sequence[JournalEntry], told: list[Task]
+    ) -> None:
+        try:
+            data = join_chunks([chunk for entry in group for chunk in entry.chunks])
+            file.redo.write(data)
+        except NoSpaceError as error:
+            file.redo.truncate(SizeBytes(file.end))
+            for entry in group:
+                if not entry.is_verdict:
+                    entry.slot.error = error
+                told.append(_Told(_refuse, entry, error))
+            return
+        has_verdict = any(entry.is_verdict for entry in group)
+        is_synced = has_verdict and self._sync_mode == SYNC_AT_VERDICT
+        if is_synced:
+            self._sync(file)
+        elif has_verdict:
+            file.is_dirty = True
+        self._sum(file, data, is_synced=is_synced)
+        position = file.end
+        for entry in group:
+            if entry.slot.position < 0:
+                entry.slot.position = position
+            told.append(_Told(_tell, entry, position))
+            position += entry.size_bytes
+        assert position == file.end + len(data), (position, file.end, len(data))
+        file.end = position
+        self._entry_count += len(group)
+        for entry in group:
+            if entry.is_last:
+                self._let_go(entry.slot)
+
+    def _release_all(self, releases: Sequence[Release]) -> None:
+        """Let go of finished transactions, and note where their batches lie."""
+        noted: dict[int, list[bytes]] = {}
+        for slot, position, places in releases:
+            if slot.file is not None:
+                noted.setdefault(slot.file.number, []).extend(
+                    encode_entry(PLACE, index, position, offset)
+                    for index, offset in places
+                )
+        if self._failed is not None:
+            return
+        try:
+            for number, entries in noted.items():
+                if entries and number in self._files:
+                    self._sum_entry(self._files[number], b"".join(entries))
+            for release in releases:
+                self._let_go(release.slot)
+        except StorageError as error:
+            self._go_offline(error)
+
+    def _let_go(self, slot: Slot) -> None:
+        """Take back a reference, and remove a large file that is done with."""
+        file, slot.file = slot.file, None
+        if file is None:
+            return
+        file.references -= 1
+        if file.references > 0 or file.end < self._idle_bytes_max:
+            return
+        if file is self._current:
+            self._current = self._make_file(file.number + 1)
+        del self._files[file.number]
+        self._close_file(file)
+        remove_files(self._fs, self.directory, [file.number])
+
+    def _sync_dirty(self) -> None:
+        if self._failed is not None:
+            return
+        try:
+            for file in self._files.values():
+                if file.is_dirty:
+                    self._sync(file)
+                    self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+        except StorageError as error:
+            self._go_offline(error)
+
+    def _sync(self, file: RedoFile) -> None:
+        started_s = self._clock.monotonic_s()
+        file.redo.sync()
+        self.sync_latency.record(self._clock.monotonic_s() - started_s)
+        self._sync_count += 1
+        file.is_dirty = False
+
+    def _checkpoint(self, slots: Sequence[Slot]) -> None:
+        places = [
+            JournalPosition(slot.file.number, slot.position)
+            for slot in slots
+            if slot.file is not None and slot.position >= 0
+        ]
+        if self._failed is not None or not places:
+            return
+        try:
+            write_checkpoint(
+                self._fs, self.directory, min(places), kept_max=self._checkpoints_max
+            )
+        except NoSpaceError as error:
+            log.warning("checkpoint not written: error=%s", error)
+        except StorageError as error:
+            self._go_offline(error)
+
+    def _close(self, finish: Task | None, on_closed: Task) -> None:
+        try:
+            for file in self._files.values():
+                if self._failed is None:
+                    self._sync(file)
+                    self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
+        except StorageError as error:
+            self._go_offline(error)
+        self.close_files()
+        try:
+            if finish is not None and self._failed is None:
+                finish()
+        except StorageError as error:
+            log.warning("journal not tidied up: error=%s", error)
+        self._post(on_closed)
+
+    def close_files(self) -> None:
+        """Close all files; for the journal's thread, or before it has started."""
+        for file in self._files.values():
+            self._close_file(file)
+        self._files.clear()
+
+    def _go_offline(self, error: StorageError) -> None:
+        if self._failed is not None:
+            return
+        self._failed = error
+
+        def tell() -> None:
+            self.offline_cause = error
+            log.error(
+                "journal offline until restart: directory=%s cause=%s",
+                self.directory,
+                error,
+            )
+
+        self._post(tell)
+
+    # -- files
+
+    def _make_file(self, number: int) -> RedoFile:
+        redo = self._fs.open_append(self.directory / f"redo.{number}", create=True)
+        try:
+            sums = self._fs.open_append(self.directory / f"sums.{number}", create=True)
+        except StorageError:
+            redo.close()
+            raise
+        file = self._files[number] = RedoFile(number, redo, sums)
+        self._sum_entry(file, encode_head(number))
+        return file
+
+    def _sum(self, file: RedoFile, data: bytes, *, is_synced: bool) -> None:
+        self._sum_entry(file, encode_span(file.end, data, is_synced=is_synced))
+
+    def _sum_entry(self, file: RedoFile, entry: bytes) -> None:
+        if file.sums is None:
+            return
+        try:
+            file.sums.write(entry)
+        except StorageError as error:
+            log.warning(
+                "journal goes on without checksums: file=%s error=%s",
+                file.sums.path,
+                error,
+            )
+            sums, file.sums = file.sums, None
+            sums.close()
+
+    def _close_file(self, file: RedoFile) -> None:
+        file.redo.close()
+        if file.sums is not None:
+            file.sums.close()
+
+    def _figures(self) -> JournalFigures:
+        return JournalFigures(
+            sum(file.end for file in self._files.values()),
+            len(self._files),
+            self._entry_count,
+            self._sync_count,
+        )
+
+
+def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:
+    """Remove redo files and what lies beside them, in their order.
+
+    Raises:
+        StorageError: the disk refuses; those before it are gone.
+    """
+    for number in sorted(numbers):
+        for kind in ("redo", "sums"):
+            path = directory / f"{kind}.{number}"
+            if fs.exists(path):
+                fs.unlink(path)
+
+
+def join_chunks(chunks: Sequence[bytes]) -> bytes:
+    """Return chunks in one piece.
+
+    Raises:
+        NoSpaceError: there is no memory for it now.
+    """
+    try:
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    except MemoryError as error:
+        size_bytes = sum(map(len, chunks))
+        raise NoSpaceError(f"no memory for {size_bytes} bytes") from error
+
+
+class _Told(partial[None]):
+    """News of one entry, its first argument."""
+
+
+def _tell(entry: JournalEntry, position: int) -> None:
+    entry.ticket.on_journalled(position)
+
+
+def _refuse(entry: JournalEntry, error: StorageError) -> None:
+    entry.ticket.on_refused(error)

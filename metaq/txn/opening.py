@@ -1,0 +1,240 @@
+"""Opening a journal: read all of it, see what is applied, and write what is left anew.
+
+    redo.3  redo.4      →  replay, look into the partitions  →  redo.5
+    sums.3  sums.4                                              sums.5
+
+What is left are prepared transactions, and commits of which batches are not in their
+partitions. They are written to a new file with a higher number and synced; then the old
+files go. Nothing is appended before: an opening that is interrupted anywhere finds all
+it needs the next time, and some of it twice, which replay knows. So a crash costs what
+was not prepared and nothing else, and a start finds a small journal behind it.
+
+A clean stop does the same, so that a Java broker finds no commit that it would judge by
+an offset, and no transaction that is not prepared. Source: broker spec 5.7.
+"""
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from metaq.errors import DiskError
+from metaq.fs import FileSystem
+from metaq.model import MessageId, Position, SizeBytes
+from metaq.record.ids import id_after
+from metaq.txn.checkpoint import NOWHERE, read_checkpoint
+from metaq.txn.journal import FILE_NAME, Journal, Slot, remove_files
+from metaq.txn.outcomes import (
+    JAVA_OUTCOMES_FILE,
+    KeptOutcome,
+    has_java_outcomes,
+    read_outcomes,
+)
+from metaq.txn.ports import StoredBatches
+from metaq.txn.records import RedoOperation, encode_operation, encode_put
+from metaq.txn.recovery import (
+    Replay,
+    ReplayedTransaction,
+    find_unapplied,
+)
+from metaq.txn.state import HeuristicOutcome, is_xa
+from metaq.txn.sums import Sums, decode_sums
+
+NO_ID: Final = MessageId(-1)
+
+log = logging.getLogger(__name__)
+
+
+class RestoredTransaction(NamedTuple):
+    """A transaction that is not finished, and where its records lie now."""
+
+    replayed: ReplayedTransaction
+    """What the journal says."""
+    slot: Slot
+    """For what follows."""
+    commit_position: int
+    """Of its commit record; -1 without one."""
+
+
+class OpenedJournal(NamedTuple):
+    """What a journal held."""
+
+    transactions: tuple[RestoredTransaction, ...]
+    """Prepared, or committed and not applied; oldest first."""
+    outcomes: dict[str, KeptOutcome]
+    """What operators decided."""
+    next_id: MessageId
+    """Behind all ids of ours in it; negative without one."""
+    notes: tuple[str, ...]
+    """What an operator should know, one sentence each."""
+
+
+def open_journal(
+    fs: FileSystem, journal: Journal, reader: StoredBatches
+) -> OpenedJournal:
+    """Read a journal, and leave what is not finished in a new first file. Blocks.
+
+    Args:
+        fs: the disk.
+        journal: not open yet.
+        reader: the partitions, recovered.
+
+    Raises:
+        JournalDamagedError: bytes that were synced are not what they were; nothing was
+            changed.
+        StorageError: the disk refuses.
+    """
+    directory = journal.directory
+    if not fs.is_directory(directory.parent):
+        fs.make_directory(directory.parent)
+    fs.make_directory(directory)
+    numbers = journal_numbers(fs, directory)
+    replay = read_journal(fs, directory, numbers)
+    outcomes = read_outcomes(fs, directory)
+    notes = list(replay.notes)
+    if has_java_outcomes(fs, directory):
+        notes.append(
+            "a Java broker left heuristic outcomes, which are not read here:"
+            f" file={directory / JAVA_OUTCOMES_FILE}"
+        )
+    prepared = _settle(replay, outcomes)
+    left = [*prepared, *find_unapplied(replay.commits, reader)]
+    first = read_checkpoint(fs, directory) if numbers else NOWHERE
+    restored = compact(journal, left, max([first.number, *numbers]) + 1)
+    remove_files(fs, directory, numbers)
+    for note in notes:
+        log.warning("%s", note)
+    log.info(
+        "journal opened: directory=%s records=%d commits=%d prepared=%d unapplied=%d",
+        directory,
+        replay.record_count,
+        len(replay.commits),
+        len(prepared),
+        len(left) - len(prepared),
+    )
+    next_id = id_after(replay.last_id, 1) if replay.last_id >= 0 else NO_ID
+    return OpenedJournal(restored, outcomes, next_id, tuple(notes))
+
+
+def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
+    """Leave nothing but what is prepared in the files of a closed journal. Blocks.
+
+    Args:
+        fs: the disk.
+        journal: its files are closed; every commit is applied.
+        has_prepared: whether there is anything to keep.
+
+    Raises:
+        StorageError: the disk refuses; the files that are there say the same.
+    """
+    directory = journal.directory
+    numbers = journal_numbers(fs, directory)
+    left = read_journal(fs, directory, numbers).prepared() if has_prepared else []
+    compact(journal, left, max(numbers, default=0) + 1)
+    journal.close_files()
+    remove_files(fs, directory, numbers)
+
+
+def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
+    """Return the numbers of all redo files and side files, sorted."""
+    names = map(FILE_NAME.fullmatch, fs.list_directory(directory))
+    return sorted({int(match[2]) for match in names if match})
+
+
+def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Replay:
+    """Replay the redo files of a directory, from its checkpoint on.
+
+    Raises:
+        JournalDamagedError: see `recovery.py`.
+        StorageError: the disk refuses.
+    """
+    replay = Replay()
+    first = read_checkpoint(fs, directory)
+    for number in numbers:
+        path = directory / f"redo.{number}"
+        if number < first.number or not fs.exists(path):
+            continue
+        data = _read_file(fs, path)
+        start = first.position if number == first.number else 0
+        replay.read(data, start, _read_sums(fs, directory, number), str(path))
+    return replay
+
+
+def _read_file(fs: FileSystem, path: Path) -> bytes:
+    file = fs.open_read(path)
+    try:
+        return file.read_at(Position(0), SizeBytes(file.size()))
+    finally:
+        file.close()
+
+
+def _read_sums(fs: FileSystem, directory: Path, number: int) -> Sums:
+    """Return a side file; nothing of one that a Java broker has made old."""
+    path = directory / f"sums.{number}"
+    try:
+        sums = decode_sums(_read_file(fs, path), number)
+        changed_ms = fs.mtime_ms(path)
+    except DiskError as error:
+        if error.errno_name != "ENOENT":
+            raise
+        return Sums()
+    java = directory / JAVA_OUTCOMES_FILE
+    if fs.exists(java) and fs.mtime_ms(java) > changed_ms:
+        log.info("checksums of the journal are older than a Java broker: file=%s", path)
+        return Sums()
+    return sums
+
+
+def _settle(
+    replay: Replay, outcomes: dict[str, KeptOutcome]
+) -> list[ReplayedTransaction]:
+    """Return what is prepared, but for what an operator has decided: that is done."""
+    left = []
+    for each in replay.prepared():
+        kept = outcomes.get(each.key)
+        if kept is None:
+            left.append(each)
+        elif kept.outcome is HeuristicOutcome.COMMIT:
+            # Its commit record was lost, or never made: none of it is applied.
+            each.places = ()
+            replay.commits.append(each)
+    return left
+
+
+def compact(
+    journal: Journal, left: Iterable[ReplayedTransaction], number: int
+) -> tuple[RestoredTransaction, ...]:
+    """Open the journal with a first file that holds what is left."""
+    restored, survivors = [], []
+    for each in left:
+        slot = Slot()
+        data, commit_at = encode_transaction(each)
+        survivors.append((slot, data))
+        restored.append((each, slot, commit_at))
+    journal.open(number, survivors)
+    return tuple(
+        RestoredTransaction(
+            each, slot, slot.position + commit_at if commit_at >= 0 else -1
+        )
+        for each, slot, commit_at in restored
+    )
+
+
+def encode_transaction(transaction: ReplayedTransaction) -> tuple[bytes, int]:
+    """Return all records of a transaction, and where among them its commit begins."""
+    parts = [encode_put(*put) for put in transaction.puts.items()]
+    if transaction.is_prepared:
+        parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
+    if transaction.places is None:
+        return b"".join(parts), -1
+    commit_at = sum(map(len, parts))
+    xa = is_xa(transaction.key)
+    parts.append(
+        encode_operation(
+            RedoOperation.XA_COMMIT if xa else RedoOperation.LOCAL_COMMIT,
+            transaction.key,
+            was_prepared=transaction.is_prepared,
+            places=transaction.places,
+        )
+    )
+    return b"".join(parts), commit_at

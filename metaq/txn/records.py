@@ -1,0 +1,450 @@
+"""The records of a redo file, byte for byte those of MetaQ 1.4.
+
+    record       i32 length | TxCommand, length bytes | attachment of a commit
+
+    TxCommand            1 varint: kind (1 append, 2 operation)
+                         2 bytes:  content, one of the two below
+                         3 varint: force, 1 on a prepare, else absent
+    append               1 varint: message id, 64 bits, two's complement
+                         2 bytes:  the put, as on the wire in its eight-word form:
+                                   `put topic partition length flag checksum key opaque`
+                                   CRLF payload; checksum -1 where the client sent none
+    operation            1 varint: type (1 XA prepare, 2 XA commit, 3 XA rollback,
+                                   4 local commit, 5 local rollback)
+                         2 varint: was prepared, 0 or 1
+                         3 bytes:  key of the transaction
+                         4 varint: bytes of the attachment, absent without one
+
+    attachment   for each partition written, in no order:
+    byte  0        8        12         16          20
+          +--------+--------+----------+-----------+---------------+
+          | offset | length | checksum | name size | topic-number  |
+          | i64    | i32    | i32      | i32       |               |
+          +--------+--------+----------+-----------+---------------+
+
+Messages are in protobuf's encoding, other numbers big-endian. The length in front does
+not count the attachment. `checksum` is that of the whole batch, headers of its records
+included. Of a commit that we wrote, `offset` is a bound: the batch lies there or
+behind (`recovery.py`); of one that a Java broker wrote, it is the place.
+
+`tests/txn/test_records.py` pins the bytes. Source: broker spec 5.6.
+"""
+
+import enum
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
+
+from metaq.model import LogId, MessageId, Offset
+
+LENGTH_BYTES: Final = 4
+
+PLACE: Final = Struct(">qiii")
+"""Offset, length, checksum, size of the name."""
+
+OFFSET_BYTES: Final = 8
+"""Of an attachment's place; what a broker may rewrite."""
+
+NAME_BYTES_MAX: Final = 4096
+"""Longest `topic-partition` that is believed."""
+
+_U64: Final = (1 << 64) - 1
+_VARINT_BYTES_MAX: Final = 10
+_APPEND_TAG: Final = b"\x08\x01\x12"
+_PUT_TOKENS: Final = 8
+
+_VARINT: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
+_PUT_HEAD: Final = re.compile(
+    rb"\x08\x01\x12" + _VARINT + rb"\x08" + _VARINT + rb"\x12" + _VARINT
+)
+"""What stands between the length of a record and its put."""
+_OPERATION_HEAD: Final = re.compile(
+    rb"\x08\x02\x12" + _VARINT + rb"\x08([\x01-\x05])\x10([\0\x01])\x1a" + _VARINT
+)
+"""And what stands between that of an operation and its key."""
+_FORCES: Final = (b"", b"\x18\x01", b"\x18\0")
+
+
+class RedoOperation(enum.IntEnum):
+    """What an operation record says; the numbers are the format's."""
+
+    XA_PREPARE = 1
+    XA_COMMIT = 2
+    XA_ROLLBACK = 3
+    LOCAL_COMMIT = 4
+    LOCAL_ROLLBACK = 5
+
+
+COMMITS: Final = frozenset({RedoOperation.XA_COMMIT, RedoOperation.LOCAL_COMMIT})
+"""Operations that have an attachment."""
+
+
+_OPERATIONS: Final = tuple(RedoOperation)
+
+
+class BatchPlace(NamedTuple):
+    """Where the puts of a commit to one partition lie, or from where on."""
+
+    log_id: LogId
+    """The partition."""
+    offset: Offset
+    """Of the first byte; see the head of this page."""
+    size_bytes: int
+    """Length of all records together."""
+    checksum: int
+    """Of all bytes, 0..2^31-1."""
+
+
+class PutRecord(NamedTuple):
+    """A put of a transaction."""
+
+    key: str
+    """Of its transaction."""
+    message_id: MessageId
+    """Given to it when it came."""
+    command: bytes
+    """The put as on the wire."""
+
+
+class OperationRecord(NamedTuple):
+    """A prepare, commit or rollback."""
+
+    operation: RedoOperation
+    """Which of them."""
+    key: str
+    """Of its transaction."""
+    was_prepared: bool
+    """Whether a prepare came before."""
+    places: tuple[BatchPlace, ...]
+    """Of a commit: one for each partition."""
+    attachment_bytes: int
+    """Length of the attachment."""
+
+
+class LoggedPut(NamedTuple):
+    """What a put record says of its message."""
+
+    log_id: LogId
+    """The partition."""
+    flag: int
+    """The 32 flag bits."""
+    checksum: int
+    """As sent; -1 for none."""
+    payload: bytes
+    """The body."""
+
+
+class RecordError(ValueError):
+    """Bytes that are no record; never leaves this package."""
+
+
+# -- writing --------------------------------------------------------------------------
+
+
+def varint(number: int) -> bytes:
+    """Return a number, taken as unsigned 64 bits, in protobuf's encoding."""
+    if 0 <= number < 0x80:
+        return bytes((number,))
+    number &= _U64
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_put(message_id: MessageId, command: bytes) -> bytes:
+    """Return the record of a put.
+
+    Args:
+        message_id: its id.
+        command: line in eight words, CRLF and payload.
+    """
+    head = b"\x08" + varint(message_id) + b"\x12" + varint(len(command))
+    size = len(head) + len(command)
+    body = _APPEND_TAG + varint(size)
+    length = len(body) + size
+    return b"".join((length.to_bytes(LENGTH_BYTES, "big"), body, head, command))
+
+
+class PutFramer:
+    """Makes what stands in front of a put in its record, many times over.
+
+    Of one run of puts most have one length, and their ids differ in the lowest bits.
+    """
+
+    def __init__(self) -> None:
+        self._upper = -1
+        self._upper_bytes = b""
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def frame(self, message_id: int, size: int) -> bytes:
+        """Return the bytes between which and the next record the put stands.
+
+        Args:
+            message_id: of the put, above 127.
+            size: of the put in its eight-word form, line and body.
+        """
+        upper = message_id >> 7
+        if upper != self._upper:
+            self._upper, self._upper_bytes = upper, varint(upper)
+            self._frames.clear()
+        found = self._frames.get(size)
+        if found is None:
+            behind = b"\x12" + varint(size)
+            content = 2 + len(self._upper_bytes) + len(behind) + size
+            body = _APPEND_TAG + varint(content)
+            length = (len(body) + content).to_bytes(LENGTH_BYTES, "big")
+            found = self._frames[size] = (length + body + b"\x08", behind)
+        before, behind = found
+        low = message_id & 0x7F | 0x80
+        return b"%b%c%b%b" % (before, low, self._upper_bytes, behind)
+
+
+def encode_operation(
+    operation: RedoOperation,
+    key: str,
+    *,
+    was_prepared: bool = False,
+    places: Sequence[BatchPlace] = (),
+) -> bytes:
+    """Return the record of a prepare, commit or rollback, its attachment included."""
+    name, attachment = key.encode(), encode_places(places)
+    content = b"\x08%b\x10%b\x1a%b%b" % (
+        varint(operation),
+        varint(was_prepared),
+        varint(len(name)),
+        name,
+    )
+    if operation in COMMITS:
+        content += b"\x20" + varint(len(attachment))
+    body = b"\x08\x02\x12" + varint(len(content)) + content
+    if operation is RedoOperation.XA_PREPARE:
+        body += b"\x18\x01"
+    return len(body).to_bytes(LENGTH_BYTES, "big") + body + attachment
+
+
+def encode_places(places: Iterable[BatchPlace]) -> bytes:
+    """Return the attachment of a commit."""
+    parts = []
+    for place in places:
+        name = str(place.log_id).encode()
+        parts += [
+            PLACE.pack(place.offset, place.size_bytes, place.checksum, len(name)),
+            name,
+        ]
+    return b"".join(parts)
+
+
+# -- reading --------------------------------------------------------------------------
+
+
+def decode_record(
+    data: bytes, position: int, end: int
+) -> tuple[PutRecord | OperationRecord, int]:
+    """Return the record at a position, and the position behind it.
+
+    Raises:
+        RecordError: there is no whole record before `end`.
+    """
+    try:
+        return _decode(data, position, end)
+    except (IndexError, UnicodeDecodeError, ValueError) as error:
+        raise RecordError(f"no record at position {position}: {error}") from error
+
+
+def _decode(
+    data: bytes, position: int, end: int
+) -> tuple[PutRecord | OperationRecord, int]:
+    start = position + LENGTH_BYTES
+    length = int.from_bytes(data[position:start], "big", signed=True)
+    stop = start + length
+    if start > end or length <= 0 or stop > end:
+        raise RecordError(f"expected 1..{end - start} bytes, got {length}")
+    if found := _PUT_HEAD.match(data, start, stop):
+        # Most records are puts: one match, and no loop over their octets.
+        at = found.end()
+        sizes = (stop - found.end(1), stop - at)
+        if (_small(found[1]), _small(found[3])) != sizes:
+            raise RecordError(f"a put of {sizes[1]} bytes has another length")
+        line_end = data.find(b"\r\n", at, stop)
+        line = data[at:line_end]
+        if line_end < 0 or line.count(b" ") != _PUT_TOKENS - 1 or line[:4] != b"put ":
+            raise RecordError("a put without a transaction")
+        key = line.rsplit(b" ", 2)[1].decode()
+        return PutRecord(key, _read_id(found[2]), data[at:stop]), stop
+    return _decode_operation(data, start, stop, end)
+
+
+def _decode_operation(
+    data: bytes, start: int, stop: int, end: int
+) -> tuple[OperationRecord, int]:
+    if found := _OPERATION_HEAD.match(data, start, stop):
+        at = found.end() + _small(found[4])
+        size = 0
+        if data[at : at + 1] == b"\x20":
+            size, at = read_varint(data, at + 1)
+        if at == found.end(1) + _small(found[1]) and data[at:stop] in _FORCES:
+            key = data[found.end() : found.end() + _small(found[4])]
+            was_prepared = found[3] == b"\x01"
+            return _with_attachment(
+                found[2][0], key, was_prepared, size, data=data, stop=stop, end=end
+            )
+    # Fields in another order, or absent: nobody writes that, and it means the same.
+    fields = read_fields(data[start:stop])
+    content = fields.get(2)
+    if fields.get(1) != 2 or not isinstance(content, bytes):
+        raise RecordError("neither a put nor an operation")
+    inner = read_fields(content)
+    name, kind = inner.get(3), _number(inner.get(1, 0))
+    if not isinstance(name, bytes):
+        raise RecordError("operation without a key")
+    return _with_attachment(
+        kind,
+        name,
+        bool(inner.get(2, 0)),
+        _number(inner.get(4, 0)),
+        data=data,
+        stop=stop,
+        end=end,
+    )
+
+
+def _small(octets: bytes) -> int:
+    """Return the number of a whole varint."""
+    return octets[0] if len(octets) == 1 else read_varint(octets, 0)[0]
+
+
+@lru_cache(1024)
+def _read_upper(octets: bytes) -> int:
+    """Return the number of a varint's octets but the first: of many ids the same."""
+    return read_varint(octets, 0)[0] << 7
+
+
+def _read_id(octets: bytes) -> MessageId:
+    upper = _read_upper(octets[1:]) if len(octets) > 1 else 0
+    return MessageId(_signed((upper | octets[0] & 0x7F) & _U64))
+
+
+def _with_attachment(
+    kind: int,
+    key: bytes,
+    was_prepared: bool,
+    size: int,
+    *,
+    data: bytes,
+    stop: int,
+    end: int,
+) -> tuple[OperationRecord, int]:
+    """Return an operation with the attachment of `size` bytes behind it."""
+    if not 0 <= size <= end - stop:
+        raise RecordError(f"attachment: expected at most {end - stop}, got {size}")
+    places = decode_places(data[stop : stop + size]) if size else ()
+    operation = _OPERATIONS[kind - 1] if 0 < kind <= len(_OPERATIONS) else None
+    if operation is None:
+        raise RecordError(f"operation: expected 1..{len(_OPERATIONS)}, got {kind}")
+    record = OperationRecord(operation, key.decode(), was_prepared, places, size)
+    return record, stop + size
+
+
+def decode_places(data: bytes) -> tuple[BatchPlace, ...]:
+    """Return what an attachment says.
+
+    Raises:
+        RecordError: it is none.
+    """
+    places, position = [], 0
+    while position < len(data):
+        if position + PLACE.size > len(data):
+            raise RecordError("attachment is cut off")
+        offset, size, checksum, name_size = PLACE.unpack_from(data, position)
+        position += PLACE.size
+        name = data[position : position + name_size].decode()
+        position += name_size
+        topic, dash, number = name.rpartition("-")
+        is_number = number.isascii() and number.isdigit()
+        if not 0 < name_size <= NAME_BYTES_MAX or not dash or not is_number:
+            raise RecordError(f"attachment: {name[:80]!r} is no partition")
+        if size <= 0 or position > len(data) or offset < -1:
+            raise RecordError(f"attachment: {size} bytes at offset {offset}")
+        places.append(
+            BatchPlace(LogId(topic, int(number)), Offset(offset), size, checksum)
+        )
+    return tuple(places)
+
+
+def place_positions(data: bytes) -> list[int]:
+    """Return at which bytes of an attachment the offsets of its places begin."""
+    found, position = [], 0
+    while position + PLACE.size <= len(data):
+        found.append(position)
+        position += PLACE.size + max(0, PLACE.unpack_from(data, position)[3])
+    return found
+
+
+def decode_put(command: bytes) -> LoggedPut:
+    """Return what the put of a record says.
+
+    Raises:
+        RecordError: it is none, or its body has another length.
+    """
+    line_end = command.find(b"\r\n")
+    words = command[:line_end].split(b" ")
+    payload = command[line_end + 2 :]
+    try:
+        if len(words) != _PUT_TOKENS or int(words[3]) != len(payload):
+            raise RecordError(f"a put of {len(payload)} bytes: {words[:4]!r}")
+        log_id = LogId(words[1].decode(), int(words[2]))
+        return LoggedPut(log_id, int(words[4]), int(words[5]), payload)
+    except ValueError as error:
+        raise RecordError(str(error)) from error
+
+
+def read_fields(data: bytes) -> dict[int, int | bytes]:
+    """Return the fields of a protobuf message.
+
+    Raises:
+        RecordError: it is none.
+    """
+    fields: dict[int, int | bytes] = {}
+    position = 0
+    while position < len(data):
+        tag, position = read_varint(data, position)
+        if tag & 7 == 0:
+            fields[tag >> 3], position = read_varint(data, position)
+        elif tag & 7 == 2:
+            size, position = read_varint(data, position)
+            if position + size > len(data):
+                raise RecordError(f"field of {size} bytes is cut off")
+            fields[tag >> 3] = data[position : position + size]
+            position += size
+        else:
+            raise RecordError(f"expected wire type 0 or 2, got {tag & 7}")
+    return fields
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the number at a position, and the position behind it."""
+    byte = data[position]
+    if byte < 0x80:
+        return byte, position + 1
+    value = 0
+    for shift in range(_VARINT_BYTES_MAX):
+        byte = data[position + shift]
+        value |= (byte & 0x7F) << 7 * shift
+        if byte < 0x80:
+            return value & _U64, position + shift + 1
+    raise RecordError("expected a number of at most 10 bytes")
+
+
+def _number(value: int | bytes) -> int:
+    if not isinstance(value, int):
+        raise RecordError(f"expected a number, got {value!r}")
+    return value
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 64) if number >> 63 else number

@@ -1,0 +1,219 @@
+"""States of transactions: one table for local ones, one for XA.
+
+Pure. `advance` answers every event of a transaction with its next state, or with the
+error that MetaQ sends, word for word. What a heuristic outcome answers is here too.
+
+    STARTED --put--> IN_USE --prepare--> PREPARING --journalled--> PREPARED
+       |                |                    |                        |
+       |                +-----commit---------|--> COMMITTING <--commit+
+       |                |                    |        | journalled
+       |                |                    |     DECIDED --appended--> FINISHED
+       +----------------+---rollback, timeout, refused by the journal--> FINISHED
+
+A DECIDED transaction is committed whatever comes: its batches are on their way to their
+partitions, or wait until these take them. Source: broker spec 5.4, 5.5, 5.8.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from metaq.errors import TransactionError
+
+
+class TxState(enum.Enum):
+    """Where a transaction is."""
+
+    STARTED = "started"
+    """Begun, without a put."""
+    IN_USE = "in use"
+    """Has puts; a crash rolls it back."""
+    PREPARING = "preparing"
+    """Its prepare is on its way to the journal."""
+    PREPARED = "prepared"
+    """Survives a crash; only a verdict ends it."""
+    COMMITTING = "committing"
+    """Its commit is on its way to the journal."""
+    ROLLING_BACK = "rolling back"
+    """The rollback of a prepared one is on its way to the journal."""
+    DECIDED = "decided"
+    """Committed; not all of its batches are in their partitions."""
+    FINISHED = "finished"
+    """Gone."""
+
+
+class TxEvent(enum.Enum):
+    """What happens to a transaction; the value is the word in an error."""
+
+    PUT = "put"
+    PREPARE = "prepare"
+    COMMIT_ONE_PHASE = "commit"
+    COMMIT_TWO_PHASE = "commit of two phases"
+    ROLLBACK = "rollback"
+    TIMEOUT = "timeout"
+    JOURNALLED = "journalled"
+    REFUSED = "refused"
+    APPENDED = "appended"
+
+
+class HeuristicOutcome(enum.Enum):
+    """What an operator decided about a prepared transaction."""
+
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+    COMPLETE = "complete"
+    """Ended by other means: its puts are dropped."""
+
+
+S, E = TxState, TxEvent
+
+_COMMON: Final[Mapping[tuple[TxState, TxEvent], TxState]] = {
+    (S.STARTED, E.PUT): S.IN_USE,
+    (S.IN_USE, E.PUT): S.IN_USE,
+    (S.STARTED, E.COMMIT_ONE_PHASE): S.FINISHED,
+    (S.IN_USE, E.COMMIT_ONE_PHASE): S.COMMITTING,
+    (S.STARTED, E.ROLLBACK): S.FINISHED,
+    (S.IN_USE, E.ROLLBACK): S.FINISHED,
+    (S.STARTED, E.TIMEOUT): S.FINISHED,
+    (S.IN_USE, E.TIMEOUT): S.FINISHED,
+    (S.COMMITTING, E.JOURNALLED): S.DECIDED,
+    (S.DECIDED, E.APPENDED): S.FINISHED,
+    # Asked again: the answer comes with the end.
+    (S.COMMITTING, E.COMMIT_ONE_PHASE): S.COMMITTING,
+    (S.DECIDED, E.COMMIT_ONE_PHASE): S.DECIDED,
+}
+
+LOCAL: Final = MappingProxyType(
+    {
+        **_COMMON,
+        # MetaQ's local transactions do not look at the phase.
+        (S.STARTED, E.COMMIT_TWO_PHASE): S.FINISHED,
+        (S.IN_USE, E.COMMIT_TWO_PHASE): S.COMMITTING,
+        (S.COMMITTING, E.COMMIT_TWO_PHASE): S.COMMITTING,
+        (S.DECIDED, E.COMMIT_TWO_PHASE): S.DECIDED,
+        (S.COMMITTING, E.REFUSED): S.FINISHED,
+    }
+)
+"""Transitions of local transactions."""
+
+XA: Final = MappingProxyType(
+    {
+        **_COMMON,
+        (S.STARTED, E.PREPARE): S.FINISHED,
+        (S.IN_USE, E.PREPARE): S.PREPARING,
+        (S.PREPARING, E.JOURNALLED): S.PREPARED,
+        (S.PREPARING, E.REFUSED): S.FINISHED,
+        (S.PREPARED, E.COMMIT_ONE_PHASE): S.COMMITTING,
+        (S.PREPARED, E.COMMIT_TWO_PHASE): S.COMMITTING,
+        (S.PREPARED, E.ROLLBACK): S.ROLLING_BACK,
+        (S.ROLLING_BACK, E.JOURNALLED): S.FINISHED,
+        (S.ROLLING_BACK, E.REFUSED): S.PREPARED,
+        (S.COMMITTING, E.COMMIT_TWO_PHASE): S.COMMITTING,
+        (S.DECIDED, E.COMMIT_TWO_PHASE): S.DECIDED,
+        # Of a prepared one PREPARED, of another FINISHED: see `advance`.
+        (S.COMMITTING, E.REFUSED): S.PREPARED,
+    }
+)
+"""Transitions of XA transactions."""
+
+# -- errors ---------------------------------------------------------------------------
+
+ROLLED_BACK: Final = 104
+"""XA_RBOTHER: the commit failed, the transaction is rolled back."""
+RM_ERROR: Final = -3
+"""XAER_RMERR."""
+UNKNOWN: Final = -4
+"""XAER_NOTA."""
+PROTOCOL: Final = -6
+"""XAER_PROTO."""
+UNAVAILABLE: Final = -7
+"""XAER_RMFAIL: to be asked again; nothing is lost."""
+
+OUTCOME_CODES: Final = MappingProxyType(
+    {
+        HeuristicOutcome.COMMIT: 7,
+        HeuristicOutcome.ROLLBACK: 6,
+        HeuristicOutcome.COMPLETE: 8,
+    }
+)
+"""XA_HEURCOM, XA_HEURRB, XA_HEURHAZ."""
+
+_OUTCOME_TEXTS: Final = {
+    HeuristicOutcome.COMMIT: "heuristically committed",
+    HeuristicOutcome.ROLLBACK: "heuristically rolled back",
+    HeuristicOutcome.COMPLETE: "heuristically completed",
+}
+
+STORE_FAILED: Final = "STORE COMMIT FAILED: Transaction rolled back."
+"""The text of code 104."""
+
+
+class XaCommandError(TransactionError):
+    """An error that has one of XA's codes."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        """As in the X/Open specification."""
+
+
+def is_xa(key: str) -> bool:
+    """Tell whether a key is that of an XA transaction."""
+    return key.startswith("XID:")
+
+
+def qualifier_of(key: str) -> str:
+    """Return the qualifier in the key of an XA transaction."""
+    return key.rpartition(":")[2]
+
+
+def not_started(key: str) -> TransactionError:
+    """Return the error of a transaction that is not known."""
+    if is_xa(key):
+        return XaCommandError(UNKNOWN, f"XA transaction '{key}' has not been started.")
+    return TransactionError(f"Local transaction '{key}' has not been started.")
+
+
+def outcome_error(key: str, outcome: HeuristicOutcome) -> XaCommandError:
+    """Return what is answered about a transaction that an operator has ended."""
+    text = f"XA transaction '{key}' has been {_OUTCOME_TEXTS[outcome]}."
+    return XaCommandError(OUTCOME_CODES[outcome], text)
+
+
+def advance(
+    key: str, state: TxState, event: TxEvent, *, was_prepared: bool = False
+) -> TxState:
+    """Return the next state of a transaction.
+
+    Args:
+        key: of the transaction.
+        state: where it is.
+        event: what happens.
+        was_prepared: whether its prepare is in the journal.
+
+    Raises:
+        TransactionError: that cannot happen now; an `XaCommandError` but for puts.
+    """
+    table = XA if is_xa(key) else LOCAL
+    found = table.get((state, event))
+    if found is None:
+        raise _refusal(key, state, event)
+    if (state, event) == (S.COMMITTING, E.REFUSED):
+        return S.PREPARED if was_prepared else S.FINISHED
+    return found
+
+
+def _refusal(key: str, state: TxState, event: TxEvent) -> TransactionError:
+    if state is S.FINISHED:
+        return not_started(key)
+    if event is E.PUT:
+        return TransactionError(f"Transaction '{key}' takes no puts: {state.value}.")
+    if event is E.PREPARE and not is_xa(key):
+        text = "Prepare not implemented on Local Transactions."
+        return XaCommandError(RM_ERROR, text)
+    if event is E.COMMIT_TWO_PHASE and state in {S.STARTED, S.IN_USE}:
+        text = "Cannot do 2 phase commit if the transaction has not been prepared."
+        return XaCommandError(PROTOCOL, text)
+    word = event.value.split(" ")[0]
+    return XaCommandError(PROTOCOL, f"Cannot call {word} now.")

@@ -1,0 +1,113 @@
+"""What a redo file cannot tell, in a small file beside it: which bytes are whole.
+
+Records of a redo file have no checksum in MetaQ's format. So beside `redo.N` lies
+`sums.N`, which a Java broker does not look at: entries of one size, appended, each
+with a checksum of its own.
+
+    byte  0       4       8            16           24     28     32
+          +-------+-------+------------+------------+------+------+
+          | kind  | index | position   | value      | sum  | crc  |
+          | u32   | u32   | i64        | i64        | u32  | u32  |
+          +-------+-------+------------+------------+------+------+
+    head    1       1       N            0            0             first, once
+    span    2       0 or 1  first byte   length       CRC-32        bytes written
+    synced  3       0       end          0            0             all below is on disk
+    place   4       batch   of a commit  offset       0             found or put there
+
+Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
+without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
+end was synced. A span is written behind its bytes, a `synced` behind the sync. So what
+is wrong with bytes that were synced is rot, or a file that was cut; what is wrong with
+others is what a crash left of them. A `place` is a better bound for one batch of a
+commit than the one in its attachment (`recovery.py`).
+
+Read defensively: entries are believed from the front as long as each has its checksum,
+and spans fit. The file is not synced: it is never more than a help, and a journal
+without it, as a Java broker leaves one, is read by the lengths of its records alone.
+"""
+
+from dataclasses import dataclass, field
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from metaq.model import Offset
+
+ENTRY: Final = Struct(">IIqqII")
+"""Kind, index, position, value, sum, crc."""
+ENTRY_BYTES: Final = ENTRY.size
+"""32."""
+
+HEAD: Final = 1
+SPAN: Final = 2
+SYNCED: Final = 3
+PLACE: Final = 4
+
+VERSION: Final = 1
+
+_CRC_FROM: Final = ENTRY_BYTES - 4
+
+
+class SumSpan(NamedTuple):
+    """Bytes of a redo file that were written in one go."""
+
+    position: int
+    """The first one."""
+    end: int
+    """Behind the last one."""
+    checksum: int
+    """CRC-32 of them, all 32 bits."""
+
+
+@dataclass(slots=True)
+class Sums:
+    """What a side file says; empty without one."""
+
+    spans: list[SumSpan] = field(default_factory=list)
+    """In order, from byte 0 on, without a gap."""
+    synced_end: int = 0
+    """Every byte below was on the disk."""
+    places: dict[tuple[int, int], Offset] = field(default_factory=dict)
+    """Position of a commit and number of its batch → offset; the last one counts."""
+
+
+def encode_entry(
+    kind: int, index: int, position: int, value: int = 0, checksum: int = 0
+) -> bytes:
+    """Return one entry."""
+    data = ENTRY.pack(kind, index, position, value, checksum, 0)[:_CRC_FROM]
+    return data + crc32(data).to_bytes(4, "big")
+
+
+def encode_head(number: int) -> bytes:
+    """Return the entry that opens the side file of `redo.<number>`."""
+    return encode_entry(HEAD, VERSION, number)
+
+
+def encode_span(position: int, data: bytes, *, is_synced: bool) -> bytes:
+    """Return the entry for bytes that were written at a position."""
+    return encode_entry(SPAN, is_synced, position, len(data), crc32(data))
+
+
+def decode_sums(data: bytes, number: int) -> Sums:
+    """Return what the side file of `redo.<number>` says; nothing where it is none."""
+    sums = Sums()
+    for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+        kind, index, position, value, checksum, crc = ENTRY.unpack_from(data, at)
+        if crc32(data[at : at + _CRC_FROM]) != crc:
+            break
+        if at == 0:
+            if (kind, index, position) != (HEAD, VERSION, number):
+                break
+        elif kind == SPAN:
+            end = sums.spans[-1].end if sums.spans else 0
+            if position != end or value <= 0:
+                break
+            sums.spans.append(SumSpan(position, position + value, checksum))
+            if index:
+                sums.synced_end = position + value
+        elif kind == SYNCED:
+            sums.synced_end = max(sums.synced_end, position)
+        elif kind == PLACE:
+            sums.places[position, index] = Offset(value)
+    return sums

@@ -1,0 +1,150 @@
+"""One transaction in memory: its state, its puts as the batches that they will be."""
+
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+from metaq.errors import MetaqError
+from metaq.model import LogId, MessageId, Millis, Offset, id_time
+from metaq.record.layout import HEADER, HEADER_BYTES
+from metaq.txn.figures import TransactionView
+from metaq.txn.journal import Slot
+from metaq.txn.opening import RestoredTransaction
+from metaq.txn.recovery import make_batches
+from metaq.txn.state import TxState, is_xa
+
+PUT_OVERHEAD_BYTES: Final = 200
+"""What a put counts for besides its payload: record header and objects."""
+
+Told: TypeAlias = Callable[[MetaqError | None], None]
+"""Is told what went wrong, or None; once, on the loop's thread."""
+
+
+class PendingBatch:
+    """What a transaction puts to one partition."""
+
+    __slots__ = (
+        "bound", "chunks", "is_in_flight", "is_stored", "last_id", "log_id", "offset",
+        "put_count", "size_bytes", "whole_bytes",
+    )  # fmt: skip
+
+    def __init__(self, log_id: LogId) -> None:
+        self.log_id = log_id
+        self.chunks: list[bytes] = []
+        self.size_bytes = 0
+        """Of the chunks."""
+        self.whole_bytes = 0
+        """Of the batch; more than that where a crash left its beginning in the log."""
+        self.put_count = 0
+        """Records in the chunks."""
+        self.last_id = MessageId(-1)
+        self.bound = Offset(-1)
+        """It lies there or behind; as in the commit record."""
+        self.offset = Offset(-1)
+        """Where it was appended."""
+        self.is_in_flight = False
+        self.is_stored = False
+
+
+class BrokerTransaction:
+    """One transaction. Owner: the coordinator."""
+
+    __slots__ = (
+        "batches", "began_ms", "commit_position", "deadline_s", "held_bytes",
+        "is_doubtful", "key", "owner", "prepared_ms", "put_count", "slot", "state",
+        "stuck", "waiters", "was_prepared",
+    )  # fmt: skip
+
+    def __init__(self, key: str, owner: object, began_ms: Millis) -> None:
+        self.key = key
+        self.owner = owner
+        self.state = TxState.STARTED
+        self.slot = Slot()
+        self.batches: dict[LogId, PendingBatch] = {}
+        self.put_count = 0
+        self.held_bytes = 0
+        self.began_ms = began_ms
+        self.prepared_ms: Millis | None = None
+        self.deadline_s: float | None = None
+        self.was_prepared = False
+        self.commit_position = -1
+        self.waiters: list[Told] = []
+        """Who waits for the verdict at hand."""
+        self.stuck: MetaqError | None = None
+        """Why a batch of a decided one is not in its partition."""
+        self.is_doubtful = False
+        """Whether its batches are there is not known before a restart."""
+
+    def add(
+        self, log_id: LogId, chunks: Sequence[bytes], ids: Sequence[int], size: int
+    ) -> None:
+        """Add the records of puts to one partition."""
+        batch = self.batches.get(log_id)
+        if batch is None:
+            batch = self.batches[log_id] = PendingBatch(log_id)
+        batch.chunks += chunks
+        batch.size_bytes += size
+        batch.whole_bytes += size
+        batch.put_count += len(ids)
+        batch.last_id = MessageId(ids[-1])
+        self.put_count += len(ids)
+
+    def tell(self, error: MetaqError | None) -> None:
+        """Answer who waits for the verdict at hand."""
+        waiters, self.waiters = self.waiters, []
+        for each in waiters:
+            each(error)
+
+    def view(self, now_ms: Millis) -> TransactionView:
+        """Return what an operator sees."""
+        prepared_ms = self.prepared_ms
+        return TransactionView(
+            self.key,
+            self.state.value,
+            self.put_count,
+            self.held_bytes,
+            tuple(sorted(map(str, self.batches))),
+            max(0, now_ms - self.began_ms),
+            None if prepared_ms is None else max(0, now_ms - prepared_ms),
+            "" if self.stuck is None else str(self.stuck),
+        )
+
+
+def restore_transaction(
+    restored: RestoredTransaction, now_ms: Millis
+) -> BrokerTransaction:
+    """Return a transaction as the journal left it: prepared, or decided."""
+    replayed = restored.replayed
+    first_ms = id_time(replayed.first_id)
+    # The connection of a local one is gone, and with it its name.
+    owner = None if is_xa(replayed.key) else restored.slot
+    tx = BrokerTransaction(
+        replayed.key, owner, now_ms if first_ms is None else first_ms
+    )
+    tx.slot, tx.commit_position = restored.slot, restored.commit_position
+    tx.was_prepared = replayed.is_prepared
+    tx.is_doubtful = replayed.is_doubtful
+    tx.prepared_ms = tx.began_ms if replayed.is_prepared else None
+    tx.state = TxState.PREPARED if replayed.places is None else TxState.DECIDED
+    bounds = {place.log_id: place.offset for place in replayed.places or ()}
+    for made in make_batches(replayed):
+        applied = replayed.applied_bytes.get(made.log_id, 0)
+        left = made.ids[_records_in(made.data[:applied]) :]
+        data = made.data[applied:]
+        tx.add(made.log_id, (data,), left, len(data))
+        batch = tx.batches[made.log_id]
+        batch.whole_bytes = len(made.data)
+        batch.bound = bounds.get(made.log_id, Offset(-1))
+    tx.held_bytes = sum(
+        batch.whole_bytes + PUT_OVERHEAD_BYTES * batch.put_count
+        for batch in tx.batches.values()
+    )
+    return tx
+
+
+def _records_in(data: bytes) -> int:
+    """Return how many whole records some bytes are."""
+    count = position = 0
+    while position < len(data):
+        position += HEADER_BYTES + HEADER.unpack_from(data, position)[0]
+        count += 1
+    return count

@@ -1,0 +1,181 @@
+"""Transactions over the wire: connections that end, restarts, administration."""
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.broker.health import describe_health
+from metaq.clock import SystemClock
+from metaq.errors import TransactionError
+from tests.rigs.broker import Peer, running_broker
+
+XID = b"XID:1:0a::uq"
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+class LateClock(SystemClock):
+    """The machine's clock, ahead by what a test says."""
+
+    late_ms = 0
+
+    def wall_ms(self) -> Any:
+        return super().wall_ms() + self.late_ms
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.late_ms / 1000
+
+
+def command(key: bytes, words: bytes) -> bytes:
+    return b"transaction %b s %b 1\r\n" % (key, words)
+
+
+def put(key: bytes, data: bytes, partition: int = 0) -> bytes:
+    return b"put test %d %d 0 -1 %b 2\r\n%b" % (partition, len(data), key, data)
+
+
+async def good(peer: Peer, data: bytes) -> bytes:
+    answer = await peer.ask(data)
+    assert answer.startswith(b"result 200 "), answer
+    return answer.partition(b"\r\n")[2]
+
+
+async def stored(peer: Peer, partition: int = 0) -> bytes:
+    return await peer.ask(b"get test g %d 0 10000 3\r\n" % partition)
+
+
+def test_a_connection_that_ends_takes_its_local_transactions_along(
+    data_dir: Path,
+) -> None:
+    """Rolled back, journalled as such, and counted; those of others go on."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as other:
+            async with Peer(broker) as peer:
+                for key, each in ((b"TX:a:1", peer), (b"TX:b:1", other)):
+                    await good(each, command(key, b"BEGIN"))
+                    await good(each, put(key, key))
+                await good(peer, command(XID, b"BEGIN"))
+                await good(peer, put(XID, b"global"))
+                await peer.ask(b"quit\r\n")
+            assert broker.context.transactions.counters.abandoned == 1
+            keys = [view.key for view in broker.context.transactions.views()]
+            assert keys == ["TX:b:1", XID.decode()]
+            await good(other, command(b"TX:b:1", b"COMMIT_ONE_PHASE"))
+            await good(other, command(XID, b"COMMIT_ONE_PHASE"))
+            found = await stored(other)
+            assert b"TX:a:1" not in found
+            assert found.index(b"TX:b:1") < found.index(b"global")
+
+    run(scenario())
+
+
+def test_what_is_prepared_survives_a_restart_and_nothing_else(data_dir: Path) -> None:
+    """Over two partitions: nothing of it before the commit, all of it behind."""
+
+    async def before() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            for key in (XID, b"XID:1:0b::uq", b"TX:s:1"):
+                await good(peer, command(key, b"BEGIN"))
+                await good(peer, put(key, key + b" one"))
+                await good(peer, put(key, key + b" two", 1))
+            assert await good(peer, command(XID, b"PREPARE")) == b"0"
+
+    async def behind() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            assert await good(peer, command(b"null", b"RECOVER")) == XID
+            await good(peer, b"put test 0 6 0 -1 4\r\nbetween"[:-1])
+            await good(peer, command(XID, b"COMMIT_TWO_PHASE"))
+            first, second = await stored(peer), await stored(peer, 1)
+            assert first.index(b"betwee") < first.index(XID + b" one")
+            assert XID + b" two" in second
+            assert b"TX:s:1" not in first + second
+            assert b"0b" not in first + second
+
+    run(before())
+    run(behind())
+
+
+def test_a_transaction_runs_out_of_time(data_dir: Path) -> None:
+    """No longer than the broker's own bound; one that is prepared has the time that it
+    takes, and raises an alarm when it takes too long.
+    """
+    clock = LateClock()
+
+    async def scenario() -> None:
+        async with (
+            running_broker(
+                data_dir, {"maxTxTimeoutInSeconds": "5"}, clock=clock
+            ) as broker,
+            Peer(broker) as peer,
+        ):
+            for key in (XID, b"TX:s:1"):
+                await good(peer, command(key, b"BEGIN 1000"))
+                await good(peer, put(key, b"x"))
+            await good(peer, command(XID, b"PREPARE"))
+            clock.late_ms = 6000
+            answer = await peer.ask(command(b"TX:s:1", b"COMMIT_ONE_PHASE"))
+            assert b"'TX:s:1' has not been started." in answer
+            assert describe_health(broker.control.status())["status"] == "ok"
+            clock.late_ms = 700_000
+            (problem,) = describe_health(broker.control.status())["problems"]  # type: ignore[misc, var-annotated]
+            assert problem["alarm"] == "transactions_in_doubt"
+            await good(peer, command(XID, b"COMMIT_TWO_PHASE"))
+            assert describe_health(broker.control.status())["status"] == "ok"
+
+    run(scenario())
+
+
+def test_an_operator_ends_what_is_in_doubt(data_dir: Path) -> None:
+    """By command; the coordinator that comes back is told by its code, until FORGET."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            for words in (command(XID, b"BEGIN"), put(XID, b"decided")):
+                await good(peer, words)
+            await good(peer, command(XID, b"PREPARE"))
+            (view,) = broker.control.transactions()
+            assert (view.key, view.state) == (XID.decode(), "prepared")
+            assert (view.put_count, view.partitions) == (1, ("test-0",))
+            with pytest.raises(TransactionError, match="has not been started"):
+                await broker.control.end_transaction("XID:9:::uq", "commit")
+            await broker.control.end_transaction(XID.decode(), "commit")
+            assert b"decided" in await stored(peer)
+            answer = await peer.ask(command(XID, b"COMMIT_TWO_PHASE"))
+            assert b"XAException:code=7,msg=XA transaction" in answer
+            assert await good(peer, command(b"null", b"RECOVER")) == XID
+            await good(peer, command(XID, b"FORGET"))
+            assert await good(peer, command(b"null", b"RECOVER")) == b""
+            assert broker.control.transactions() == []
+
+    run(scenario())
+
+
+def test_a_commit_of_pipelined_puts_has_them_all(data_dir: Path) -> None:
+    """All in one write: each is answered, and stored in the order of the puts."""
+
+    async def scenario() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            key = b"TX:s:1"
+            puts = b"".join(
+                put(key, b"%03d" % number, number % 2) for number in range(200)
+            )
+            answer = await peer.ask(
+                command(key, b"BEGIN") + puts + command(key, b"COMMIT_ONE_PHASE")
+            )
+            assert answer.count(b"result 200 ") == 202
+            for partition in (0, 1):
+                found = await stored(peer, partition)
+                numbers = [b"%03d" % n for n in range(partition, 200, 2)]
+                places = [found.index(number) for number in numbers]
+                assert places == sorted(places)
+            lines = (await peer.ask(b"stats\r\n")).split(b"\r\n")
+            assert b"tx_begin 1" in lines
+            assert b"tx_commit 1" in lines
+
+    run(scenario())

@@ -1,0 +1,309 @@
+"""Transactions on a disk in memory, with threads and a loop that the test runs."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from metaq.broker.topics import Topics
+from metaq.broker.transactions import TopicSink
+from metaq.config import BrokerConfig, LimitsConfig, SystemConfig, TopicConfig
+from metaq.errors import MetaqError, StorageError
+from metaq.model import LogId
+from metaq.record.ids import IdGenerator
+from metaq.record.layout import encode_record
+from metaq.testing.clock import ManualClock
+from metaq.txn.coordinator import TransactionCoordinator
+from metaq.txn.figures import TransactionLimits
+from metaq.txn.journal import Journal, RunRequests, Task
+from metaq.txn.opening import OpenedJournal, open_journal
+from metaq.txn.records import encode_put
+from metaq.txn.state import HeuristicOutcome
+from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.storage import StepWorker, StorageBench
+
+DATA = Path("/data")
+JOURNAL = DATA / "transactions"
+TOPIC = TopicConfig(name="test", partition_count=2, data_path=str(DATA))
+A, B = LogId("test", 0), LogId("test", 1)
+
+
+class PutTicket:
+    """What became of a put."""
+
+    def __init__(self) -> None:
+        self.is_written = False
+        self.error: StorageError | None = None
+
+    def on_journalled(self, _position: int) -> None:
+        self.is_written = True
+
+    def on_refused(self, error: StorageError) -> None:
+        self.error = error
+
+
+@dataclass
+class Answer:
+    """What became of a verdict."""
+
+    is_done: bool = False
+    vote: int | None = None
+    error: MetaqError | None = None
+
+    def on_done(self, error: MetaqError | None) -> None:
+        assert not self.is_done, "answered twice"
+        self.is_done, self.error = True, error
+
+    def on_voted(self, vote: int) -> None:
+        self.on_done(None)
+        self.vote = vote
+
+    @property
+    def is_good(self) -> bool:
+        return self.is_done and self.error is None
+
+
+class TransactionBench:
+    """Partition logs, a journal and a coordinator on one disk."""
+
+    def __init__(
+        self,
+        fs: FaultyFileSystem,
+        *,
+        clock: ManualClock | None = None,
+        sync_mode: int = 1,
+        file_bytes_max: int = 1 << 20,
+        limits: TransactionLimits | None = None,
+        **system: int,
+    ) -> None:
+        self.fs = fs
+        self.clock = clock or ManualClock()
+        config = BrokerConfig(
+            system=SystemConfig(data_path=str(DATA), partition_count=4, **system),  # type: ignore[arg-type]
+            limits=LimitsConfig(free_bytes_min=0),
+            topics={"test": TOPIC},
+        )
+        self.logs = StorageBench(fs, config, self.clock)
+        self.workers: list[StepWorker] = []
+        self.journal = Journal(
+            fs,
+            self.clock,
+            self.logs.loop.post,
+            JOURNAL,
+            sync_mode=sync_mode,
+            checkpoints_max=3,
+            file_bytes_max=file_bytes_max,
+            start_worker=self._start_worker,
+        )
+        self.coordinator = TransactionCoordinator(
+            fs,
+            self.clock,
+            self.journal,
+            TopicSink(Topics(config, self.logs.manager, choose=lambda _count: 0)),
+            limits
+            or TransactionLimits(
+                open_count_max=100_000,
+                held_bytes_max=1 << 30,
+                timed_count_max=100_000,
+                timeout_s_max=60,
+                journal_bytes_max=1 << 40,
+            ),
+        )
+        self.opened: OpenedJournal
+        self.is_settled = False
+
+    def _start_worker(self, name: str, run: RunRequests, rest: Task) -> StepWorker:
+        self.workers.append(StepWorker(name, run, rest))  # type: ignore[arg-type]
+        return self.workers[-1]
+
+    def open(self) -> None:
+        """Recover everything; raises what a start would."""
+        self.logs.open()
+        self.ids = IdGenerator(self.clock, 0, self.logs.manager.last_message_id())  # type: ignore[arg-type]
+        try:
+            self.opened = open_journal(self.fs, self.journal, self.logs.manager)
+        except StorageError:
+            self.journal.close_files()
+            self.logs.close()
+            raise
+        self.ids.advance_to(self.opened.next_id)
+        self.journal.start()
+        self.coordinator.restore(self.opened, self._on_settled)
+        self.run()
+        assert self.is_settled
+
+    def _on_settled(self) -> None:
+        self.is_settled = True
+
+    def run(self) -> None:
+        """Run threads and loop until nothing is queued."""
+        while True:
+            self.logs.run()
+            if not any(worker.queue for worker in self.workers):
+                return
+            for worker in self.workers:
+                worker.step()
+
+    def close(self) -> None:
+        """Stop cleanly."""
+        closed: list[bool] = []
+        self.coordinator.close(lambda: closed.append(True))
+        self.run()
+        assert closed
+        self.logs.close()
+
+    def kill(self) -> None:
+        """Close what is open, as the end of a process does; nothing is written."""
+        self.journal.close_files()
+        for log in self.logs.manager.logs().values():
+            log.writer.abandon()
+        for directory in self.logs.manager.directories():
+            directory.unlock()
+
+    # -- commands
+
+    def begin(self, key: str, owner: object = None, timeout_s: int = 0) -> None:
+        self.coordinator.begin(key, owner, timeout_s)
+
+    def put(
+        self, key: str, log_id: LogId, payload: bytes, owner: object = None
+    ) -> PutTicket:
+        tx = self.coordinator.find_for_put(key, owner)
+        self.coordinator.check_room(1, len(payload))
+        message_id = self.ids.reserve(1)
+        command = b"put %b %d %d 0 -1 %b 1\r\n%b" % (
+            log_id.topic.encode(), log_id.partition, len(payload), key.encode(), payload
+        )  # fmt: skip
+        ticket = PutTicket()
+        record = encode_record(payload, id=message_id)
+        self.coordinator.put(
+            tx,
+            log_id,
+            (record,),
+            ids=(message_id,),
+            size_bytes=len(record),
+            journalled=(encode_put(message_id, command),),
+            ticket=ticket,
+        )
+        return ticket
+
+    def prepare(self, key: str) -> Answer:
+        answer = Answer()
+        self.coordinator.prepare(key, None, answer.on_voted, answer.on_done)
+        return answer
+
+    def commit(
+        self, key: str, owner: object = None, *, is_two_phase: bool = False
+    ) -> Answer:
+        answer = Answer()
+        self.coordinator.commit(key, owner, answer.on_done, is_two_phase=is_two_phase)
+        return answer
+
+    def rollback(self, key: str, owner: object = None) -> Answer:
+        answer = Answer()
+        self.coordinator.rollback(key, owner, answer.on_done)
+        return answer
+
+    def decide(self, key: str, outcome: HeuristicOutcome) -> Answer:
+        answer = Answer()
+        self.coordinator.decide(key, outcome, answer.on_done)
+        return answer
+
+    def forget(self, key: str) -> Answer:
+        answer = Answer()
+        self.coordinator.forget(key, answer.on_done)
+        return answer
+
+    # -- what is there
+
+    def payloads(self, *log_ids: LogId) -> list[bytes]:
+        """Return what readers see in partitions, in order; all of them by default."""
+        found: list[bytes] = []
+        for log_id, log in sorted(self.logs.manager.logs().items()):
+            if not log_ids or log_id in log_ids:
+                found += payloads_of(content(self, log_id), log.log_start_offset)
+        return found
+
+
+def content(bench: TransactionBench, log_id: LogId) -> bytes:
+    """Return the readable bytes of a partition."""
+    manager = bench.logs.manager
+    position, end = manager.readable_range(log_id)
+    parts = b""
+    start = position
+    while start + len(parts) < end:
+        data = manager.read_back(log_id, start + len(parts), 1 << 20)  # type: ignore[arg-type]
+        assert data
+        parts += data
+    return parts
+
+
+def payloads_of(data: bytes, _start: int) -> list[bytes]:
+    found, position = [], 0
+    while position < len(data):
+        length = int.from_bytes(data[position : position + 4], "big")
+        found.append(data[position + 20 : position + 20 + length])
+        position += 20 + length
+    assert position == len(data)
+    return found
+
+
+def opened(fs: FaultyFileSystem, **options: object) -> TransactionBench:
+    """Return an open bench on a disk; its parent directory is made."""
+    bench = TransactionBench(fs, **options)  # type: ignore[arg-type]
+    bench.open()
+    return bench
+
+
+def each_once(payloads: Iterable[bytes]) -> set[bytes]:
+    """Return payloads as a set; none is there twice."""
+    found = list(payloads)
+    assert len(found) == len(set(found)), sorted(found)
+    return set(found)
+
+
+@dataclass(frozen=True)
+class Story:
+    """What was promised about one transaction."""
+
+    puts: frozenset[bytes] = frozenset()
+    """Acknowledged or not: its payloads."""
+    is_committed: bool = False
+    is_rolled_back: bool = False
+    is_prepared: bool = False
+    was_asked: bool = False
+    """A verdict was asked for; what became of it shows in the other fields."""
+
+
+Stories = dict[str, Story]
+"""By key."""
+
+
+def check_stories(bench: TransactionBench, stories: Stories) -> None:
+    """Hold what recovery has made of a disk against what was promised.
+
+    Each transaction is there as a whole or not at all, and never twice; what is still
+    prepared can be committed, and is there then.
+    """
+    views = bench.coordinator.views()
+    in_doubt = {view.key for view in views if view.state == "prepared"}
+    assert in_doubt <= set(bench.coordinator.recover(None))
+    found = each_once(bench.payloads())
+    for key, story in stories.items():
+        there = story.puts & found
+        assert there in (story.puts, frozenset()), (key, there, story)
+        if story.is_committed:
+            assert there == story.puts, (key, story)
+        if story.is_rolled_back:
+            assert not there, (key, story)
+        if story.is_prepared and not story.was_asked:
+            assert key in in_doubt, (key, story)
+        if key in in_doubt:
+            assert not there, (key, story)
+    for key in in_doubt:
+        assert stories[key].puts, key
+        answer = bench.commit(key, is_two_phase=True)
+        bench.run()
+        assert answer.is_good, answer
+    found = each_once(bench.payloads())
+    for key in in_doubt:
+        assert stories[key].puts <= found, key

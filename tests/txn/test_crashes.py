@@ -1,0 +1,244 @@
+"""The power goes, or the process, at every call of a life with transactions."""
+
+import errno
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from metaq.errors import StorageError, TransactionError
+from metaq.txn.state import HeuristicOutcome
+from tests.rigs.fs import (
+    FaultyFileSystem,
+    Operation,
+    crash_points,
+    keep_all,
+    keep_none,
+    keep_random,
+)
+from tests.txn.support import (
+    A,
+    Answer,
+    B,
+    Stories,
+    Story,
+    TransactionBench,
+    check_stories,
+    opened,
+)
+
+FILE = 400
+"""Bytes of a redo file: the life rolls a few times."""
+
+X1, X2, X3, X4 = (f"XID:1:0{n}::uq" for n in range(1, 5))
+
+
+class Life:
+    """Transactions of every kind, and what was promised about them."""
+
+    def __init__(self, fs: FaultyFileSystem, **options: object) -> None:
+        self.fs = fs
+        self.options = options
+        self.stories: Stories = {}
+        self.bench: TransactionBench | None = None
+
+    def snapshot(self) -> Stories:
+        return dict(self.stories)
+
+    def note(self, key: str, **changes: bool) -> None:
+        # The first start may have ended before this one was begun.
+        self.stories[key] = replace(self.stories.get(key, Story()), **changes)
+
+    def begin(self, key: str, *payloads: bytes) -> None:
+        assert self.bench is not None
+        self.bench.begin(key)
+        self.stories[key] = Story(frozenset(payloads))
+        for number, payload in enumerate(payloads):
+            self.bench.put(key, (A, B)[number % 2], payload)
+
+    def ask(self, key: str, word: str) -> Answer:
+        assert self.bench is not None
+        if word != "prepare":
+            self.note(key, was_asked=True)
+        return getattr(self.bench, word)(key)
+
+    def take_in(self, **answers: tuple[str, Answer]) -> None:
+        for name, (key, answer) in answers.items():
+            if answer.is_good:
+                self.note(key, **{f"is_{name}": True})
+
+    def live(self) -> None:
+        """Two starts; the first one ends cleanly, the second does not end.
+
+        After a failed sync of a directory the second one is on the disk that a reboot
+        finds: Linux takes nothing before that.
+        """
+        with suppress(StorageError):
+            self.first_start()
+        if any(call.name == "sync_directory" and call.error for call in self.fs.log):
+            self.fs = self.fs.crash(keep_random(len(self.fs.log)))
+        with suppress(StorageError):
+            self.second_start()
+
+    def first_start(self) -> None:
+        bench = self.bench = opened(self.fs, file_bytes_max=FILE, **self.options)
+        with suppress(TransactionError):
+            self.begin("TX:a:1", b"a1", b"a2" * 60, b"a3")
+            done = self.ask("TX:a:1", "commit")
+            bench.run()
+            self.take_in(committed=("TX:a:1", done))
+            self.begin(X1, b"x1", b"x1" * 40)
+            voted = self.ask(X1, "prepare")
+            self.begin("TX:a:2", b"b1" * 100)
+            gone = self.ask("TX:a:2", "rollback")
+            bench.run()
+            self.take_in(prepared=(X1, voted), rolled_back=("TX:a:2", gone))
+            bench.coordinator.checkpoint()
+            self.begin("TX:a:3", b"c1", b"c2")
+            bench.run()
+            self.begin(X2, b"x2-1", b"x2-2")
+            voted = self.ask(X2, "prepare")
+            bench.run()
+            self.take_in(prepared=(X2, voted))
+        bench.close()
+
+    def second_start(self) -> None:
+        bench = self.bench = opened(self.fs, file_bytes_max=FILE, **self.options)
+        with suppress(TransactionError):
+            self.begin(X3, b"x3" * 100, b"x3-2")
+            first = self.ask(X3, "commit")
+            second = self.ask(X1, "commit")
+            bench.run()
+            self.take_in(committed=(X3, first))
+            self.take_in(committed=(X1, second))
+            self.begin("TX:b:1", b"d1" * 50, b"d2" * 50)
+            third = self.ask("TX:b:1", "commit")
+            bench.run()
+            self.take_in(committed=("TX:b:1", third))
+            self.begin(X4, b"x4", b"x4-2")
+            voted = self.ask(X4, "prepare")
+            bench.run()
+            self.take_in(prepared=(X4, voted))
+            if X4 in self.stories and self.stories[X4].is_prepared:
+                self.note(X4, was_asked=True)
+                kept = bench.decide(X4, HeuristicOutcome.COMMIT)
+                bench.run()
+                self.take_in(committed=(X4, kept))
+            bench.coordinator.checkpoint()
+            self.begin("TX:b:2", b"e1", b"e2")
+            bench.run()
+
+
+def check(disk: FaultyFileSystem, stories: Stories) -> None:
+    """Recover a disk twice: what was promised holds both times."""
+    first = opened(disk.snapshot())
+    check_stories(first, stories)
+    bench = opened(disk)
+    before = bench.payloads()
+    bench.kill()
+    again = opened(bench.fs)
+    assert again.payloads() == before
+    check_stories(again, stories)
+
+
+def test_a_life_without_a_crash_keeps_what_it_promised() -> None:
+    """The scenario below is what it says: everything in it succeeds."""
+    fs = FaultyFileSystem()
+    life = Life(fs)
+    life.live()
+    story = life.stories
+    assert all(story[key].is_committed for key in ("TX:a:1", X1, X3, X4, "TX:b:1"))
+    assert story[X2].is_prepared
+    assert story["TX:a:2"].is_rolled_back
+    check(fs.snapshot(), life.snapshot())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sync_mode", [0, 1, 2])
+def test_a_kill_at_every_call_keeps_what_was_promised(sync_mode: int) -> None:
+    """A process that is killed loses nothing that it wrote, in every flush mode."""
+    fs = FaultyFileSystem()
+    life = Life(fs, sync_mode=sync_mode)
+    found: list[tuple[FaultyFileSystem, Stories]] = []
+
+    def on_call(operation: Operation) -> None:
+        if operation.name not in {"read", "stat", "list", "statvfs", "open"}:
+            found.append((fs.snapshot(), life.snapshot()))
+
+    fs.on_call(on_call)
+    life.live()
+    fs.on_call(None)
+    assert len(found) > 100
+    for disk, stories in found:
+        check(disk.crash(keep_all), stories)
+
+
+@pytest.mark.slow
+def test_a_power_cut_at_every_sync_keeps_what_was_promised(seed: int) -> None:
+    """With a sync at each verdict nothing that was answered is lost, whatever of the
+    rest the disk kept.
+    """
+    fs = FaultyFileSystem()
+    life = Life(fs)
+    points = crash_points(fs, life.live, life.snapshot)
+    assert len(points) > 30
+    for number, point in enumerate(points):
+        for choose in (
+            keep_none,
+            keep_all,
+            *(keep_random(seed + number * 100 + each) for each in range(6)),
+        ):
+            check(point.disk.crash(choose), point.progress)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+def test_whichever_call_fails_what_was_promised_is_kept(error: int) -> None:
+    """For every n: after the n-th call failed, whatever was answered with success holds
+    after a restart and after a power cut, and every verdict was answered.
+    """
+    trial = FaultyFileSystem()
+    Life(trial).live()
+    for number in range(1, trial.calls + 1):
+        fs = FaultyFileSystem()
+        fs.fail_at(number, error)
+        life = Life(fs)
+        life.live()
+        for choose in (keep_none, keep_all, keep_random(number)):
+            check(life.fs.crash(choose), life.snapshot())
+
+
+@pytest.mark.slow
+def test_an_opening_may_be_cut_too(seed: int) -> None:
+    """A power cut at every sync of the recovery after a power cut loses nothing, and
+    doubles nothing.
+    """
+    fs = FaultyFileSystem()
+    life = Life(fs)
+    points = crash_points(fs, life.live, life.snapshot)
+    for number, point in enumerate(points[::3]):
+        broken = point.disk.crash(keep_random(seed + number))
+
+        def recover(broken: FaultyFileSystem = broken) -> None:
+            opened(broken)
+
+        for again in crash_points(broken, recover, lambda: None):
+            check(again.disk.crash(keep_random(seed + number)), point.progress)
+
+
+@pytest.mark.slow
+def test_an_opening_whose_disk_fails_loses_nothing(seed: int) -> None:
+    """Every call of a recovery fails once: the next one finds everything."""
+    fs = FaultyFileSystem()
+    life = Life(fs)
+    points = crash_points(fs, life.live, life.snapshot)
+    for number, point in enumerate(points[:: len(points) // 5]):
+        broken = point.disk.crash(keep_random(seed + number))
+        trial = broken.snapshot()
+        opened(trial)
+        for call in range(1, trial.calls + 1):
+            disk = broken.snapshot()
+            disk.fail_at(call, errno.EIO)
+            with suppress(StorageError):
+                opened(disk)
+            check(disk.crash(keep_random(call)), point.progress)

@@ -1,0 +1,612 @@
+"""What MetaQ's own tests assert of its journal and transactions, and what it lacks."""
+
+import errno
+
+import pytest
+
+from metaq.errors import StorageError, TransactionError
+from metaq.model import Offset
+from metaq.txn.checkpoint import JournalPosition, read_checkpoint, write_checkpoint
+from metaq.txn.figures import TransactionLimits
+from metaq.txn.opening import journal_numbers, read_journal
+from metaq.txn.outcomes import (
+    JAVA_OUTCOMES_FILE,
+    KeptOutcome,
+    decode_outcomes,
+    encode_outcomes,
+)
+from metaq.txn.records import COMMITS, OperationRecord, decode_record
+from metaq.txn.state import HeuristicOutcome, XaCommandError
+from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
+from tests.txn.support import (
+    JOURNAL,
+    A,
+    B,
+    TransactionBench,
+    opened,
+)
+
+LOCAL, OTHER, XA, XB = "TX:s:1", "TX:s:2", "XID:1:0a::uq", "XID:1:0b::vw"
+
+
+def killed(bench: TransactionBench, **options: object) -> TransactionBench:
+    """Return the bench of the start behind a kill."""
+    return opened(bench.fs.crash(keep_all), **options)
+
+
+def redo_bytes(fs: FaultyFileSystem) -> bytes:
+    numbers = journal_numbers(fs, JOURNAL)
+    return b"".join(fs.read_file(JOURNAL / f"redo.{n}", 1 << 30) for n in numbers)  # type: ignore[arg-type]
+
+
+# -- facts of broker spec 5.9 and 11.4 ------------------------------------------------
+
+
+def test_rollback_then_reopen() -> None:
+    """The partition is empty, the transaction unknown, and the journal said so."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"x")
+    answer = bench.rollback(LOCAL)
+    bench.run()
+    assert answer.is_good
+    assert redo_bytes(bench.fs)
+    again = killed(bench)
+    assert again.payloads() == []
+    with pytest.raises(TransactionError, match="has not been started"):
+        again.commit(LOCAL)
+
+
+def test_puts_then_reopen_are_in_flight_and_gone() -> None:
+    """Replay finds both with their puts; what is not prepared is not restored."""
+    bench = opened(FaultyFileSystem())
+    for key, count in ((LOCAL, 2), (XA, 1)):
+        bench.begin(key)
+        for number in range(count):
+            bench.put(key, A, b"%d" % number)
+    bench.run()
+    replay = read_journal(bench.fs, JOURNAL, journal_numbers(bench.fs, JOURNAL))
+    assert {key: len(tx.puts) for key, tx in replay.open.items()} == {LOCAL: 2, XA: 1}
+    assert replay.prepared() == []
+    again = killed(bench)
+    assert again.payloads() == []
+    assert again.coordinator.views() == []
+
+
+def test_a_commit_without_puts_writes_nothing() -> None:
+    """Nor does a rollback, nor a prepare, whose vote is read-only."""
+    bench = opened(FaultyFileSystem())
+    for key in (LOCAL, OTHER, XA):
+        bench.begin(key)
+    assert bench.commit(LOCAL).is_good
+    assert bench.rollback(OTHER).is_good
+    assert bench.prepare(XA).vote == 3
+    bench.run()
+    assert redo_bytes(bench.fs) == b""
+    assert bench.coordinator.views() == []
+
+
+def test_a_prepared_transaction_is_restored_with_its_puts() -> None:
+    """As it was: order, ids, checksum -1 and opaque too."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(XA)
+    bench.put(XA, A, b"one")
+    bench.put(XA, B, b"two")
+    assert not bench.prepare(XA).is_done
+    bench.run()
+    numbers = journal_numbers(bench.fs, JOURNAL)
+    before = read_journal(bench.fs, JOURNAL, numbers).open[XA].puts
+    again = killed(bench)
+    numbers = journal_numbers(again.fs, JOURNAL)
+    assert read_journal(again.fs, JOURNAL, numbers).open[XA].puts == before
+    assert again.coordinator.recover("uq") == [XA]
+    assert again.coordinator.recover("vw") == []
+    assert again.coordinator.recover(None) == [XA]
+    answer = again.commit(XA, is_two_phase=True)
+    again.run()
+    assert answer.is_good
+    assert again.payloads() == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("verdict", ["commit", "rollback"])
+def test_prepare_and_verdict_then_reopen(verdict: str) -> None:
+    """Nothing is pending behind it, and nothing is applied twice."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(XA)
+    bench.put(XA, A, b"x")
+    bench.prepare(XA)
+    bench.run()
+    answer = getattr(bench, verdict)(XA)
+    bench.run()
+    assert answer.is_good
+    for _ in range(2):
+        bench = killed(bench)
+        assert bench.coordinator.views() == []
+        assert bench.payloads() == ([b"x"] if verdict == "commit" else [])
+
+
+def test_a_partition_that_is_lost_gets_its_batch_again() -> None:
+    """Committed, then its directory is deleted: it is back, the same bytes, once."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    for number in range(3):
+        bench.put(LOCAL, A, b"payload %d" % number)
+    bench.commit(LOCAL)
+    bench.run()
+    log = bench.logs.manager.logs()[A]
+    before = bench.logs.manager.read_back(A, Offset(0), log.size_bytes)
+    disk = bench.fs.crash(keep_all)
+    for name in disk.list_directory(log.writer.directory):
+        disk.unlink(log.writer.directory / name)
+    disk.remove_directory(log.writer.directory)
+    disk.unlink(log.writer.directory.parent / "holdings")
+    for _ in range(2):
+        bench = opened(disk)
+        assert bench.logs.manager.read_back(A, Offset(0), len(before) + 1) == before
+        disk = bench.fs.crash(keep_all)
+
+
+def test_many_transactions_over_small_files_leave_one_file() -> None:
+    """A journal limit of 512 bytes and 2,000 transactions: numbers grow, files go."""
+    bench = opened(FaultyFileSystem(), file_bytes_max=512)
+    for number in range(2000):
+        bench.begin(f"TX:s:{number}")
+        bench.put(f"TX:s:{number}", A, b"%d" % number)
+        bench.commit(f"TX:s:{number}")
+        if number % 50 == 0:
+            bench.coordinator.checkpoint()
+            bench.run()
+    bench.run()
+    (number,) = journal_numbers(bench.fs, JOURNAL)
+    assert number > 1
+    again = killed(bench)
+    assert again.coordinator.views() == []
+    assert again.payloads() == [b"%d" % number for number in range(2000)]
+
+
+def test_a_large_file_goes_when_nothing_in_it_is_needed() -> None:
+    """It need not be full: what is prepared keeps it, and its end lets it go."""
+    bench = opened(FaultyFileSystem(), file_bytes_max=1 << 30)
+    bench.begin(XA)
+    bench.put(XA, A, b"x")
+    bench.prepare(XA)
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"y" * (1 << 20))
+    bench.commit(LOCAL)
+    bench.run()
+    assert bench.coordinator.figures().journal_bytes > 1 << 20
+    bench.rollback(XA)
+    bench.run()
+    assert bench.coordinator.figures().journal_bytes == 0
+    assert killed(bench).payloads() == [b"y" * (1 << 20)]
+
+
+# -- checkpoints ----------------------------------------------------------------------
+
+
+def test_checkpoints_are_written_when_newer_and_few_are_kept() -> None:
+    """None at first; an equal or older one is ignored; of four, three are kept."""
+    fs = FaultyFileSystem()
+    for path in (JOURNAL.parent, JOURNAL):
+        fs.make_directory(path)
+    assert read_checkpoint(fs, JOURNAL) == (0, 0)
+    places = [JournalPosition(1, 30), JournalPosition(1, 40), JournalPosition(2, 0)]
+    for place in places:
+        assert write_checkpoint(fs, JOURNAL, place, kept_max=3)
+        assert not write_checkpoint(fs, JOURNAL, place, kept_max=3)
+    assert not write_checkpoint(fs, JOURNAL, JournalPosition(1, 99), kept_max=3)
+    assert write_checkpoint(fs, JOURNAL, JournalPosition(2, 9), kept_max=3)
+    names = fs.list_directory(JOURNAL)
+    assert names == ("checkpoint.2", "checkpoint.3", "checkpoint.4")
+    assert read_checkpoint(fs, JOURNAL) == (2, 9)
+    data = fs.read_file(JOURNAL / "checkpoint.4", 99)  # type: ignore[arg-type]
+    assert data == b'{"number":2,"offset":9}'
+
+
+def test_a_checkpoint_names_the_oldest_that_is_not_finished() -> None:
+    """Replay begins there, and finds all that is prepared behind it."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"done")
+    bench.commit(LOCAL)
+    bench.run()
+    start = len(redo_bytes(bench.fs))
+    for key in (XA, XB):
+        bench.begin(key)
+        bench.put(key, A, b"x")
+        bench.prepare(key)
+    bench.run()
+    bench.coordinator.checkpoint()
+    bench.run()
+    (number,) = journal_numbers(bench.fs, JOURNAL)
+    assert read_checkpoint(bench.fs, JOURNAL) == (number, start)
+    assert sorted(killed(bench).coordinator.recover(None)) == [XA, XB]
+
+
+# -- what the journal promises --------------------------------------------------------
+
+
+def test_what_is_appended_is_decided() -> None:
+    """The commit record is synced before a byte reaches a partition."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"x")
+    bench.put(LOCAL, B, b"y")
+    answer = bench.commit(LOCAL)
+    for worker in bench.workers:
+        worker.step()
+    assert is_committed(bench.fs.crash(keep_none))
+    assert bench.payloads() == []
+    assert not answer.is_done
+    bench.run()
+    assert answer.is_good
+    assert bench.payloads() == [b"x", b"y"]
+
+
+def test_a_commit_that_is_under_way_at_the_stop_is_applied_at_the_start() -> None:
+    """Its record is the last thing that the journal writes, and nothing removes it."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"x")
+    bench.run()
+    bench.commit(LOCAL)
+    bench.coordinator.close(lambda: None)
+    for worker in bench.workers:
+        worker.step()
+    assert is_committed(bench.fs)
+    again = killed(bench)
+    assert again.payloads() == [b"x"]
+    again.close()
+    assert not is_committed(again.fs)
+
+
+def is_committed(fs: FaultyFileSystem) -> bool:
+    data, position = redo_bytes(fs), 0
+    while position < len(data):
+        record, position = decode_record(data, position, len(data))
+        if isinstance(record, OperationRecord) and record.operation in COMMITS:
+            return True
+    return False
+
+
+def test_a_failed_sync_takes_the_journal_offline() -> None:
+    """Who waits gets an error, never a success; everything is refused from then on."""
+    bench = opened(FaultyFileSystem())
+    for key in (LOCAL, XA, XB):
+        bench.begin(key)
+        bench.put(key, A, b"x")
+    bench.run()
+    answers = [bench.commit(LOCAL), bench.prepare(XA)]
+
+    def fail_sync(operation: Operation) -> None:
+        if operation.name == "write" and operation.path.name.startswith("redo"):
+            bench.fs.fail_at(operation.number + 1, errno.EIO)
+
+    bench.fs.on_call(fail_sync)
+    bench.run()
+    bench.fs.on_call(None)
+    assert all(answer.is_done and answer.error is not None for answer in answers)
+    assert bench.payloads() == []
+    with pytest.raises(TransactionError, match="offline until a restart"):
+        bench.begin(OTHER)
+    with pytest.raises(TransactionError, match="offline until a restart"):
+        bench.rollback(XB)
+    cause = bench.coordinator.figures().offline_cause
+    assert cause is not None
+    assert "EIO" in cause
+
+
+def test_no_room_in_the_journal_fails_a_transaction_and_not_the_next() -> None:
+    """A put that is not journalled keeps its transaction from being committed."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"kept")
+    bench.run()
+    bench.fs.fail_at(bench.fs.calls + 1, errno.ENOSPC)
+    lost = bench.put(LOCAL, A, b"lost")
+    bench.run()
+    assert lost.error is not None
+    answer = bench.commit(LOCAL)
+    bench.run()
+    assert isinstance(answer.error, XaCommandError)
+    assert (answer.error.code, str(answer.error)) == (
+        104, "STORE COMMIT FAILED: Transaction rolled back.",
+    )  # fmt: skip
+    bench.begin(OTHER)
+    bench.put(OTHER, A, b"next")
+    good = bench.commit(OTHER)
+    bench.run()
+    assert good.is_good
+    assert bench.payloads() == [b"next"]
+    assert killed(bench).payloads() == [b"next"]
+
+
+def test_a_partition_without_room_is_told_and_tried_again() -> None:
+    """Refused before the decision: rolled back. Refused behind it: committed all the
+    same, told with a code that says so, and there when there is room.
+    """
+    bench = opened(FaultyFileSystem())
+    bench.begin(XA)
+    bench.put(XA, A, b"x" * 100)
+    bench.prepare(XA)
+    bench.run()
+    answer = bench.commit(XA, is_two_phase=True)
+    for worker in bench.workers:
+        worker.step()
+    bench.fs.set_capacity(0)
+    bench.run()
+    assert isinstance(answer.error, XaCommandError)
+    assert answer.error.code == -7
+    assert bench.payloads() == []
+    assert bench.coordinator.figures().stuck_count == 1
+    with pytest.raises(TransactionError, match="Cannot call rollback now"):
+        bench.rollback(XA)
+    bench.fs.set_capacity(1 << 40)
+    again = bench.commit(XA, is_two_phase=True)
+    bench.run()
+    assert again.is_good
+    assert bench.payloads() == [b"x" * 100]
+    assert killed(bench).payloads() == [b"x" * 100]
+
+
+def test_a_commit_finds_its_batch_behind_other_puts() -> None:
+    """Its record says where the log ended; the batch lies behind what came between."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"in between")
+    bench.commit(LOCAL)
+    log = bench.logs.manager.get_or_create(A, bench.logs.config.topic(A.topic))
+    bench.logs.append(log, [b"first", b"second"], Told())
+    bench.run()
+    wanted = [b"first", b"second", b"in between"]
+    assert bench.payloads() == wanted
+    disk = bench.fs.crash(keep_all)
+    # Also without the side file, which knows the place.
+    for number in journal_numbers(disk, JOURNAL):
+        disk.unlink(JOURNAL / f"sums.{number}")
+    assert opened(disk).payloads() == wanted
+
+
+class Told:
+    """A ticket that takes no note."""
+
+    def on_stored(self) -> None:
+        """Do nothing."""
+
+    def on_failed(self, error: StorageError) -> None:
+        raise error
+
+
+# -- damage ---------------------------------------------------------------------------
+
+
+def prepared_disk() -> FaultyFileSystem:
+    bench = opened(FaultyFileSystem())
+    for key in (XA, XB):
+        bench.begin(key)
+        bench.put(key, A, b"x" * 50)
+        bench.prepare(key)
+        bench.run()
+    return bench.fs.crash(keep_all)
+
+
+def test_rot_is_refused_wherever_it_is() -> None:
+    """Any bit of bytes that were synced: the journal says where, and is not changed."""
+    disk = prepared_disk()
+    (number,) = journal_numbers(disk, JOURNAL)
+    path = JOURNAL / f"redo.{number}"
+    for bit in range(0, 8 * len(redo_bytes(disk)), 7):
+        rotten = disk.snapshot()
+        rotten.flip_bit(path, bit)
+        before = redo_bytes(rotten)
+        with pytest.raises(StorageError, match=rf"damaged: file={path} position="):
+            opened(rotten)
+        assert redo_bytes(rotten) == before
+
+
+def test_a_cut_journal_is_refused() -> None:
+    """Bytes that were synced and are gone are no torn tail."""
+    disk = prepared_disk()
+    (number,) = journal_numbers(disk, JOURNAL)
+    path = JOURNAL / f"redo.{number}"
+    size = len(redo_bytes(disk))
+    for left in (0, 1, size // 2, size - 1):
+        cut = disk.snapshot()
+        file = cut.open_append(path, create=False)
+        file.truncate(left)  # type: ignore[arg-type]
+        file.close()
+        with pytest.raises(StorageError, match="journal damaged"):
+            opened(cut)
+
+
+def test_a_torn_tail_is_cut_and_told() -> None:
+    """What no sync covered is no damage: what is in front of it counts."""
+    bench = opened(prepared_disk())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"never synced")
+    bench.run()
+    disk = bench.fs.crash(keep_all)
+    number = journal_numbers(disk, JOURNAL)[-1]
+    size = len(redo_bytes(disk))
+    disk.flip_bit(JOURNAL / f"redo.{number}", 8 * (size - 4))
+    again = opened(disk)
+    assert sorted(again.coordinator.recover(None)) == [XA, XB]
+    (note,) = again.coordinator.figures().notes
+    assert "torn tail" in note
+
+
+def test_a_journal_without_side_files_opens() -> None:
+    """As a Java broker leaves it; a tail that makes no sense is not read."""
+    disk = prepared_disk()
+    (number,) = journal_numbers(disk, JOURNAL)
+    disk.unlink(JOURNAL / f"sums.{number}")
+    file = disk.open_append(JOURNAL / f"redo.{number}", create=False)
+    file.write(b"\0\0\0\x20garbage")
+    file.close()
+    again = opened(disk)
+    assert sorted(again.coordinator.recover(None)) == [XA, XB]
+
+
+def test_a_side_file_that_is_damaged_is_no_help_and_no_harm() -> None:
+    """Whichever bit of it is wrong, what is prepared is restored."""
+    disk = prepared_disk()
+    (number,) = journal_numbers(disk, JOURNAL)
+    path = JOURNAL / f"sums.{number}"
+    for bit in range(0, 8 * len(disk.read_file(path, 1 << 20)), 31):  # type: ignore[arg-type]
+        rotten = disk.snapshot()
+        rotten.flip_bit(path, bit)
+        assert sorted(opened(rotten).coordinator.recover(None)) == [XA, XB]
+
+
+# -- heuristics -----------------------------------------------------------------------
+
+
+def test_outcomes_survive_and_are_answered_until_they_are_forgotten() -> None:
+    """Codes 7, 6 and 8 for any command; RECOVER lists them; FORGET ends it."""
+    bench = opened(FaultyFileSystem())
+    keys = {each: f"XID:1:0{n}::uq" for n, each in enumerate(HeuristicOutcome)}
+    for outcome, key in keys.items():
+        bench.begin(key)
+        bench.put(key, A, outcome.value.encode())
+        bench.prepare(key)
+        bench.run()
+        answer = bench.decide(key, outcome)
+        bench.run()
+        assert answer.is_good
+    for _ in range(2):
+        assert bench.payloads() == [b"commit"]
+        assert sorted(bench.coordinator.recover("uq")) == sorted(keys.values())
+        for outcome, key in keys.items():
+            with pytest.raises(XaCommandError, match="been heuristically") as caught:
+                bench.commit(key)
+            assert (
+                caught.value.code
+                == {"commit": 7, "rollback": 6, "complete": 8}[outcome.value]
+            )
+        bench = killed(bench)
+    for key in keys.values():
+        answer = bench.forget(key)
+        bench.run()
+        assert answer.is_good
+    assert killed(bench).coordinator.recover(None) == []
+    with pytest.raises(XaCommandError, match="is not a valid xid"):
+        bench.forget(LOCAL)
+
+
+def test_an_outcome_that_was_not_carried_out_is_at_the_start() -> None:
+    """Written and then killed: the decision of the operator holds."""
+    for outcome, wanted in (
+        (HeuristicOutcome.COMMIT, [b"x"]),
+        (HeuristicOutcome.ROLLBACK, []),
+    ):
+        bench = opened(FaultyFileSystem())
+        bench.begin(XA)
+        bench.put(XA, A, b"x")
+        bench.prepare(XA)
+        bench.run()
+        bench.decide(XA, outcome)
+        for worker in bench.workers:
+            worker.step()
+        again = killed(bench)
+        assert again.payloads() == wanted
+        assert again.coordinator.recover(None) == [XA]
+
+
+def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
+    """Its file is not read, not changed, and named at the start."""
+    bench = opened(FaultyFileSystem())
+    bench.close()
+    path = JOURNAL / JAVA_OUTCOMES_FILE
+    data = b"\xac\xed\x00\x05" + b"x" * 200
+    file = bench.fs.open_append(path, create=True)
+    file.write(data)
+    file.close()
+    again = opened(bench.fs)
+    (note,) = again.coordinator.figures().notes
+    assert str(path) in note
+    assert again.fs.read_file(path, 1 << 20) == data  # type: ignore[arg-type]
+
+
+def test_outcomes_have_a_checksum() -> None:
+    """What was written is read; anything else is refused."""
+    outcomes = {XA: KeptOutcome(HeuristicOutcome.COMPLETE, 1_700_000_000_000)}  # type: ignore[arg-type]
+    data = encode_outcomes(outcomes)
+    assert decode_outcomes(data) == outcomes
+    for broken in (b"", b"[]", data.replace(b"complete", b"commit"), data[:-9]):
+        with pytest.raises(ValueError, match=r"."):
+            decode_outcomes(broken)
+
+
+# -- bounds ---------------------------------------------------------------------------
+
+
+def limited(**changes: int) -> TransactionBench:
+    fields = {
+        "open_count_max": 3,
+        "held_bytes_max": 2000,
+        "timed_count_max": 2,
+        "timeout_s_max": 60,
+        "journal_bytes_max": 1 << 30,
+    }
+    limits = TransactionLimits(**{**fields, **changes})
+    return opened(FaultyFileSystem(), limits=limits)
+
+
+def test_bounds_are_kept_told_and_counted() -> None:
+    """Open transactions, bytes that they hold, time-outs: both numbers, one count."""
+    bench = limited()
+    bench.begin(LOCAL, timeout_s=5)
+    bench.begin(OTHER, timeout_s=5)
+    with pytest.raises(
+        TransactionError, match="Timer size 3 is great than maxTimerCapacity 2"
+    ):
+        bench.begin(XA, timeout_s=5)
+    bench.begin(XA)
+    with pytest.raises(TransactionError, match="expected at most 3, got 4"):
+        bench.begin(XB)
+    bench.put(LOCAL, A, b"x" * 1500)
+    with pytest.raises(TransactionError, match="expected at most 2000 bytes, got"):
+        bench.put(OTHER, A, b"x" * 500)
+    bench.rollback(LOCAL)
+    bench.put(OTHER, A, b"x" * 500)
+    bench.run()
+    assert bench.coordinator.counters.refused == 3
+    assert bench.coordinator.figures().held_bytes < 1000
+
+
+def test_the_journal_has_a_bound() -> None:
+    """A full one takes no puts; verdicts are taken, and make room."""
+    bench = limited(journal_bytes_max=100, held_bytes_max=1 << 20)
+    bench.begin(XA)
+    bench.put(XA, A, b"x" * 200)
+    bench.run()
+    with pytest.raises(TransactionError, match="the transaction journal is full"):
+        bench.put(XA, A, b"more")
+    answer = bench.commit(XA)
+    bench.run()
+    assert answer.is_good
+
+
+@pytest.mark.slow
+def test_ten_thousand_open_transactions_are_bounded_and_end() -> None:
+    """What they hold is counted, and given back; nothing is left of them."""
+    bench = opened(FaultyFileSystem(), file_bytes_max=1 << 16)
+    count = 10_000
+    for number in range(count):
+        bench.begin(f"TX:s:{number}", "owner", timeout_s=30)
+        bench.put(f"TX:s:{number}", A, b"x" * 100, "owner")
+    bench.run()
+    figures = bench.coordinator.figures()
+    assert figures.open_count == count
+    assert 100 * count < figures.held_bytes < 400 * count
+    for number in range(0, count, 2):
+        bench.commit(f"TX:s:{number}", "owner")
+    bench.run()
+    bench.clock.advance_s(31)
+    bench.coordinator.tick()
+    bench.run()
+    figures = bench.coordinator.figures()
+    assert (figures.open_count, figures.held_bytes) == (0, 0)
+    assert figures.counters.timed_out == count // 2
+    assert figures.journal_bytes < 1 << 18
+    assert len(bench.payloads(A)) == count // 2
