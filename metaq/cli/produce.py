@@ -20,7 +20,7 @@ from metaq.client.errors import (
     OutcomeUnknownError,
     PartlySentError,
 )
-from metaq.client.produce.delivery import ProducerStatistics
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClientError
 from metaq.zk.paths import partition_name
 

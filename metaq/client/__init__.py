@@ -55,7 +55,6 @@ from metaq.client.partitioner import (
     Selector,
 )
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
     OrderedStatistics,
@@ -64,6 +63,7 @@ from metaq.client.produce.ordered_producer import (
 from metaq.client.produce.producer import (
     AsyncProducer,
 )
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.transaction_branch import PendingResult
 from metaq.client.produce.xa import AsyncXa

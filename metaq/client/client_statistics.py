@@ -19,7 +19,6 @@ from metaq.client.consume.totals import (
     Totals,
     total_of_groups,
 )
-from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
     OrderedStatistics,
@@ -27,6 +26,7 @@ from metaq.client.produce.ordered_producer import (
 from metaq.client.produce.producer import (
     AsyncProducer,
 )
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.model import TopicPartition
 from metaq.peer.pool import PoolStatistics
 from metaq.stats import MetricKind, MetricSpec, part, total_of

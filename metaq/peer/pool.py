@@ -309,6 +309,7 @@ class ConnectionWaiters:
         is_wanted: Callable[[BrokerAddress], bool],
         on_open: Callable[[], None],
         on_unreachable: Callable[[BrokerAddress, NoBrokerError], None],
+        patience_s: float = PATIENCE_S,
     ) -> None:
         """Start with nothing asked.
 
@@ -318,7 +319,8 @@ class ConnectionWaiters:
             loop: runs the tasks.
             is_wanted: tells whether there is anything to send to an address.
             on_open: called when there is a connection, or nothing wanted any more.
-            on_unreachable: called after each PATIENCE_S without a connection.
+            on_unreachable: called after each `patience_s` without a connection.
+            patience_s: how long one wait takes, at most.
         """
         self._pool = pool
         self._clock = clock
@@ -326,6 +328,7 @@ class ConnectionWaiters:
         self._is_wanted = is_wanted
         self._on_open = on_open
         self._on_unreachable = on_unreachable
+        self._patience_s = patience_s
         self._tasks: dict[BrokerAddress, asyncio.Task[None]] = {}
         self._trouble: dict[BrokerAddress, NoBrokerError] = {}
 
@@ -354,7 +357,7 @@ class ConnectionWaiters:
     async def _run(self, address: BrokerAddress) -> None:
         try:
             while self._is_wanted(address):
-                deadline_s = self._clock.monotonic_s() + PATIENCE_S
+                deadline_s = self._clock.monotonic_s() + self._patience_s
                 try:
                     await self._pool.get(address, deadline_s=deadline_s)
                 except NoBrokerError as error:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from metaq.client.errors import BufferFullError, MessageTooLargeError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.accumulator import RESERVE_COUNT, Accumulator
-from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
+from metaq.client.produce.batches import (
+    Batch,
+    BatchName,
+    BatchOutcome,
+    SendResult,
+)
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, LocalProtocolError, NoBrokerError
 from metaq.model import MessageId, Offset
@@ -78,6 +83,50 @@ def test_bounds_are_exact() -> None:
         seen = box.accumulator.statistics()
         assert (seen.buffered_count, seen.buffered_bytes) == (10, 210)
         assert (seen.appended_count, seen.full_count) == (10, 1)
+
+    run_virtual(main())
+
+
+def test_a_named_batch_travels_alone_and_in_its_place() -> None:
+    """Neither what was appended before it nor another name is in it."""
+
+    async def main() -> None:
+        box = Box()
+        names = [BatchName("p", 0, "s"), BatchName("p", 2, "t")]
+        box.accumulator.append("test", b"plain")
+        for name in names:
+            box.accumulator.append_batch(at(0), [b"a", b"b"], [0, 1], name)
+        box.accumulator.append("test", b"plain")
+        batches = [box.take() for _ in range(4)]
+        seen = [(b.name, b.payloads, b.flags) for b in batches if isinstance(b, Batch)]
+        assert seen == [
+            (None, [b"plain"], {}),
+            (names[0], [b"a", b"b"], {1: 1}),
+            (names[1], [b"a", b"b"], {1: 1}),
+            (None, [b"plain"], {}),
+        ]
+        assert box.take() is None
+
+    run_virtual(main())
+
+
+def test_a_named_batch_larger_than_the_buffer_goes_when_it_is_empty() -> None:
+    """It takes all the room there is, and gives back what it took."""
+
+    async def main() -> None:
+        box = Box(buffer_bytes_max=100, buffer_count_max=3)
+        name = BatchName("p", 0, "s")
+        box.accumulator.append("test", b"x")
+        with pytest.raises(BufferFullError) as caught:
+            box.accumulator.append_batch(at(0), [bytes(200)] * 4, [0] * 4, name)
+        assert (caught.value.size_bytes, caught.value.message_count) == (100, 3)
+        box.resolve(box.take())
+        box.accumulator.append_batch(at(0), [bytes(200)] * 4, [0] * 4, name)
+        with pytest.raises(BufferFullError):
+            box.accumulator.append("test", b"x")
+        box.resolve(box.take())
+        for _ in range(3):
+            box.accumulator.append("test", b"x")
 
     run_virtual(main())
 

@@ -10,6 +10,7 @@ from metaq.client.errors import OutcomeUnknownError
 from metaq.client.produce.attempts import (
     PUTS_BYTES_MAX,
     PUTS_MAX,
+    AttemptLimits,
     BatchSpan,
     Verdict,
     final_error,
@@ -19,6 +20,7 @@ from metaq.client.produce.attempts import (
 from metaq.errors import (
     ClosedError,
     ConnectionLostError,
+    DiskFailedError,
     ForbiddenError,
     MetaqError,
     NoBrokerError,
@@ -131,6 +133,41 @@ def test_what_ends_it(kind: type[MetaqError], is_in_doubt: bool) -> None:
         has_dedup=True,
         retry_unknown=True,
     ) == (FAIL, is_in_doubt or kind is RequestTimeoutError)
+
+
+LIMITS = AttemptLimits(answer_timeout_s=1.0, retries_max=3)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempt", "wanted"),
+    [
+        (RequestTimeoutError("x"), 1, (AGAIN, True)),
+        (RequestTimeoutError("x"), 3, (AGAIN, True)),
+        (RequestTimeoutError("x"), 4, (FAIL, True)),
+        (ConnectionLostError("x"), 3, (AGAIN, True)),
+        (ConnectionLostError("x"), 4, (FAIL, True)),
+        (NotSentError("x"), 3, (AGAIN, False)),
+        (NotSentError("x"), 4, (FAIL, False)),
+        (ForbiddenError("x"), 1, (FAIL, False)),
+        (UnavailableError("x"), 1, (FAIL, False)),
+        (DiskFailedError("x"), 1, (FAIL, True)),
+        (ServerError("x"), 1, (FAIL, False)),
+    ],
+)
+def test_limited_attempts(
+    error: MetaqError, attempt: int, wanted: tuple[Verdict, bool]
+) -> None:
+    """Silence is asked again and bounded by a number; a refusal is final."""
+    verdict = on_failure(
+        error,
+        may_move=False,
+        is_in_doubt=False,
+        has_dedup=False,
+        retry_unknown=True,
+        attempt=attempt,
+        limits=LIMITS,
+    )
+    assert verdict == wanted
 
 
 def test_the_last_error_says_whether_it_may_be_stored() -> None:

@@ -27,8 +27,8 @@ from metaq.client.consume.progress import (
     Lag,
 )
 from metaq.client.metrics import METRICS, ClientCollector, serve_metrics
-from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.ordered_producer import OrderedStatistics
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.peer.connection import ConnectionStatistics

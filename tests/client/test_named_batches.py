@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 from metaq.client import Client
 from metaq.client.errors import GivenUpError
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
+from metaq.client.produce.attempts import plan_spans
+from metaq.client.produce.batches import ends_of
 from metaq.client.produce.named_batches import (
-    TRIES_MAX,
+    RETRIES_MAX,
     NamedSender,
-    SentStatistics,
-    pieces_of,
 )
 from metaq.errors import (
+    ClosedError,
     ConnectionLostError,
     ForbiddenError,
     NoBrokerError,
     RequestTimeoutError,
+    SequenceUsedError,
 )
 from metaq.model import BrokerId, TopicPartition
 from metaq.protocol.commands import Mput, Put, Result, Version
+from metaq.protocol.reply_codes import SEQUENCE_USED, with_code
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
@@ -50,8 +53,8 @@ def sender_of(broker: AnyBroker) -> NamedSender:
     return NamedSender({BrokerId(0): broker.address}, timeout_s=20.0)
 
 
-def run(broker: AnyBroker, batches: list[list[bytes]], spare: str) -> SentStatistics:
-    """Send batches as one run of a task does."""
+def run(broker: AnyBroker, batches: list[list[bytes]], spare: str) -> tuple[int, int]:
+    """Send batches as one run of a task does; return what was sent and renamed."""
     sequence = 0
     with sender_of(broker) as sender:
         for number, payloads in enumerate(batches):
@@ -65,7 +68,7 @@ def run(broker: AnyBroker, batches: list[list[bytes]], spare: str) -> SentStatis
             )
             sequence += len(payloads)
         sender.flush()
-        return sender.statistics()
+        return sender.statistics().acknowledged_count, sender.renamed_count
 
 
 @pytest.mark.slow
@@ -79,7 +82,7 @@ def test_another_run_stores_nothing_twice(broker: AnyBroker) -> None:
     done = run(broker, batches, "second")
     twice = [] if broker.has_extensions else [b"a", b"b", b"c"]
     broker.assert_stored([*twice, b"a", b"b", b"c", b"d", b"e"])
-    assert (done.message_count, done.renamed_count) == (5, 0)
+    assert done == (5, 0)
 
 
 @pytest.mark.slow
@@ -92,7 +95,7 @@ def test_other_messages_under_the_same_numbers_are_never_lost(
     wanted = b"abcdbaxyz" if broker.has_extensions else b"abcdbacdxyz"
     assert sorted(broker.stored()) == sorted(bytes([byte]) for byte in wanted)
     renamed_count = 2 if broker.has_extensions else 0
-    assert (done.message_count, done.renamed_count) == (7, renamed_count)
+    assert done == (7, renamed_count)
 
 
 @pytest.mark.slow
@@ -132,6 +135,22 @@ def send(
     sender.send(to, payloads, flags, producer="p", sequence=sequence, spare="s")
 
 
+def counts(sender: NamedSender) -> tuple[int, int, int, int]:
+    done = sender.statistics()
+    return (
+        done.acknowledged_count,
+        done.acknowledged_bytes,
+        done.doubtful_count,
+        sender.renamed_count,
+    )
+
+
+def send_batches(sender: NamedSender, batch_count: int, count: int) -> None:
+    for number in range(batch_count):
+        send(sender, [b"a"] * count, sequence=count * number)
+    sender.flush()
+
+
 def send_all(sender: NamedSender, count: int) -> None:
     send(sender, [b"a"] * count)
     sender.flush()
@@ -143,20 +162,22 @@ def send_all(sender: NamedSender, count: int) -> None:
     count_max=st.integers(min_value=1, max_value=10),
     has_mput=st.booleans(),
 )
-def test_pieces_keep_order_and_limits(
+def test_spans_keep_order_and_limits(
     sizes: list[int], bytes_max: int, count_max: int, has_mput: bool
 ) -> None:
-    """Joined, they are the payloads; each is within both limits or single."""
+    """Joined, they are the payloads; each batch is within both limits."""
     payloads = [bytes(size) for size in sizes]
     capabilities = Capabilities(
         "v", has_mput=has_mput, batch_bytes_max=bytes_max, batch_records_max=count_max
     )
-    pieces = [payloads[a:b] for a, b in pieces_of(payloads, capabilities)]
+    spans = plan_spans(ends_of(payloads), 0, len(payloads), capabilities)
+    pieces = [payloads[span.first : span.end] for span in spans]
     assert [p for piece in pieces for p in piece] == payloads
-    for piece in pieces:
+    for span, piece in zip(spans, pieces, strict=True):
         size = sum(HEADER_BYTES + len(p) for p in piece)
         is_within = has_mput and size <= bytes_max and len(piece) <= count_max
-        assert len(piece) == 1 or is_within
+        assert span.is_mput == is_within
+        assert is_within or len(piece) == 1 or not has_mput
 
 
 @pytest.mark.parametrize(
@@ -174,8 +195,7 @@ def test_messages_arrive_once_in_order(
         sender.flush()
         assert broker.payloads("t", 0) == wanted
         assert broker.payloads("t", 1) == [b"", b"other"]
-        done = sender.statistics()
-        assert done == SentStatistics(2502, sum(map(len, wanted)) + 5, 0, 0)
+        assert counts(sender) == (2502, sum(map(len, wanted)) + 5, 0, 0)
         kinds = {type(c) for c in broker.commands if not isinstance(c, Version)}
         assert kinds == {command}
 
@@ -214,7 +234,7 @@ def test_a_broken_connection_is_mended_and_what_may_be_doubled_is_counted() -> N
         assert list(dict.fromkeys(stored)) == wanted
         assert broker.connection_count == 2
         done = sender.statistics()
-        assert done.message_count == 300
+        assert done.acknowledged_count == 300
         assert len(stored) - 300 <= done.doubtful_count <= 300
         assert done.doubtful_count >= 100
         assert batches[1].sequence in [b.sequence for b in batches[2:]]
@@ -238,33 +258,25 @@ def test_a_connection_that_is_lost_between_batches_is_made_again() -> None:
     with MemoryBroker() as broker, sender_to(broker) as sender:
         send_all(sender, 10)
         is_lost = threading.Event()
-        sender._queues[ID].connection.on_closed(lambda _reason: is_lost.set())
+        connection = sender._pool.ready(broker.address)
+        assert connection is not None
+        connection.on_closed(lambda _reason: is_lost.set())
         broker.drop_connections()
         assert is_lost.wait(30)
         send(sender, [b"b"] * 10, sequence=10)
         sender.flush()
         assert broker.payloads("t", 0) == [b"a"] * 10 + [b"b"] * 10
-        assert sender.statistics().message_count == 20
+        assert sender.statistics().acknowledged_count == 20
 
 
 def test_no_more_batches_are_in_flight_than_a_broker_remembers() -> None:
     """Per partition; the sixth waits for an answer to the first."""
-    with MemoryBroker() as broker, sender_to(broker) as sender:
-        ahead: list[int] = []
-        sent = 0
-
-        def note(command: object) -> bool:
-            if isinstance(command, Mput):
-                ahead.append(sent - len(ahead))
-            return False
-
-        broker.hang_up = note
-        for number in range(20):
-            send(sender, [b"%d" % number] * 10, sequence=10 * number)
-            sent += 1
-        sender.flush()
-        assert len(broker.payloads("t", 0)) == 200
-        assert max(ahead) <= IN_FLIGHT_BATCHES_MAX
+    with MemoryBroker() as broker, sender_to(broker, timeout_s=0.3) as sender:
+        broker.stay_silent = lambda command: isinstance(command, Mput)
+        with pytest.raises(RequestTimeoutError):
+            send_batches(sender, 20, 10)
+        sent = {c.sequence for c in broker.commands if isinstance(c, Mput)}
+        assert sent == {10 * number for number in range(IN_FLIGHT_BATCHES_MAX)}
 
 
 @pytest.mark.slow
@@ -275,8 +287,8 @@ def test_a_silent_broker_is_asked_again_and_then_given_up() -> None:
         with pytest.raises(RequestTimeoutError, match="outcome unknown"):
             send_all(sender, 2)
         puts = [c for c in broker.commands if isinstance(c, Mput)]
-        assert len(puts) == 1 + TRIES_MAX
-        assert sender.statistics().message_count == 0
+        assert len(puts) == 1 + RETRIES_MAX
+        assert sender.statistics().acknowledged_count == 0
 
 
 @pytest.mark.slow
@@ -317,7 +329,7 @@ def test_a_refusal_stops_at_once_and_is_not_repeated() -> None:
                 send_all(sender, 2)
         assert len([c for c in broker.commands if isinstance(c, Mput)]) == 1
         assert broker.connection_count == 1
-        assert sender.statistics().message_count == 0
+        assert sender.statistics().acknowledged_count == 0
 
 
 def refuse_sequence(wanted: int) -> Callable[[object], Result | None]:
@@ -336,7 +348,50 @@ def test_what_is_in_flight_at_a_refusal_is_heard_out() -> None:
         with pytest.raises(ForbiddenError, match="low on space"):
             send_all(sender, 450)
         stored = len(broker.payloads("t", 0))
-        assert (sender.statistics().message_count, stored) == (350, 350)
+        assert (sender.statistics().acknowledged_count, stored) == (350, 350)
+
+
+def test_send_raises_a_refusal_when_the_rest_has_its_answers() -> None:
+    """Another batch is not taken, and what was in flight is counted by then."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        broker.refuse = refuse_sequence(100)
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send_batches(sender, 1000, 100)
+        stored = len(broker.payloads("t", 0))
+        assert sender.statistics().acknowledged_count == stored
+        with pytest.raises(ForbiddenError, match="low on space"):
+            send(sender, [b"a"])
+        assert len(broker.payloads("t", 0)) == stored
+
+
+def test_a_closed_sender_takes_nothing() -> None:
+    """Neither silence nor a wait for an answer that cannot come."""
+    with MemoryBroker() as broker:
+        with sender_to(broker) as sender:
+            send_all(sender, 2)
+        with pytest.raises(ClosedError):
+            send(sender, [b"late"])
+        assert sender.statistics().acknowledged_count == 2
+
+
+def test_batches_whose_numbers_are_used_go_under_their_spare_names() -> None:
+    """Each once, in their order among themselves; used as well, it is an error."""
+    with MemoryBroker() as broker, sender_to(broker) as sender:
+        used, used_text = {"p"}, with_code("x", SEQUENCE_USED, {}).encode()
+        broker.refuse = lambda command: (
+            Result(500, used_text, command.opaque)
+            if isinstance(command, Mput) and command.producer in used
+            else None
+        )
+        wanted = [b"%d" % n for n in range(450)]
+        send(sender, wanted)
+        sender.flush()
+        assert broker.payloads("t", 0) == wanted
+        assert counts(sender) == (450, 1240, 0, 450)
+        used.add("s")
+        with pytest.raises(SequenceUsedError):
+            send_all(sender, 1)
+        assert broker.connection_count == 1
 
 
 @pytest.mark.slow
@@ -349,7 +404,7 @@ def test_after_a_refusal_a_silent_broker_leaves_an_unknown_outcome() -> None:
         )
         with pytest.raises(ForbiddenError, match="low on space"):
             send_all(sender, 400)
-        assert sender.statistics().message_count == 200
+        assert sender.statistics().acknowledged_count == 200
         assert broker.connection_count == 1
 
 
@@ -362,7 +417,7 @@ def test_after_a_refusal_a_broken_connection_is_left_alone() -> None:
         )
         with pytest.raises(ForbiddenError, match="low on space"):
             send_all(sender, 400)
-        assert sender.statistics().message_count == 100
+        assert sender.statistics().acknowledged_count == 100
         assert broker.connection_count == 1
 
 
@@ -371,4 +426,4 @@ def test_a_partition_of_an_unknown_broker_cannot_be_sent_to() -> None:
     with NamedSender({}, timeout_s=5) as sender:
         with pytest.raises(NoBrokerError, match="broker 7"):
             send(sender, [b"x"])
-        assert sender.statistics().message_count == 0
+        assert sender.statistics().acknowledged_count == 0

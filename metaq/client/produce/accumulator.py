@@ -34,6 +34,7 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.batches import (
     Batch,
+    BatchName,
     BatchOutcome,
     Home,
     SendFuture,
@@ -422,6 +423,46 @@ class Accumulator:
             if not queue.is_awake:
                 self._wake(queue)
         return batch, first, message_count
+
+    def append_batch(
+        self,
+        partition: TopicPartition,
+        payloads: Sequence[bytes],
+        flags: Sequence[int],
+        name: BatchName,
+    ) -> None:
+        """Add messages that travel under a name of their own, with no others.
+
+        More than the whole buffer takes is added when nothing else is in it.
+
+        Args:
+            partition: where they go, and stay.
+            payloads: at least one; attribute block, if its flag says so, and
+                application bytes each.
+            flags: one for each payload.
+            name: of the batch.
+
+        Raises:
+            BufferFullError: no room now; see `wait_room`.
+            ClosedError: the producer is closed.
+        """
+        queue, options = self.routes.queue(partition), self._options
+        size_bytes = sum(map(len, payloads)) + HEADER_BYTES * len(payloads)
+        with self._lock:
+            self._memory.check(
+                min(size_bytes, options.buffer_bytes_max),
+                min(len(payloads), options.buffer_count_max),
+            )
+            batch = self._begin(queue, self._timeout_s)
+            self._memory.reserve(batch, queue, size_bytes, len(payloads))
+            batch.name, batch.may_move = name, False
+            batch.payloads += payloads
+            if any(flags):
+                batch.flags = {at: flag for at, flag in enumerate(flags) if flag}
+            batch.bytes_left -= size_bytes
+            self._seal(queue)
+            if not queue.is_awake:
+                self._wake(queue)
 
     def wait_room(
         self, timeout_s: float | None, *, size_bytes: int = 1, message_count: int = 1

@@ -47,7 +47,8 @@ DOUBTS: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
 
 LAST_DOUBTS: Final = (RequestTimeoutError, DiskFailedError)
 """The same, of a command that may not: its deadline was that of the messages, so there
-is no time; or its broker will not recognise it."""
+is no time (`AttemptLimits.answer_timeout_s` leaves some); or its broker will not
+recognise it."""
 
 REFUSALS: Final = (ForbiddenError, NoRoomError, UnavailableError)
 """Answers of a broker that did not store a command, and may store it later."""
@@ -83,6 +84,21 @@ class BatchSpan:
     """True for one `mput`; False for a put of each message."""
 
 
+@dataclass(frozen=True, slots=True)
+class AttemptLimits:
+    """Bounds of a delivery that ends with its first failure, on top of deadlines.
+
+    For one whose caller repeats everything from the beginning, as a task of Spark does.
+    A refusal is final there.
+    """
+
+    answer_timeout_s: float
+    """How long one answer may take, then the part is sent again; and how long to try to
+    connect again, then it has failed."""
+    retries_max: int
+    """Times that a part is sent again."""
+
+
 def on_failure(
     error: MetaqError,
     *,
@@ -90,6 +106,8 @@ def on_failure(
     is_in_doubt: bool,
     has_dedup: bool,
     retry_unknown: bool,
+    attempt: int = 1,
+    limits: AttemptLimits | None = None,
 ) -> tuple[Verdict, bool]:
     """Decide about a part that failed before its deadline.
 
@@ -99,11 +117,19 @@ def on_failure(
         is_in_doubt: an earlier attempt may have stored it.
         has_dedup: the broker recognises what it has stored already.
         retry_unknown: send again what may be stored, also to other brokers.
+        attempt: its number, from 1 on.
+        limits: of its attempts; None leaves the end to the deadline.
 
     Returns:
         What to do, and whether it is in doubt from now on.
     """
-    if isinstance(error, DOUBTS):
+    doubts: tuple[type[MetaqError], ...] = DOUBTS
+    if limits is not None:
+        doubts += (RequestTimeoutError,)
+        if isinstance(error, REFUSALS) or attempt > limits.retries_max:
+            is_doubt = isinstance(error, doubts + LAST_DOUBTS)
+            return Verdict.FAIL, is_in_doubt or is_doubt
+    if isinstance(error, doubts):
         again = has_dedup or retry_unknown
         return (Verdict.AGAIN if again else Verdict.FAIL), True
     if isinstance(error, NEVER_LEFT + REFUSALS):

@@ -69,6 +69,17 @@ class BatchOutcome(NamedTuple):
     """Of each of its messages, where they were put one by one."""
 
 
+class BatchName(NamedTuple):
+    """Producer and sequence that a caller gave a batch: the same in every run."""
+
+    producer: str
+    """1..64 of [A-Za-z0-9._~-]."""
+    sequence: int
+    """Of the batch's first message, 0 or more."""
+    spare: str | None
+    """Producer for the case that these numbers stand for other messages; or None."""
+
+
 @dataclass(slots=True)
 class Home:
     """The loop where batches are resolved, and the lock that guards them all."""
@@ -116,7 +127,7 @@ class Batch:
 
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
-        "deadline_s", "flags", "may_move", "payloads", "reserved_bytes",
+        "deadline_s", "flags", "may_move", "name", "payloads", "reserved_bytes",
         "reserved_count", "serial", "timeout_s",
     )  # fmt: skip
 
@@ -141,6 +152,8 @@ class Batch:
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
         self.may_move = may_move
+        self.name: BatchName | None = None
+        """Given by the caller; None leaves producer and sequence to the delivery."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
         """Of the messages whose flag is not 0, by their place in the batch."""

@@ -16,23 +16,28 @@ with what kept it from being sent, or as unknown. No other code needs to care, a
 connection that forgets a request cannot keep a sender waiting. A tick looks at what is
 due (`Accumulator.take_due`) and at what waits for a connection, never at all senders.
 
+Ends. A producer goes on after a failure: only the messages that failed have it. With
+`AttemptLimits` the first failure ends the delivery: what has not left fails with it,
+what is in flight is waited for, and nothing is sent again.
+
     Invariant: a part is in `waiting`, `returned` or `in_flight` of one sender, or has
     its outcome.
     Invariant: a batch is resolved when its last part has its outcome.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from metaq.client.errors import GivenUpError
 from metaq.client.options import ProducerOptions
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.attempts import (
     PUTS_MAX,
     REFUSALS,
+    AttemptLimits,
     Verdict,
     final_error,
     on_failure,
@@ -46,6 +51,10 @@ from metaq.client.produce.partition_sender import (
     PutConnection,
     PutRun,
 )
+from metaq.client.produce.producer_counters import (
+    DeliveryCounters,
+    ProducerStatistics,
+)
 from metaq.clock import Clock
 from metaq.errors import (
     ClosedError,
@@ -53,20 +62,14 @@ from metaq.errors import (
     MetaqError,
     NoBrokerError,
     RemoteProtocolError,
+    SequenceUsedError,
 )
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
-from metaq.peer.pool import ConnectionWaiters
+from metaq.peer.pool import PATIENCE_S, ConnectionWaiters
 from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
-from metaq.stats import (
-    Histogram,
-    HistogramSnapshot,
-    counter,
-    gauge,
-    histogram,
-)
 from metaq.zk.cluster import ClusterSnapshot
 
 TICK_S: Final = 0.05
@@ -83,133 +86,8 @@ unknown outcome."""
 RETRY_S: Final = 0.5
 """How often a sender that has no connection looks for one without being told."""
 
-BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
-"""Buckets of the sizes of what is sent, in messages."""
-
 PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProducerStatistics:
-    """A snapshot of a producer's counters; of a delivery alone nothing is buffered."""
-
-    appended_count: int = counter(
-        "metaq_producer_appended_messages_total", "Messages taken from senders."
-    )
-    by_partition: Mapping[TopicPartition, int] = counter(
-        "metaq_producer_acknowledged_messages_total",
-        "Messages that are stored, where they lie.",
-        labels=("topic", "partition"),
-        label=TopicPartition.labels,
-        default=dict,
-    )
-    acknowledged_bytes: int = counter(
-        "metaq_producer_acknowledged_bytes_total",
-        "Payload bytes of the messages that are stored, attributes included.",
-    )
-    doubtful_count: int = counter(
-        "metaq_producer_doubtful_messages_total",
-        "Messages that are stored, and may be stored twice.",
-    )
-    """The outcome of an earlier attempt is unknown, and their broker does not recognise
-    repetitions."""
-    failed: Mapping[str, int] = counter(
-        "metaq_producer_failed_messages_total",
-        "Messages that failed, by the name of the error.",
-        labels=("error",),
-        default=dict,
-    )
-    dropped: Mapping[str, int] = counter(
-        "metaq_producer_dropped_messages_total",
-        "One-way messages that were never appended, by the name of the error.",
-        labels=("error",),
-        default=dict,
-    )
-    buffered_count: int = gauge(
-        "metaq_producer_buffered_messages", "Messages without an outcome."
-    )
-    buffered_bytes: int = gauge(
-        "metaq_producer_buffered_bytes",
-        "Bytes of messages without an outcome, record headers included.",
-    )
-    full_count: int = counter(
-        "metaq_producer_full_total", "Times that a message or a list found no room."
-    )
-    in_flight_count: int = gauge(
-        "metaq_producer_in_flight_commands", "Commands sent and not answered."
-    )
-    retried_count: int = counter(
-        "metaq_producer_retried_commands_total", "Commands sent again."
-    )
-    moved_count: int = counter(
-        "metaq_producer_moved_batches_total",
-        "Batches, or parts of them, that went to another partition.",
-    )
-    batch_counts: HistogramSnapshot = histogram(
-        "metaq_producer_batch_messages", "Messages per command."
-    )
-    latency_s: HistogramSnapshot = histogram(
-        "metaq_producer_latency_seconds",
-        "Time from the first message of a batch to the answer, per message.",
-    )
-
-    @property
-    def acknowledged_count(self) -> int:
-        """Return the number of messages that are stored."""
-        return sum(self.by_partition.values())
-
-
-class DeliveryCounters:
-    """The counters of one delivery; used on its loop."""
-
-    def __init__(self) -> None:
-        """Start at nothing."""
-        self.retried_count = 0
-        """Commands sent again."""
-        self.moved_count = 0
-        """Batches and parts that went to another partition."""
-        self.doubtful_count = 0
-        """Acknowledged messages that may be stored twice."""
-        self._acknowledged_bytes = 0
-        self._by_partition: Counter[TopicPartition] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
-        self._latency_s = Histogram()
-
-    def on_sent(self, message_count: int, command_count: int) -> None:
-        """Count commands that left, of so many messages each."""
-        self._batch_counts.record(message_count, command_count)
-
-    def on_acknowledged(
-        self,
-        partition: TopicPartition,
-        message_count: int,
-        payload_bytes: int,
-        latency_s: float,
-    ) -> None:
-        """Count messages that are stored; `latency_s` is that of the oldest."""
-        self._acknowledged_bytes += payload_bytes
-        self._by_partition[partition] += message_count
-        self._latency_s.record(latency_s, message_count)
-
-    def on_failed(self, message_count: int, error: MetaqError) -> None:
-        """Count messages that failed."""
-        self._failed[type(error).__name__] += message_count
-
-    def snapshot(self, in_flight_count: int) -> ProducerStatistics:
-        """Return what was counted so far."""
-        return ProducerStatistics(
-            acknowledged_bytes=self._acknowledged_bytes,
-            by_partition=dict(self._by_partition),
-            doubtful_count=self.doubtful_count,
-            failed=dict(self._failed),
-            retried_count=self.retried_count,
-            moved_count=self.moved_count,
-            in_flight_count=in_flight_count,
-            batch_counts=self._batch_counts.snapshot(),
-            latency_s=self._latency_s.snapshot(),
-        )
 
 
 class Delivery:
@@ -227,6 +105,7 @@ class Delivery:
         loop: asyncio.AbstractEventLoop,
         producer_id: str,
         request_refresh: Callable[[], None],
+        limits: AttemptLimits | None = None,
     ) -> None:
         """Prepare; `start` says where the batches come from.
 
@@ -237,6 +116,7 @@ class Delivery:
             loop: the loop everything here runs on.
             producer_id: 1..64 of [A-Za-z0-9._~-], no other producer's.
             request_refresh: told when what is known of the cluster seems wrong.
+            limits: of attempts, and the first failure ends all; None: deadlines only.
         """
         self._pool = pool
         self._options = options
@@ -244,6 +124,11 @@ class Delivery:
         self._loop = loop
         self._producer_id = producer_id
         self._request_refresh = request_refresh
+        self._limits = limits
+        self.failure: MetaqError | None = None
+        """With limits: what ended it."""
+        self.renamed_count = 0
+        """Messages that were sent again under the spare name of their batch."""
         self._backoff = Backoff(
             first_s=options.retry_first_s, max_s=options.retry_max_s
         )
@@ -261,6 +146,7 @@ class Delivery:
             is_wanted=self._is_wanted,
             on_open=self.fill,
             on_unreachable=self._on_unreachable,
+            patience_s=PATIENCE_S if limits is None else limits.answer_timeout_s,
         )
         self._tick: asyncio.TimerHandle | None = None
         self._is_closed = False
@@ -276,6 +162,9 @@ class Delivery:
     def on_ready(self) -> None:
         """Take note of queues that have messages."""
         if self._is_closed:
+            return
+        if self.failure is not None:
+            self._fail_unsent(self.failure)
             return
         for queue in self._accumulator.take_ready():
             self._fill(self._sender(queue))
@@ -320,21 +209,26 @@ class Delivery:
         if self._tick is not None:
             self._tick.cancel()
         error = ClosedError(reason)
+        for sender in list(self._senders.values()):
+            for part in list(sender.in_flight):
+                self._give_up(sender, part, error)
+        self._fail_unsent(error)
+        # Last: whoever is cancelled here has left nobody without an outcome.
+        await self._waiters.close()
+
+    def _fail_unsent(self, error: MetaqError) -> None:
+        """Fail everything that is not in flight."""
         self._accumulator.unanswered()  # seals what is open
         for queue in self._accumulator.take_ready():
             self._sender(queue)
-        for sender in self._senders.values():
+        for sender in list(self._senders.values()):
             while isinstance(batch := self._take(sender), Batch):
                 sender.waiting.append(sender.part_of(batch))
-            for part in list(sender.in_flight):
-                self._give_up(sender, part, error)
             parts = [*sender.returned, *sender.waiting]
             sender.returned.clear()
             sender.waiting.clear()
             for part in parts:
                 self._fail(sender, part, error)
-        # Last: whoever is cancelled here has left nobody without an outcome.
-        await self._waiters.close()
 
     def _sender(self, queue: PartitionQueue) -> PartitionSender:
         sender = self._senders.get(queue)
@@ -347,7 +241,7 @@ class Delivery:
     def _fill(self, sender: PartitionSender) -> None:
         """Send what can be sent now."""
         now_s = self._clock.monotonic_s()
-        if self._is_closed:
+        if self._is_closed or self.failure is not None:
             return
         if now_s < sender.resume_s:
             if sender.alarm is None:
@@ -470,6 +364,7 @@ class Delivery:
         opaque = connection.next_opaque()
         frame = sender.frame(part, opaque, self._producer_id)
         on_reply = partial(self._on_reply, sender, part, part.attempt, connection)
+        deadline_s = self._answer_deadline_s(part)
         sender.begin(part, None)
         try:
             # Batches are their own groups.
@@ -477,7 +372,7 @@ class Delivery:
                 frame,
                 opaque,
                 on_reply,
-                deadline_s=part.work.batch.deadline_s,
+                deadline_s=deadline_s,
                 is_alone=True,
             )
         except ClosedError as error:
@@ -500,13 +395,20 @@ class Delivery:
             on_failed=partial(self._on_puts_failed, sender, connection),
         )
         sender.begin(part, run)
-        deadline_s = part.work.batch.deadline_s
+        deadline_s = self._answer_deadline_s(part)
         try:
             connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
         except ClosedError as error:
             run.on_outcome(opaques, error)
             return
         self._counters.on_sent(1, part.message_count)
+
+    def _answer_deadline_s(self, part: BatchPart) -> float:
+        deadline_s = part.work.batch.deadline_s
+        if self._limits is None:
+            return deadline_s
+        answer_s = self._clock.monotonic_s() + self._limits.answer_timeout_s
+        return min(deadline_s, answer_s)
 
     # -- answers ----------------------------------------------------------------------
 
@@ -609,17 +511,26 @@ class Delivery:
         connection: PutConnection,
         error: MetaqError,
     ) -> None:
+        is_used = isinstance(error, SequenceUsedError)
+        if is_used and self.failure is None and part.take_spare():
+            self.renamed_count += part.message_count
+            sender.returned.append(part)
+            return
+        part.error = error
         verdict, part.is_in_doubt = on_failure(
             error,
             may_move=part.work.batch.may_move,
             is_in_doubt=part.is_in_doubt,
             has_dedup=_recognises(connection, part),
             retry_unknown=self._options.retry_unknown,
+            attempt=part.attempt,
+            limits=self._limits,
         )
         if error.refresh_metadata:
             self._request_refresh()
         now_s = self._clock.monotonic_s()
-        if verdict is Verdict.FAIL or now_s >= part.work.batch.deadline_s:
+        is_late = now_s >= part.work.batch.deadline_s
+        if verdict is Verdict.FAIL or is_late or self.failure is not None:
             self._fail(sender, part, error)
             return
         if not part.is_in_doubt:
@@ -665,7 +576,14 @@ class Delivery:
     ) -> None:
         final = final_error(error, sender.partition, is_in_doubt=part.is_in_doubt)
         self._counters.on_failed(part.message_count, final)
+        self._end(error)  # before anyone hears of the outcome
         self._settle(part, [BatchOutcome(part.span.first, None, final)])
+
+    def _end(self, error: MetaqError) -> None:
+        """Send nothing more after the first failure, where attempts are limited."""
+        if self._limits is not None and self.failure is None:
+            self.failure = error
+            self._fail_unsent(error)
 
     def _settle(self, part: BatchPart, outcomes: Sequence[BatchOutcome]) -> None:
         work = part.work
@@ -688,10 +606,13 @@ class Delivery:
 
     def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
         self._request_refresh()
+        cause: MetaqError | None = None
         for sender in list(self._senders.values()):
             if self._address(sender.partition.broker_id) == address:
                 sender.trouble = error
+                cause = cause or sender.doubt()
                 self._move(sender)
+        self._end(error if cause is None else GivenUpError(f"{cause}; then {error}"))
 
     def _move(self, sender: PartitionSender) -> None:
         """Give other partitions what may move, if there is one that takes it."""

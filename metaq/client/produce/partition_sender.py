@@ -17,6 +17,7 @@ from metaq.client.errors import (
 from metaq.client.produce.attempts import BatchSpan, plan_spans
 from metaq.client.produce.batches import (
     Batch,
+    BatchName,
     BatchOutcome,
     PutResults,
     SendResult,
@@ -102,14 +103,18 @@ class Work:
 class BatchPart:
     """Messages of a batch that leave together."""
 
-    __slots__ = ("attempt", "is_in_doubt", "place", "sequence", "span", "work")
+    __slots__ = (
+        "attempt", "error", "is_in_doubt", "name", "place", "sequence", "span", "work",
+    )  # fmt: skip
 
     def __init__(self, work: Work, span: BatchSpan, place: int) -> None:
         self.work = work
         self.span = span
         self.place = place  # in its sender's order
         self.sequence: int | None = None
+        self.name: BatchName | None = work.batch.name
         self.attempt = 0
+        self.error: MetaqError | None = None  # of the last attempt
         self.is_in_doubt = False
 
     @property
@@ -125,11 +130,24 @@ class BatchPart:
     def cut(self, first: int, end: int) -> "BatchPart":
         """Return a new part with some of its messages; the batch waits for it too."""
         self.work.left += 1
-        part = BatchPart(
-            self.work, BatchSpan(first, end, is_mput=self.span.is_mput), self.place
-        )
-        part.attempt, part.is_in_doubt = self.attempt, self.is_in_doubt
+        part = self.like(BatchSpan(first, end, is_mput=self.span.is_mput))
+        part.attempt = self.attempt
         return part
+
+    def like(self, span: BatchSpan) -> "BatchPart":
+        """Return a new part in the same state, with other messages of the batch."""
+        part = BatchPart(self.work, span, self.place)
+        part.name, part.error = self.name, self.error
+        part.is_in_doubt = self.is_in_doubt
+        return part
+
+    def take_spare(self) -> bool:
+        """Go on under the spare name; False when there is none."""
+        if self.name is None or self.name.spare is None:
+            return False
+        self.name = BatchName(self.name.spare, self.name.sequence, None)
+        self.sequence = None
+        return True
 
 
 class PutRun:
@@ -358,12 +376,7 @@ class PartitionSender:
         if spans != [span]:
             self.waiting.popleft()
             part.work.left += len(spans) - 1
-            parts = []
-            for each in spans:
-                cut = BatchPart(part.work, each, part.place)
-                cut.is_in_doubt = part.is_in_doubt
-                parts.append(cut)
-            self.waiting.extendleft(reversed(parts))
+            self.waiting.extendleft(part.like(each) for each in reversed(spans))
         part = self.waiting[0]
         limit = capabilities.payload_bytes_max
         if limit is None or part.span.is_mput:
@@ -382,7 +395,10 @@ class PartitionSender:
             LocalProtocolError: the topic's name cannot travel.
         """
         batch, span = part.work.batch, part.span
-        if part.sequence is None:
+        if part.name is not None:
+            producer_id, part.sequence = part.name.producer, part.name.sequence
+            part.sequence += span.first
+        elif part.sequence is None:
             part.sequence = self.sequence
             self.sequence += part.message_count
         records = batch.encode(span.first, span.end)
@@ -448,6 +464,11 @@ class PartitionSender:
             self.returned = [p for p in self.returned if p not in gone]
         return late
 
+    def doubt(self) -> MetaqError | None:
+        """Return what left open whether something that came back is stored."""
+        parts = (*self.returned, *self.waiting)
+        return next((part.error for part in parts if part.is_in_doubt), None)
+
     def unanswered(self, before_s: float) -> list[BatchPart]:
         """Return what is in flight with a deadline up to `before_s`."""
         return [p for p in self.in_flight if p.work.batch.deadline_s <= before_s]
@@ -466,5 +487,7 @@ class PartitionSender:
 
 
 def _order_of(part: BatchPart) -> tuple[bool, int, int]:
+    if part.name is not None:  # sequences of two names cannot be compared
+        return False, part.place, part.span.first
     place = part.place if part.sequence is None else part.sequence
     return part.sequence is None, place, part.span.first

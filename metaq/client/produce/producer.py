@@ -31,9 +31,10 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage, Selector
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.delivery import Delivery, ProducerStatistics
+from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_sender import Pool
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.runs import frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts

@@ -13,7 +13,6 @@ from metaq.client.names import check_topic, require_text
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
-from metaq.client.produce.delivery import ProducerStatistics
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import (
     AsyncOrderedProducer,
@@ -23,6 +22,7 @@ from metaq.client.produce.ordered_producer import (
 from metaq.client.produce.producer import (
     AsyncProducer,
 )
+from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.runs import frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.sync.transactions import Transaction

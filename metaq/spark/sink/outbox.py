@@ -29,10 +29,7 @@ from typing import Final, Self, TypeAlias
 import pyarrow as pa
 
 from metaq.client.options import IN_FLIGHT_BATCHES_MAX
-from metaq.client.produce.named_batches import (
-    BATCH_RECORDS_MAX,
-    NamedSender,
-)
+from metaq.client.produce.named_batches import NamedSender
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerId, TopicPartition
 from metaq.record.layout import HEADER_BYTES
@@ -43,6 +40,8 @@ Outlets: TypeAlias = Mapping[str, Mapping[TopicPartition, str]]
 FindOutlets: TypeAlias = Callable[[Collection[str]], Outlets]
 """Returns the outlets of topics; raises NoBrokerError where there is none."""
 
+BATCH_RECORDS_MAX: Final = 8192
+"""Most messages of one batch."""
 _NAME_BYTES: Final = 12
 """Of the hash of who writes: producers have 64 characters at most."""
 
@@ -126,9 +125,9 @@ class Outbox:
         self._router = Router({}, first_turn=name.turn)
         self._addresses: dict[BrokerId, str] = {}
         self._sent: dict[TopicPartition, _Sent] = {}
-        self._sender = NamedSender(self._addresses, timeout_s=timeout_s)
         for known, there in outlets.items():
             self._add_topic(known, there)
+        self._sender = NamedSender(self._addresses, timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -162,9 +161,9 @@ class Outbox:
         self._sender.flush()
         done = self._sender.statistics()
         return Written(
-            done.message_count,
-            done.size_bytes,
-            done.doubtful_count + done.renamed_count,
+            done.acknowledged_count,
+            done.acknowledged_bytes,
+            done.doubtful_count + self._sender.renamed_count,
         )
 
     def _add_topic(self, topic: str, there: Mapping[TopicPartition, str]) -> None:

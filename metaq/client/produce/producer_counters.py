@@ -1,0 +1,135 @@
+"""The counters of a producer, and what they are called outside."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from metaq.errors import MetaqError
+from metaq.model import TopicPartition
+from metaq.stats import Histogram, HistogramSnapshot, counter, gauge, histogram
+
+BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
+"""Buckets of the sizes of what is sent, in messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerStatistics:
+    """A snapshot of a producer's counters; of a delivery alone nothing is buffered."""
+
+    appended_count: int = counter(
+        "metaq_producer_appended_messages_total", "Messages taken from senders."
+    )
+    by_partition: Mapping[TopicPartition, int] = counter(
+        "metaq_producer_acknowledged_messages_total",
+        "Messages that are stored, where they lie.",
+        labels=("topic", "partition"),
+        label=TopicPartition.labels,
+        default=dict,
+    )
+    acknowledged_bytes: int = counter(
+        "metaq_producer_acknowledged_bytes_total",
+        "Payload bytes of the messages that are stored, attributes included.",
+    )
+    doubtful_count: int = counter(
+        "metaq_producer_doubtful_messages_total",
+        "Messages that are stored, and may be stored twice.",
+    )
+    """The outcome of an earlier attempt is unknown, and their broker does not recognise
+    repetitions."""
+    failed: Mapping[str, int] = counter(
+        "metaq_producer_failed_messages_total",
+        "Messages that failed, by the name of the error.",
+        labels=("error",),
+        default=dict,
+    )
+    dropped: Mapping[str, int] = counter(
+        "metaq_producer_dropped_messages_total",
+        "One-way messages that were never appended, by the name of the error.",
+        labels=("error",),
+        default=dict,
+    )
+    buffered_count: int = gauge(
+        "metaq_producer_buffered_messages", "Messages without an outcome."
+    )
+    buffered_bytes: int = gauge(
+        "metaq_producer_buffered_bytes",
+        "Bytes of messages without an outcome, record headers included.",
+    )
+    full_count: int = counter(
+        "metaq_producer_full_total", "Times that a message or a list found no room."
+    )
+    in_flight_count: int = gauge(
+        "metaq_producer_in_flight_commands", "Commands sent and not answered."
+    )
+    retried_count: int = counter(
+        "metaq_producer_retried_commands_total", "Commands sent again."
+    )
+    moved_count: int = counter(
+        "metaq_producer_moved_batches_total",
+        "Batches, or parts of them, that went to another partition.",
+    )
+    batch_counts: HistogramSnapshot = histogram(
+        "metaq_producer_batch_messages", "Messages per command."
+    )
+    latency_s: HistogramSnapshot = histogram(
+        "metaq_producer_latency_seconds",
+        "Time from the first message of a batch to the answer, per message.",
+    )
+
+    @property
+    def acknowledged_count(self) -> int:
+        """Return the number of messages that are stored."""
+        return sum(self.by_partition.values())
+
+
+class DeliveryCounters:
+    """The counters of one delivery; used on its loop."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.retried_count = 0
+        """Commands sent again."""
+        self.moved_count = 0
+        """Batches and parts that went to another partition."""
+        self.doubtful_count = 0
+        """Acknowledged messages that may be stored twice."""
+        self._acknowledged_bytes = 0
+        self._by_partition: Counter[TopicPartition] = Counter()
+        self._failed: Counter[str] = Counter()
+        self._batch_counts = Histogram(tuple(map(float, BATCH_COUNT_BOUNDS)))
+        self._latency_s = Histogram()
+
+    def on_sent(self, message_count: int, command_count: int) -> None:
+        """Count commands that left, of so many messages each."""
+        self._batch_counts.record(message_count, command_count)
+
+    def on_acknowledged(
+        self,
+        partition: TopicPartition,
+        message_count: int,
+        payload_bytes: int,
+        latency_s: float,
+    ) -> None:
+        """Count messages that are stored; `latency_s` is that of the oldest."""
+        self._acknowledged_bytes += payload_bytes
+        self._by_partition[partition] += message_count
+        self._latency_s.record(latency_s, message_count)
+
+    def on_failed(self, message_count: int, error: MetaqError) -> None:
+        """Count messages that failed."""
+        self._failed[type(error).__name__] += message_count
+
+    def snapshot(self, in_flight_count: int) -> ProducerStatistics:
+        """Return what was counted so far."""
+        return ProducerStatistics(
+            acknowledged_bytes=self._acknowledged_bytes,
+            by_partition=dict(self._by_partition),
+            doubtful_count=self.doubtful_count,
+            failed=dict(self._failed),
+            retried_count=self.retried_count,
+            moved_count=self.moved_count,
+            in_flight_count=in_flight_count,
+            batch_counts=self._batch_counts.snapshot(),
+            latency_s=self._latency_s.snapshot(),
+        )
