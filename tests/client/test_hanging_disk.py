@@ -9,7 +9,9 @@ import pytest
 PROGRAM = """
 import asyncio, sys, threading
 from pathlib import Path
-from metaq.client import AsyncClient, Client, RequestTimeoutError, ordered, parking
+from metaq.client import AsyncClient, Client, RequestTimeoutError
+from metaq.client.consume import local_retry_store
+from metaq.client.produce import ordered_producer
 from metaq.client.offsets.file_offsets import FileOffsets
 from metaq.client.sql_offsets import SqlOffsets
 from metaq.fs import SystemFileSystem
@@ -22,7 +24,7 @@ def hang(*args, **named):
 class Disk(SystemFileSystem):
     exists = lock_file = hang
 
-ordered.SystemFileSystem = parking.SystemFileSystem = Disk
+ordered_producer.SystemFileSystem = local_retry_store.SystemFileSystem = Disk
 SqlOffsets._load = hang
 
 def make(client):
