@@ -1,4 +1,4 @@
-"""Where PySpark finds `format("metaq-segments")`: it looks for this name and class."""
+"""Entry point of PySpark for `format("metaq-segments")`: it looks for this class."""
 
 from metaq.spark.segments.data_source import (
     SegmentsDataSource as DefaultSource,

@@ -184,7 +184,7 @@ def check_of(name: str | None, line: bytes) -> int:
 
 
 def run_member(zookeeper: str, output: Path, lines_per_s: float) -> int:
-    """Read as a member of the group, and note each line, until somebody ends us.
+    """Read as a member of the group, and note each line, until the process is ended.
 
     A line counts as handled when the next ones are asked for; it is in the file by
     then, so whatever was committed was noted.

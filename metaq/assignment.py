@@ -1,17 +1,17 @@
-"""Which member of a group reads which partition, by each of MetaQ's strategies. Pure.
+"""Assignment of partitions to the members of a group, by MetaQ's strategies. Pure.
 
-Theory of operation: nobody hands partitions out. Every member sees the same members
-and the same partitions, computes the same plan, and takes its own share; so the plan is
-a function of two *sets*, and members of both kinds, MetaQ's and ours, must compute it
-alike to the last character. That is why orders are part of the format here: Java
-compares strings by UTF-16 code units, which differs from Python's order for characters
-above U+FFFF, and `0-10` stands before `0-2`.
+Theory of operation: there is no leader that hands partitions out. Every member sees the
+same members and the same partitions, computes the same plan, and takes its own share;
+so the plan is a function of two *sets*, and members of both kinds, MetaQ's and ours,
+must compute it alike to the last character. That is why orders are part of the format
+here: Java compares strings by UTF-16 code units, which differs from Python's order for
+characters above U+FFFF, and `0-10` stands before `0-2`.
 
     DEFAULT   both lists in order, the partitions cut into runs whose lengths differ by
               at most one; the longer runs first. A change moves about half of all.
     CONSIST   160 points per member on a ring of 2**32; a partition belongs to the first
-              point at or behind its hash. A member that comes or goes moves only what
-              it gets or leaves.
+              point at or behind its hash. A member that comes or goes moves only its
+              own partitions.
 
 Source: client spec 4 and 14.7.
 """
@@ -28,7 +28,7 @@ DIGESTS_PER_MEMBER: Final = 40
 
 
 class Strategy(enum.Enum):
-    """How a group divides partitions; all its members must use the same one."""
+    """Strategy by which a group divides partitions; the same for all its members."""
 
     DEFAULT = "DEFAULT"
     CONSIST = "CONSIST"
@@ -64,7 +64,7 @@ def assign(
 def partitions_of(
     strategy: Strategy, members: Iterable[str], partitions: Iterable[str], me: str
 ) -> tuple[str, ...]:
-    """Return one member's share of the plan; () for somebody who is no member."""
+    """Return one member's share of the plan; () for a non-member."""
     return assign(strategy, members, partitions).get(me, ())
 
 
@@ -125,6 +125,6 @@ def partition_hash(partition: str) -> int:
 
 def _words(text: str) -> tuple[int, ...]:
     """Return the MD5 of a text as little-endian unsigned 32-bit numbers."""
-    # As Java: what has no UTF-8 form, a lone surrogate, is hashed as a question mark.
+    # As Java: a lone surrogate, which has no UTF-8 form, is hashed as a question mark.
     digest = hashlib.md5(text.encode("utf-8", "replace"), usedforsecurity=False)
     return struct.unpack(f"<{POINTS_PER_DIGEST}I", digest.digest())

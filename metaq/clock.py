@@ -1,7 +1,7 @@
 """Time comes in through this door: wall clock for dates, monotonic for waits.
 
-Nothing else in the package reads a clock (checked by `tests/house`). Tests pass
-`metaq.testing.clock.ManualClock`.
+No other module of the package reads a clock (checked by `tests/house`). Tests pass
+`metaq.testing.clock.ManualClock`. `metaq.testing.clock.ManualClock`.
 """
 
 import time
@@ -11,7 +11,7 @@ from metaq.model import Millis
 
 
 class Clock(Protocol):
-    """What the code may ask of time."""
+    """Source of time."""
 
     def wall_ms(self) -> Millis:
         """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""

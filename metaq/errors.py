@@ -12,16 +12,16 @@ from typing import ClassVar, Final
 from metaq.model import Offset, TopicPartition
 
 OUTCOME_UNKNOWN: Final = "outcome unknown"
-"""How texts end that say: nobody knows what became of a command."""
+"""End of texts about commands that are in doubt."""
 
 
 class MetaqError(Exception):
     """Root of everything this package raises on purpose."""
 
     retriable: ClassVar[bool] = False
-    """The same call may succeed later without anybody changing anything."""
+    """The same call may succeed later with nothing changed."""
     refresh_metadata: ClassVar[bool] = False
-    """What the caller knows about brokers and partitions is out of date."""
+    """The caller's metadata on brokers and partitions is out of date."""
 
 
 # -- wire -----------------------------------------------------------------------------
@@ -32,15 +32,15 @@ class ProtocolError(MetaqError):
 
 
 class LocalProtocolError(ProtocolError):
-    """Our own side tried to send what the rules forbid."""
+    """Our own side tried to break the rules."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the rules forbid; MetaQ closes without an answer."""
+    """The peer broke the rules; MetaQ closes without an answer."""
 
 
 class WireError(MetaqError):
-    """A reply other than 200: a number everybody knows and a text.
+    """A reply other than 200: a number of MetaQ's and a text.
 
     The text is wire content: the broker sends `str(error)` as the body. Numbers never
     change; see section 1.12 of the broker spec.
@@ -69,7 +69,7 @@ class BadRequestError(WireError):
 
 
 class UnauthorizedError(WireError):
-    """401: defined by MetaQ, sent by nobody."""
+    """401: defined by MetaQ, never sent."""
 
     status = 401
 
@@ -141,20 +141,20 @@ class GatewayTimeoutError(WireError):
 
 
 class StorageError(MetaqError):
-    """The disk, or what lies on it, does not let us go on."""
+    """The disk, or its content, does not let us go on."""
 
 
 class DiskError(StorageError):
     """The operating system refused a file operation.
 
-    The same call is never repeated in the hope of a better answer: what a failed sync
-    leaves in the page cache says nothing about the disk.
+    The same call is never repeated in the hope of a better answer: after a failed sync
+    the page cache says nothing about the disk.
     """
 
     def __init__(self, operation: str, path: str, errno_name: str) -> None:
         super().__init__(f"{operation} failed: path={path} error={errno_name}")
         self.operation = operation
-        """What was tried, one word: "write", "sync", "rename" ..."""
+        """The failed operation, one word: "write", "sync", "rename" ..."""
         self.path = path
         """The file or directory."""
         self.errno_name = errno_name
@@ -176,15 +176,16 @@ class CorruptRecordError(StorageError):
     ) -> None:
         super().__init__(message)
         self.partition = partition
-        """Whose log is damaged, where a client found it."""
+        """The damaged partition, where a client found it."""
         self.offset = offset
         """The first byte that cannot be believed; None: not known."""
         self.next_good_offset = next_good_offset
-        """Where a reader can go on; None: not known, or nowhere."""
+        """Offset where a reader can resume; None: not known, or nowhere."""
         self.path = path
         """The damaged file, where it is known: on the disk of the broker."""
         self.detail = detail
-        """What is wrong, with both numbers, where that stands for itself."""
+        """Description of the damage, with both numbers; complete without the
+        message."""
 
 
 class SegmentSealedError(StorageError):
@@ -235,7 +236,7 @@ class OffsetOutOfRangeError(StorageError):
             f" {high_watermark}, got {offset}"
         )
         self.offset = offset
-        """What was asked for."""
+        """The requested offset."""
         self.log_start = log_start
         """The first readable offset, if there is any readable byte."""
         self.high_watermark = high_watermark
@@ -246,7 +247,7 @@ class OffsetOutOfRangeError(StorageError):
 
 
 class TransactionError(MetaqError):
-    """A transaction cannot do what was asked of it in its state."""
+    """A transaction's state does not allow the request."""
 
 
 class CoordinationError(MetaqError):
@@ -270,7 +271,7 @@ class OwnershipLostError(CoordinationError):
 
 
 class ClientError(MetaqError):
-    """Root of what only clients raise."""
+    """Root of errors raised by clients only."""
 
 
 class RequestTimeoutError(ClientError):

@@ -1,8 +1,8 @@
 """Services: things that start in order, own their tasks, and stop in reverse order.
 
-Theory of operation. A service keeps one stack of what it has brought up: services it
-owns, tasks it runs, and clean-ups. `stop`, a failed `start` and a failure all take the
-same way down that stack, so nothing is released twice, in another order, or not at all.
+Theory of operation. A service keeps one stack of its parts: services it owns, tasks it
+runs, and clean-ups. `stop`, a failed `start` and a failure all take the same way down
+that stack, so nothing is released twice, in another order, or not at all.
 
     new ──start──▶ starting ──started──▶ running ──stop──▶ stopping ──stopped──▶ stopped
                       │                     │                  │
@@ -10,9 +10,9 @@ same way down that stack, so nothing is released twice, in another order, or not
 
 A task that ends with an exception fails its service; a service that fails fails its
 owner. The failure is logged once, with its traceback, where it happened; the topmost
-`on_failure` decides what to do, which is nearly always to stop everything. A failed
-service still holds what it had brought up until it is stopped. A start that fails is
-not logged: it is taken down and the error is raised to whoever started.
+`on_failure` reacts, nearly always by stopping everything. A failed service still holds
+its parts until it is stopped. A start that fails is not logged: it is taken down and
+the error is raised to the caller.
 
 Invariant: after `stop` has returned, no owned task is running, unless its time-out was
 logged; the stack is empty.
@@ -30,11 +30,11 @@ from metaq.errors import ClosedError
 _log = logging.getLogger(__name__)
 
 _GRACE_S: Final = 0.05
-"""What each part gets when the others have used up the time: enough to be cancelled."""
+"""Time for each part when the others have used up theirs: enough to be cancelled."""
 
 
 class State(enum.Enum):
-    """Where a service is in its life."""
+    """State of a service."""
 
     NEW = "new"
     STARTING = "starting"
@@ -45,7 +45,7 @@ class State(enum.Enum):
 
 
 class Event(enum.Enum):
-    """What moves a service on."""
+    """Event in the life of a service."""
 
     START = "start"
     STARTED = "started"
@@ -64,7 +64,7 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.RUNNING, Event.FAIL): State.FAILED,
     (State.STOPPING, Event.STOPPED): State.STOPPED,
     (State.STOPPING, Event.FAIL): State.FAILED,
-    # What a failed service holds is released, and it stays failed.
+    # The parts of a failed service are released, and it stays failed.
     (State.FAILED, Event.STOP): State.FAILED,
     (State.FAILED, Event.STOPPED): State.FAILED,
     (State.FAILED, Event.FAIL): State.FAILED,
@@ -97,7 +97,7 @@ class Service:
     """Base of everything that runs: override `on_start`, and `on_stop` when needed.
 
     Lifecycle: `start` once, `stop` any number of times. Everything happens on one
-    event loop. Whoever starts a service owns it and stops it.
+    event loop. The starter of a service owns it and stops it.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Service:
 
     @property
     def failure(self) -> BaseException | None:
-        """Return what made the service fail; None when nothing did."""
+        """Return the error that made the service fail; None if it did not."""
         return self._failure
 
     # -- for subclasses
 
     async def on_start(self) -> None:
-        """Bring up what the service needs, in order, through the three calls below."""
+        """Bring up the parts of the service, in order, by the three calls below."""
 
     async def on_stop(self) -> None:
         """Say goodbye while everything is still up; runs before the way down.
@@ -196,7 +196,7 @@ class Service:
 
         Raises:
             ClosedError: `stop` was called meanwhile.
-            Exception: What `on_start` raised, or what a task of ours failed with.
+            Exception: Raised by `on_start`, or by a task of ours.
 
         Cancellation: as a failed start.
         """
@@ -225,8 +225,8 @@ class Service:
     async def stop(self) -> None:
         """Take the service down, in reverse order, within its time-out.
 
-        Idempotent, also at the same time; safe in every state. What fails or takes too
-        long is logged and does not keep the rest from being released. A task of the
+        Idempotent, also at the same time; safe in every state. A part that fails or
+        takes too long is logged, and the rest is released all the same. A task of the
         service must not wait for it: it would wait for itself.
 
         Cancellation: the caller stops waiting, the way down goes on.

@@ -3,9 +3,9 @@
 One thread per client, log reader or sender of named batches. Callers in any other
 thread hand it coroutines and wait; the thread is a daemon, so a program that forgets to
 close its client still ends, and a client that is open then is closed by an exit hook,
-which commits what was handled.
+which commits handled messages.
 
-A fork copies neither the thread nor what its locks protect. In the child every call
+A fork copies neither the thread nor the state behind its locks. In the child every call
 says so at once in place of waiting for a thread that is not there.
 """
 
@@ -50,7 +50,7 @@ class LoopThread:
         self.is_usable = True
         """False after `stop`, and in the child of a fork."""
         self._is_forked = False
-        # Whoever is inside has the loop run its coroutine: `stop` comes behind.
+        # Its holder has the loop run its coroutine: `stop` comes behind.
         self._entry = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
@@ -61,7 +61,7 @@ class LoopThread:
         _all.add(self)
 
     def _run(self) -> None:
-        # The runner's end cancels what still runs: whoever waits for it hears of it.
+        # The runner's end cancels what still runs: waiters hear of it.
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
             loop = runner.get_loop()
             is_over = False
@@ -70,7 +70,7 @@ class LoopThread:
                     loop.run_forever()
                     is_over = True
                 except SystemExit:
-                    # A user's callback; without the loop nobody's message would ever
+                    # A user's callback; without the loop no message would ever
                     # have an outcome.
                     log.exception("a callback asked for the end of the program")
                     is_over = not self.is_usable
@@ -111,7 +111,7 @@ class LoopThread:
             raise
 
     def run_close(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run what closes something; do nothing when a stop has closed it, or does.
+        """Run a close; do nothing when a stop has closed it, or does.
 
         Raises:
             ClosedError: this is the loop's own thread; nothing is closed.
@@ -166,7 +166,7 @@ class LoopThread:
         return "<" + repr(twin).removeprefix("<Async")
 
     def stop(self, *, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Cancel what still runs, and end the thread; not from the thread itself.
+        """Cancel running work, and end the thread; not from the thread itself.
 
         Harmless when it has ended, or is in another process.
 
@@ -190,7 +190,7 @@ class LoopThread:
 
 def _new_loop(name: str) -> asyncio.AbstractEventLoop:
     try:
-        # What a loop opens, first: one that fails half-way complains for ever.
+        # Descriptors of a loop first: a loop that fails half-way complains for ever.
         with selectors.DefaultSelector():
             ends = socket.socketpair()
         for end in ends:

@@ -1,4 +1,4 @@
-"""The values everybody speaks of: numbers with units, and frozen names.
+"""Values used everywhere: numbers with units, and frozen names.
 
 Mixing an offset with a position is a type error; conversion happens in named
 functions (`Segment.position_of`, for example).
@@ -27,7 +27,7 @@ BrokerId = NewType("BrokerId", int)
 """A broker's number, 0..1023 (it is also the worker part of message ids)."""
 
 ID_EPOCH_MS: Final = 1_303_895_660_503
-"""What MetaQ subtracts from the clock when it stamps an id: 2011-04-27."""
+"""Subtracted by MetaQ from the clock when it stamps an id: 2011-04-27."""
 
 ID_MS_SHIFT: Final = 22
 """The lowest bit of the milliseconds in an id; see `metaq/record/ids.py`."""
@@ -36,13 +36,13 @@ RANDOM_PARTITION: Final = -1
 """The partition number of a put that leaves the choice to the broker."""
 
 SCHEME: Final = "meta://"
-"""How the address of a broker begins."""
+"""Scheme of a broker's address."""
 
 PORT_MAX: Final = 65535
 """Largest TCP port."""
 
 MAX_OFFSET: Final = Offset(2**63 - 1)
-"""What a get sends to ask for the end of the log."""
+"""Offset of a get that asks for the end of the log."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,7 +79,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerAddress:
-    """Where clients reach a broker: what `meta://host:port` says."""
+    """Address of a broker for clients, as in `meta://host:port`."""
 
     host: str
     """Name or address; an IPv6 address stands here without brackets."""
@@ -133,11 +133,11 @@ class XaTransactionId:
 
 @dataclass(frozen=True, slots=True)
 class NullTransactionId:
-    """No transaction, said aloud: what RECOVER carries in place of an id."""
+    """No transaction: sent by RECOVER in place of an id."""
 
 
 TransactionId: TypeAlias = LocalTransactionId | XaTransactionId | NullTransactionId
-"""Which transaction is meant; its text is made in `protocol/transaction_ids.py`."""
+"""Key of a transaction; its text is made in `protocol/transaction_ids.py`."""
 
 NULL_TRANSACTION: Final = NullTransactionId()
 
@@ -158,11 +158,11 @@ class Message(NamedTuple):
     id: MessageId
     """Id stamped by the broker."""
     partition: TopicPartition
-    """Where it lies."""
+    """Partition of the message."""
     offset: Offset
     """Offset of its record's first byte."""
     next_offset: Offset
-    """Offset of the record that follows: what a reader asks for next."""
+    """Offset of the record that follows: the reader's next offset."""
 
     @property
     def timestamp_ms(self) -> Millis | None:
@@ -180,7 +180,7 @@ def id_time(message_id: MessageId) -> Millis | None:
     """Return when a broker stamped an id; None where a Java broker did.
 
     Java brokers take a clock that counts from the machine's start: their ids are
-    negative, or tell a time in 2011, and nobody can say which wall time it was.
+    negative, or tell a time in 2011, and the wall time is unknown.
     """
     if message_id < 0:
         return None

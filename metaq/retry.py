@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long to wait between attempts: doubling, capped, spread by chance."""
+    """Pauses between attempts: doubling, capped, spread by chance."""
 
     first_s: float
     """Longest wait after the first failure, in seconds; above 0."""
@@ -91,7 +91,7 @@ async def retry(
         sleep: Waits so many seconds.
 
     Returns:
-        What the first successful attempt returned.
+        The result of the first successful attempt.
 
     Raises:
         MetaqError: The last attempt's, when it is not retriable or time is up.
@@ -99,7 +99,7 @@ async def retry(
     Any other exception of `operation` passes through at once. There is always one
     attempt, even when the deadline has passed.
 
-    Cancellation: the attempt or the wait ends; what an attempt had done stays done.
+    Cancellation: the attempt or the wait ends; effects of an attempt stay.
     """
     failures = 0
     while True:

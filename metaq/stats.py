@@ -32,12 +32,13 @@ LATENCY_BOUNDS_S: Final = (
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """What a histogram had seen at one moment."""
+    """Values of a histogram at one moment."""
 
     bounds: tuple[float, ...]
     """Upper bounds of the buckets, ascending, inclusive."""
     counts: tuple[int, ...]
-    """Samples per bucket, not cumulated; one more than bounds, for what is above."""
+    """Samples per bucket, not cumulated; the one beyond the bounds is for larger
+    values."""
     total: float
     """Sum of all samples."""
 
@@ -48,7 +49,7 @@ class HistogramSnapshot:
 
 
 def merge_snapshots(snapshots: Iterable[HistogramSnapshot]) -> HistogramSnapshot:
-    """Return what histograms with the same bounds, one or more, have seen together."""
+    """Return the sum of histograms with the same bounds, one or more."""
     first, *others = snapshots
     counts, total = first.counts, first.total
     for other in others:
@@ -78,7 +79,7 @@ class Histogram:
         self._total += value * count
 
     def snapshot(self) -> HistogramSnapshot:
-        """Return what was seen so far."""
+        """Return a snapshot of the samples so far."""
         return HistogramSnapshot(self._bounds, tuple(self._counts), self._total)
 
 
@@ -119,7 +120,7 @@ class MetricSpec:
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What is declared on one field of a snapshot."""
+    """Declarations on one field of a snapshot."""
 
     metrics: tuple[MetricSpec, ...] = ()
     """Numbers that its value gives."""

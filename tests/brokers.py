@@ -42,7 +42,7 @@ def until(condition: Callable[[], object], timeout_s: float = TIMEOUT_S) -> None
 
 
 class AnyBroker(Protocol):
-    """What tests ask of either broker."""
+    """Interface of either broker for tests."""
 
     kind: str
     zookeeper: MemoryZooKeeper

@@ -1,4 +1,4 @@
-"""What every test may use: one printed seed, a data directory, no leaks."""
+"""Fixtures for every test: one printed seed, a data directory, no leaks."""
 
 import contextlib
 import gc

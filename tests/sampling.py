@@ -1,4 +1,4 @@
-"""What one run tries of much that could be tried: a choice by the seed, or all of it.
+"""Sample of the possible cases for one run: a choice by the seed, or all of them.
 
 Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
 of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them.

@@ -1,4 +1,4 @@
-"""Who reads what: MetaQ's vectors, and what holds for every group."""
+"""Assignment: MetaQ's vectors, and properties of every group."""
 
 import pytest
 from hypothesis import given
@@ -144,7 +144,7 @@ def test_default_is_even(members: list[str], partitions: list[str]) -> None:
 def test_consist_moves_only_what_the_newcomer_gets(
     members: list[str], newcomer: str, partitions: list[str]
 ) -> None:
-    """Whoever comes takes; nobody else gives to anybody else. Going is the mirror."""
+    """A newcomer takes; no partition moves between others. Going is the mirror."""
     rest = [member for member in members if member != newcomer]
     before = assign(Strategy.CONSIST, rest, partitions)
     after = assign(Strategy.CONSIST, [*rest, newcomer], partitions)

@@ -89,7 +89,7 @@ def test_every_difference_is_found(
 
 
 def test_notes_end_with_a_whole_line(tmp_path: Path) -> None:
-    """Who was killed may have written half of one."""
+    """A killed process may have written half of one."""
     path = tmp_path / "notes"
     path.write_bytes(b"0-1 0 77\n0-1 23 4294967295\n0-2 ")
     assert DEMO["read_notes"](path) == [(A, 77), (B, 4294967295)]

@@ -166,7 +166,7 @@ def test_stop_ends_a_start_that_takes_long() -> None:
 
 
 def test_a_cancelled_start_takes_everything_down() -> None:
-    """Whoever gives up starting leaves nothing running."""
+    """A caller that gives up starting leaves nothing running."""
     diary: list[str] = []
 
     async def start(service: Service) -> None:
@@ -256,7 +256,7 @@ def test_a_task_that_ends_is_forgotten() -> None:
 
 
 def test_a_stopped_service_takes_no_task() -> None:
-    """A task after stop would belong to nobody."""
+    """A task after stop would have no owner."""
 
     async def main() -> None:
         service = Scripted("top", [])

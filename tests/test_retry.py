@@ -68,7 +68,7 @@ def test_a_final_error_ends_at_once() -> None:
 
 
 def test_an_error_of_others_passes_through() -> None:
-    """What is not ours is a bug and is never retried."""
+    """A foreign error is a bug and is never retried."""
     bug = ValueError()
     times, result = attempts_of([bug])
     assert result is bug

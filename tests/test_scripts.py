@@ -94,7 +94,7 @@ def test_a_machine_without_java_is_told_what_to_install(
 
 
 def test_all_that_a_machine_lacks_is_said_at_once(machine: Machine) -> None:
-    """Whoever has to ask an administrator asks one time, for what this release has."""
+    """One request to an administrator is enough, with the names of this release."""
     machine.python(no_venv=1)
     machine.fake("apt-cache", "[[ $2 == default-* ]] && echo Package: $2")
     done = machine.install()
@@ -134,7 +134,7 @@ def test_an_interpreter_without_venv_is_told_its_package(machine: Machine) -> No
 
 @pytest.mark.slow
 def test_missing_java_comes_from_the_package_manager(machine: Machine) -> None:
-    """Where apt-get may be used, the runtime is installed and the work goes on."""
+    """If apt-get may be used, the runtime is installed and the work goes on."""
     machine.python()
     (machine.bin / "id").unlink()
     machine.fake("id", "echo 0")

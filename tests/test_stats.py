@@ -18,7 +18,7 @@ def test_bounds_are_inclusive(value: float, counts: tuple[int, ...]) -> None:
 
 
 def test_a_snapshot_does_not_change() -> None:
-    """What was handed out stays; samples may come in numbers."""
+    """A snapshot stays as it was; samples may come in numbers."""
     histogram = Histogram()
     histogram.record(0.5, 10)
     before = histogram.snapshot()

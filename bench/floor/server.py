@@ -3,7 +3,7 @@
     python -m bench.floor.server FRAME_BYTES REPLY_BYTES DATA_DIR
 
 Every FRAME_BYTES received count as one request; its reply begins like a broker's, so
-that whoever counts replies has the same work with both. Like the broker it receives on
+that counting replies is the same work with both. Like the broker it receives on
 one thread and writes and syncs on another while the next group fills; unlike the broker
 it knows nothing of what it writes. Prints its port.
 """

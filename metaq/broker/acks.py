@@ -1,6 +1,6 @@
 """Appending runs of puts, and answering them when the disk has them.
 
-A *run* is what one session puts to one log in one pass over its input. It is appended
+A *run* is the puts of one session to one log in one pass over its input. It is appended
 as one piece, has one ticket, and is answered by one formatting operation: opaque, id
 and offset are all that is kept of a put.
 """
@@ -32,8 +32,8 @@ from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog
 
 PUT_OVERHEAD_BYTES: Final = 128
-"""What a command counts for in the in-flight bounds besides its records: its reply and
-the objects that carry both."""
+"""Bytes counted for a command in the in-flight bounds besides its records: its reply
+and the objects that carry both."""
 
 
 CAUSES: Final[dict[type[MetaqError], str]] = {
@@ -45,18 +45,19 @@ CAUSES: Final[dict[type[MetaqError], str]] = {
     LogOfflineError: "damaged",
     MetaqError: "other",
 }
-"""Why a put was refused, in one word: what the metrics show; the first match counts."""
+"""Reasons for refusing a put, one word each, for the metrics; the first match
+counts."""
 
 CODES: Final[dict[type[MetaqError], str]] = {
     NoSpaceError: NO_ROOM,
     MayBeStoredError: IN_DOUBT,
     SequenceError: SEQUENCE_USED,
 }
-"""What a client has to know of a put that was refused (`protocol/reply_codes.py`)."""
+"""Codes that tell a client why a put was refused (`protocol/reply_codes.py`)."""
 
 
 class Answerer(Protocol):
-    """What whoever puts needs of its session."""
+    """Session interface used by put handlers."""
 
     def hold(self, *, count: int, size_bytes: int) -> None:
         """Count commands as in flight until `answer`."""
@@ -67,19 +68,19 @@ class Answerer(Protocol):
         ...
 
     def run_out(self) -> None:
-        """Close the connection: there is no memory for what it is owed."""
+        """Close the connection: there is no memory for its replies."""
         ...
 
 
 class Receipts(NamedTuple):
-    """What is owed to the commands of a run, as columns of one length."""
+    """Values for the replies to a run of puts, as columns of one length."""
 
     opaques: Sequence[bytes]
-    """In decimal, as replies have it."""
+    """Opaques in decimal, as replies have them."""
     ids: Sequence[int]
-    """Of the only record, or of the first one."""
+    """Id of each command's first record."""
     offsets: Sequence[int]
-    """Likewise."""
+    """Offset of each command's first record."""
 
 
 class PutTicket:

@@ -1,14 +1,15 @@
 """Administration through a Unix-domain socket in the data directory.
 
 Theory of operation. The socket is bound under a temporary name, with its mode set
-before it has a name at all, and renamed when it listens. So nobody else can open it
-for a moment, and whoever finds the name can connect. A name that is left over from a
-broker that was killed is replaced by the rename; one that still answers is not. What
-touches the directory does so on a thread: its disk may hang.
+before it has a name at all, and renamed when it listens. So no other user can open it
+for a moment, and it takes connections as soon as it has its name. A name that is left
+over from a broker that was killed is replaced by the rename; one that still answers is
+not. Operations on the directory run on a thread: its disk may hang.
 
 Each connection is one task that reads a line, acts and writes a line, in turn. Lines,
 connections and waits are bounded; a client that breaks a bound is told so where
-possible, and closed. What an action raises is the answer, never the end of the broker.
+possible, and closed. An exception of an action is its answer, never the end of the
+broker.
 
 Keep in step: `admin_client.py`, and the table of commands in `docs/operations.md`.
 """
@@ -45,7 +46,7 @@ from metaq.txn.figures import TransactionView
 CONNECTION_COUNT_MAX: Final = 16
 """Administrators at the same time."""
 REQUEST_TIMEOUT_S: Final = 30.0
-"""How long a connection may be silent, and how long it may take an answer."""
+"""Time for which a connection may be silent, and for taking an answer, seconds."""
 SOCKET_MODE: Final = 0o600
 TEMPORARY_NAME: Final = f"{SOCKET_NAME}.tmp"
 COMMANDS: Final = (
@@ -62,20 +63,20 @@ COMMANDS: Final = (
 """Every command there is; `docs/operations.md` explains each."""
 
 ENDS: Final = ("commit", "rollback", "complete", "forget")
-"""What `end_transaction` can do."""
+"""Operations of `end_transaction`."""
 
 _log = logging.getLogger(__name__)
 
 
 class AdminActions(Protocol):
-    """What an administrator can do to a broker; implemented by the app.
+    """Administrative actions on a broker; implemented by the app.
 
     Everything is called on the event loop, and all but a reload answered before
     anything else happens.
     """
 
     async def reload(self) -> Reload:
-        """Read the configuration file again and take over what can be.
+        """Read the configuration file again and apply its topics and schedules.
 
         Raises:
             MetaqError: the file is refused, and everything stays as it was.
@@ -145,7 +146,7 @@ class AdminServer(Service):
         Args:
             fs: the disk.
             data_path: an existing directory, locked by this process.
-            actions: what the commands do.
+            actions: implementation of the commands.
             stop_timeout_s: bound on `stop`, in seconds.
             request_timeout_s: bound on the silence of a client, in seconds.
         """
@@ -259,7 +260,7 @@ class AdminServer(Service):
     ) -> None:
         try:
             await self._serve(reader, writer)
-            # Behind what is on its way still, for as long as a client may be silent.
+            # Behind bytes still on their way, for as long as a client may be silent.
             writer.close()
             async with asyncio.timeout(self._request_timeout_s):
                 await writer.wait_closed()

@@ -91,7 +91,7 @@ def _connect(sock: socket.socket, data_path: Path, timeout_s: float) -> None:
 
 
 def _receive_line(sock: socket.socket, deadline_s: float, clock: Clock) -> bytes:
-    """Return the first line, without its end; what there is of it at end of stream."""
+    """Return the first line without its end; at end of stream, an incomplete line."""
     parts: list[bytes] = []
     size = 0
     while size < REPLY_BYTES_MAX:

@@ -1,6 +1,6 @@
-"""Where the administration socket is, and what may pass through it.
+"""Address and limits of the administration socket.
 
-    <dataPath>/admin.sock     mode 0600: who may open it may administrate
+    <dataPath>/admin.sock     mode 0600: opening it gives all rights
 
 One JSON object per line in both directions, UTF-8 (`docs/operations.md` lists the
 commands). A request is an object with `command`; its answer has `ok`, and either the

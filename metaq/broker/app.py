@@ -1,14 +1,14 @@
-"""Assembly: settings → a broker that runs. The only file that knows everybody.
+"""Assembly: settings → a broker that runs. The only module that knows all parts.
 
 Start order: recover the data directories, then ids above everything they hold, the
-port, the admin socket, housekeeping, HTTP, and last the registration: whoever finds us
-connects at once. A start that fails takes down what it brought up, in reverse, and
+port, the admin socket, housekeeping, HTTP, and last the registration: clients that see
+it connect at once. A start that fails takes down what it brought up, in reverse, and
 raises one sentence.
 
 Stop order: withdraw from ZooKeeper and give clients the time to notice, close the
-port, answer every waiting get, let what is in flight be stored and answered, close the
-connections, sync and close the logs. The whole is bounded by shutdownTimeoutMs; what
-is not done by then is dropped, and the process still ends.
+port, answer every waiting get, store and answer requests in flight, close the
+connections, sync and close the logs. The whole is bounded by shutdownTimeoutMs;
+unfinished work is dropped then, and the process still ends.
 
 `Broker` is a library: tests start it on port 0. The process around it is `process.py`.
 
@@ -89,7 +89,7 @@ UPKEEP_THREADS: Final = 2
 """Threads for retention, scrub, questions: an archive takes minutes, the rest not."""
 
 PART_STOP_S_MAX: Final = 2.0
-"""Bound on the stop of what serves administrators and housekeeping."""
+"""Bound on the stop of administration and of housekeeping, seconds."""
 
 WITHDRAW_SHARE: Final = 0.4
 """Part of the shutdown time that withdrawing, and waiting for clients to notice, may
@@ -97,7 +97,7 @@ take; as much again is left to the drain, and the rest to the logs."""
 
 
 class Broker(Service):
-    """One broker. Owner: whoever starts it; everything happens on one event loop."""
+    """One broker. Owner: its starter; everything happens on one event loop."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Broker(Service):
 
         Args:
             config: its settings.
-            overrides: what the settings were overridden with, for reloads.
+            overrides: overrides of the settings, for reloads.
             clock: time; the machine's by default.
             fs: the disk; the machine's by default.
             coordinator: the ZooKeeper session; by default one to zk.zkConnect. Not
@@ -158,7 +158,7 @@ class Broker(Service):
 
     @property
     def context(self) -> BrokerContext:
-        """Return what the handlers work with; valid after `start`."""
+        """Return the parts used by handlers; valid after `start`."""
         return self._context
 
     @property
@@ -208,7 +208,7 @@ class Broker(Service):
         await asyncio.wrap_future(
             start_call("metaq-definitions", self._definitions.load)
         )
-        # What there is data of is known when it was recovered, with its settings.
+        # Which topics have data is known after recovery, which needs settings.
         self._lay_under(has_log=lambda _topic: True)
         self._logs = LogManager(
             self._fs,
@@ -374,7 +374,7 @@ class Broker(Service):
         registration = Registration(self._config, coordinator, self._clock, self._logs)
         await self.start_owned(registration)
         self._control.registration = registration
-        # ZooKeeper may be away, and then nothing else is told for all of the time-out.
+        # ZooKeeper may be away, and then no other line appears for all of the time-out.
         log.info(
             "registering in zookeeper: connect=%s timeout_ms=%d",
             zookeeper.connect,
@@ -383,7 +383,7 @@ class Broker(Service):
         self._definitions.follow(coordinator, lambda: registration.statistics().state)
         await self.start_owned(self._definitions)
         self._registration = registration
-        # A topic that was deleted while we were away is not offered to anybody.
+        # A topic that was deleted while we were away is not advertised.
         await registration.advertise(
             self._snapshot(), wait_definitions=self._definitions.wait_read
         )
@@ -580,7 +580,7 @@ def check_default_schedule(config: BrokerConfig) -> None:
 
 
 def warn_of_settings_without_effect(config: BrokerConfig) -> None:
-    """Log what a MetaQ broker would act on, or a typing mistake may hide."""
+    """Log settings that MetaQ would act on, or that may be typing mistakes."""
     for section in config.ignored_sections:
         log.warning("section ignored: section=[%s] file=%s", section, config.path)
     for sentence in config.shadowed:

@@ -2,7 +2,7 @@
 
 The partition log remembers which batches it has (`storage/producers.py`). One that is
 repeated is answered with the receipt of the first: at once when that is stored, else
-with it, whatever becomes of it. So nobody is told of a batch before the disk has it.
+with it, whatever becomes of it. So no batch is acknowledged before the disk has it.
 """
 
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer, PutTicket, Receipts
@@ -53,7 +53,7 @@ def append_batch(
     Args:
         log: where to.
         records: with their ids; owned by the log from now on.
-        batch: what is remembered of it; its offset is the log's next one.
+        batch: its remembered form; its offset is the log's next one.
         answerer: the session that put.
         context: counters and texts.
         opaque: of the command.
@@ -102,7 +102,7 @@ def _hold(
     opaque: int,
     size_bytes: int,
 ) -> PutTicket:
-    """Count a command as in flight; return what answers it."""
+    """Count a command as in flight; return the ticket that answers it."""
     in_flight = size_bytes + PUT_OVERHEAD_BYTES
     answerer.hold(count=1, size_bytes=in_flight)
     return PutTicket(

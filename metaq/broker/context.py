@@ -1,4 +1,4 @@
-"""What handlers work with: the parts of one broker, and its counters."""
+"""Parts of one broker used by handlers, and its counters."""
 
 from collections import Counter
 from concurrent.futures import Executor
@@ -22,7 +22,7 @@ _COMMANDS: Final = "Commands of clients; each message of a batch counts as a put
 
 @dataclass(slots=True)
 class CommandStatistics:
-    """What clients asked for since the start; only ever grows. Snapshots are copies."""
+    """Requests of clients since the start; only ever grows. Snapshots are copies."""
 
     cmd_put: int = counter(
         "metaq_commands_total",
@@ -98,9 +98,9 @@ class BrokerContext:
     waiters: Waiters
     """Gets that wait for data."""
     fs: FileSystem
-    """The disk, for what `upkeep` does."""
+    """File system for the work of `upkeep`."""
     upkeep: Executor
-    """Threads for what may take long; not owned."""
+    """Threads for long work; not owned."""
     address: str
     """Advertised address, `meta://host:port`; part of error texts."""
     load: Load
@@ -116,6 +116,6 @@ class BrokerContext:
     put_latency: Histogram = field(default_factory=Histogram)
     """Seconds from append to acknowledgement, per message."""
     made_indexes: MadeIndexes = field(default_factory=MadeIndexes)
-    """What questions about segments without an index have found."""
+    """Indexes made for metadata queries about segments without one."""
     connection_count: int = 0
     """Connections that are open."""

@@ -1,8 +1,8 @@
-"""What an operator asks of a running broker: status, reload, partitions.
+"""Operator requests to a running broker: status, reload, partitions.
 
 The admin socket, SIGHUP and `/health` are three ways here. A reload takes over topics
 and schedules as a whole or not at all; a bad file keeps the old settings and says so,
-to whoever asked and in `status` until a reload succeeds. Only the reading of the file
+to the caller and in `status` until a reload succeeds. Only the reading of the file
 leaves the loop: its disk may hang. Reloads that come meanwhile wait for their turn.
 
 Source: broker spec 2.10, 4.5.
@@ -46,7 +46,7 @@ CONFIG_BYTES_MAX: Final = SizeBytes(16 * 1024 * 1024)
 """Largest configuration file that is read."""
 
 CONFIG_READ_S_MAX: Final = 5.0
-"""How long a reload waits for the disk to give the file; whoever asked waits longer."""
+"""Time for the disk to give the file of a reload, seconds; the caller waits longer."""
 
 
 class Control:
@@ -66,7 +66,7 @@ class Control:
         state: Callable[[], State],
         on_change: Callable[[], None],
     ) -> None:
-        """Take over what is administered.
+        """Take over the administered parts.
 
         Args:
             context: settings and topics.
@@ -75,7 +75,7 @@ class Control:
             fs: reads the configuration file.
             scrub: the background check of stored bytes.
             definitions: topics that were made by command.
-            overrides: what the settings were overridden with at start.
+            overrides: overrides of the settings at start.
             listener: returns the snapshot of the public port.
             state: returns where the broker is in its life.
             on_change: called after a reload, for the registration.
@@ -95,7 +95,7 @@ class Control:
         self._reload_turn = asyncio.Lock()
         self._reading: Future[bytes] | None = None
         self.retention = RetentionStatus()
-        """What retention did so far."""
+        """Deletion and archiving so far."""
         self.jobs: Callable[[], tuple[JobStatus, ...]] = tuple
         """Snapshot of the housekeeping, once there is one."""
         self.registration: Registration | None = None
@@ -154,7 +154,7 @@ class Control:
     # -- reload -----------------------------------------------------------------------
 
     async def reload(self) -> Reload:
-        """Read the configuration file again and take over what may change.
+        """Read the configuration file again and apply its topics and schedules.
 
         Raises:
             AdminError: there is no file, or the disk hangs that has it.

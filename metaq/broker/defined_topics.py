@@ -1,11 +1,11 @@
-"""What a broker makes of the definitions of topics: decided here, done elsewhere. Pure.
+"""Decisions of a broker about the definitions of topics. Pure.
 
 A definition is laid under `server.ini`: a section of its name wins. One that cannot be
-read, or that this broker cannot serve, is refused here, and what was taken up before
+read, or that this broker cannot serve, is refused here, and the one accepted before
 stays in effect. One that is gone without having been deleted (ZooKeeper was wiped, a
-node removed by hand) stays in effect as long as there is data: nobody has said that
-its retention is over. A definition that is `deleting` is obeyed, unless a section of
-`server.ini` still defines the topic.
+node removed by hand) stays in effect as long as there is data: its retention was not
+ended. A definition that is `deleting` is obeyed, unless a section of `server.ini` still
+defines the topic.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -32,34 +32,34 @@ Found = Mapping[str, TopicDefinition | str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What is to be done about all definitions together."""
+    """Decision about all definitions together."""
 
     accepted: Mapping[str, TopicDefinition]
-    """To be remembered, and in effect also without ZooKeeper."""
+    """Definitions to remember, in effect also without ZooKeeper."""
     defined: Mapping[str, TopicConfig]
-    """To be served, or only read, below `server.ini`."""
+    """Topics to serve, or only to read, below `server.ini`."""
     deleting: frozenset[str]
-    """To be withdrawn and removed."""
+    """Topics to withdraw and remove."""
     statuses: Mapping[str, TopicStatus]
-    """To be told in ZooKeeper."""
+    """Statuses to publish in ZooKeeper."""
     refused: frozenset[str]
     """Topics whose definition is not in effect: their settings are not known."""
     problems: tuple[str, ...]
-    """One sentence for each definition that somebody should look at."""
+    """One sentence for each definition that needs an operator's attention."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """What becomes of one definition."""
+    """Decision about one definition."""
 
     accepted: TopicDefinition | None
-    """What is remembered: this one, what was accepted before, or nothing."""
+    """Definition to remember: this one, the one accepted before, or none."""
     status: TopicStatus | None = None
-    """What is told; None: the broker has nothing to do with it."""
+    """Status to publish; None: the broker has nothing to do with it."""
     problem: str = ""
-    """What somebody should look at."""
+    """Sentence for the operator; "" for none."""
     is_refused: bool = False
-    """It is not what is in effect."""
+    """It is not in effect."""
 
 
 def take_in(
@@ -70,11 +70,11 @@ def take_in(
     has_log: Callable[[str], bool],
     removed: Collection[str] = (),
 ) -> Outcome:
-    """Decide what is in effect on this broker.
+    """Decide which definitions are in effect on this broker.
 
     Args:
-        found: what lies in ZooKeeper; None: that was never read.
-        accepted: what was accepted before.
+        found: the definitions in ZooKeeper; None: never read.
+        accepted: the definitions accepted before.
         config: `server.ini`, which wins.
         has_log: whether the broker has data of a topic.
         removed: topics that are being deleted, and have no data here any more.
@@ -121,7 +121,7 @@ def take_in(
 
 
 def _sections(config: BrokerConfig) -> dict[str, TopicStatus]:
-    """Return what is told of sections without a definition: commands ask for it."""
+    """Return the statuses of sections without a definition: commands ask for them."""
     status = TopicStatus(definition=0, effect=Effect.OVERRIDDEN, text=config.path)
     return {
         name: status
@@ -136,7 +136,7 @@ def _judge(
     before: TopicDefinition | None,
     config: BrokerConfig,
 ) -> _Verdict:
-    """Return what becomes of a definition that lies in ZooKeeper."""
+    """Return the verdict on a definition that is in ZooKeeper."""
     if isinstance(definition, str):
         problem = f"definition of topic '{topic}' cannot be read: {definition}"
         return _Verdict(before, None, problem, is_refused=True)
@@ -168,7 +168,7 @@ def _judge(
 
 
 def _judge_gone(topic: str, definition: TopicDefinition, *, is_held: bool) -> _Verdict:
-    """Return what becomes of a definition that does not lie in ZooKeeper any more."""
+    """Return the verdict on a definition that is no longer in ZooKeeper."""
     if not is_held:
         return _Verdict(None)
     if definition.state is TopicState.DELETING:
@@ -186,7 +186,7 @@ def _defined_topics(
     config: BrokerConfig,
     has_log: Callable[[str], bool],
 ) -> dict[str, TopicConfig]:
-    """Return the settings of what is accepted and not being deleted."""
+    """Return the settings of accepted topics that are not being deleted."""
     defined = {}
     for topic, definition in accepted.items():
         if definition.state is TopicState.DELETING:
@@ -198,7 +198,7 @@ def _defined_topics(
         if definition.names(BrokerId(config.system.broker_id)):
             defined[topic] = settings
         elif has_log(topic):
-            # Readers may still want what is there.
+            # Readers may still want the present messages.
             defined[topic] = replace(settings, accept_publish=False)
     return defined
 

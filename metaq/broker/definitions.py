@@ -4,14 +4,15 @@ Theory of operation. There is one task, and one pass that it repeats whenever so
 happens: a definition in ZooKeeper changed, `server.ini` was reloaded, the session came
 back, a deletion was held up. Each pass does all of it again, in this order:
 
-    decide          what is in effect (`defined_topics.py`), from ZooKeeper, or from the
+    decide          which are in effect (`defined_topics.py`), from ZooKeeper, or from
+    the
                     copy on the disk while ZooKeeper has not been read
     write the copy  before anything relies on it: after a kill, or a start without
                     ZooKeeper, the same topics have the same partitions and retention,
                     and no topic that is being deleted is served
     put in effect   as a reload does
     delete          withdraw, move the data aside
-    tell            what was made of each definition, in ZooKeeper
+    tell            the status of each definition, in ZooKeeper
     finish          the definition of a topic that no broker has any more
 
 A pass that fails is repeated later and later; until then the alarm says why.
@@ -124,7 +125,7 @@ class Definitions(Service):
     def take_in(
         self, config: BrokerConfig, *, has_log: Callable[[str], bool]
     ) -> Mapping[str, TopicConfig]:
-        """Decide with what is known; return what is defined below `server.ini`."""
+        """Decide now; return the topics defined below `server.ini`."""
         found = self._found()
         self._outcome = take_in(
             found,
@@ -154,7 +155,7 @@ class Definitions(Service):
         return self._is_known and topic not in self._outcome.refused
 
     def problems(self) -> tuple[str, ...]:
-        """Return one sentence for each thing that somebody should look at."""
+        """Return one sentence for each thing that needs an operator's attention."""
         held_up = [
             f"topic '{topic}' is withdrawn and not yet deleted: {error}"
             for topic, error in sorted(self._held_up.items())
@@ -172,7 +173,7 @@ class Definitions(Service):
         *,
         take_up: Callable[[Mapping[str, TopicConfig], frozenset[str]], None],
     ) -> None:
-        """Say what a pass works on, before the start.
+        """Set the subjects of the passes, before the start.
 
         Args:
             context: settings in effect.
@@ -213,7 +214,7 @@ class Definitions(Service):
         self.spawn(self._run(), name="run")
 
     async def wait_read(self) -> None:
-        """Wait until what lies in ZooKeeper is in effect, or cannot be."""
+        """Wait until the definitions in ZooKeeper are in effect, or cannot be."""
         await self._has_read.wait()
 
     # -- the task ---------------------------------------------------------------------
@@ -266,7 +267,7 @@ class Definitions(Service):
         for topic in sorted(due):
             await self._delete(topic)
         if due & self._removed:
-            # Schedules, and what is told of the data directories, go by the logs.
+            # Schedules, and the records of the data directories, go by the logs.
             self._take_up(outcome.defined, outcome.deleting)
         is_finished = not self._held_up
         if is_read and self._may_tell():
@@ -275,7 +276,7 @@ class Definitions(Service):
         return None if is_finished else PATIENCE.delay_s(self._unfinished)
 
     def _put_in_effect(self, outcome: Outcome) -> None:
-        """Have the broker serve what is defined, unless it does already."""
+        """Have the broker serve the defined topics, unless it does already."""
         if (outcome, self._is_known) == self._in_effect:
             return
         self._in_effect = outcome, self._is_known
@@ -336,7 +337,7 @@ class Definitions(Service):
         )
 
     async def _tell_and_finish(self, outcome: Outcome) -> bool:
-        """Say what was made of each definition; remove those that nobody needs.
+        """Publish the status of each definition; remove those that are done.
 
         Returns:
             Whether no topic is left that other brokers have to delete.
@@ -364,7 +365,7 @@ class Definitions(Service):
         if session_version != self._told_session_version:
             self._told = await self._read_told(coordinator)
             self._told_session_version = session_version
-        # What is not deleted yet keeps its status: the broker is waited for.
+        # A topic that is not deleted yet keeps its status: the broker is waited for.
         busy = outcome.deleting - self._removed
         for topic in sorted(self._told.keys() - wanted.keys() - busy):
             path = self._paths.topic_status(topic, self._broker_id)

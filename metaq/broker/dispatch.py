@@ -38,7 +38,7 @@ from metaq.protocol.status import Status
 log = logging.getLogger(__name__)
 
 Large: TypeAlias = Mput | Stats
-"""What may take longer than a turn of the loop."""
+"""Commands that may take longer than a turn of the loop."""
 
 Small: TypeAlias = (
     Put | Get | OffsetQuery | Version | TransactionCommand | Sync | Oversized

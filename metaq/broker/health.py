@@ -1,10 +1,9 @@
-"""What is wrong with a broker, judged from one snapshot, and how it is told.
+"""Problems of a broker, judged from one snapshot, and their reports.
 
 `find_problems` is the only judge of health. A *failing* alarm means that puts or gets
-of some partition are refused, or wait, until somebody acts; a *warning* means that
-everything is served, and that something wants a look. What an operator does about each
-alarm is told in `docs/operations.md`, kept in step by
-`tests/broker/test_operations_page.py`.
+of some partition are refused, or wait, until an operator acts; a *warning* means that
+everything is served, and that an operator should look. The remedy for each alarm is
+told in `docs/operations.md`, kept in step by `tests/broker/test_operations_page.py`.
 """
 
 import enum
@@ -27,12 +26,12 @@ Figures = Mapping[str, object]
 
 
 class Severity(enum.Enum):
-    """How bad an alarm is."""
+    """Severity of an alarm."""
 
     FAILING = "failing"
-    """Puts or gets are refused, or wait, until somebody acts."""
+    """Puts or gets are refused, or wait, until an operator acts."""
     WARNING = "warning"
-    """Everything is served; somebody should look."""
+    """Everything is served; an operator should look."""
 
 
 class Alarm(enum.Enum):
@@ -80,12 +79,12 @@ SEVERITIES: Final[Mapping[Alarm, Severity]] = MappingProxyType(
         Alarm.JOB_FAILED: Severity.WARNING,
     }
 )
-"""ZooKeeper is no reason to call a broker failing: connected clients are served, and
-whoever restarts a broker because ZooKeeper is away makes an outage of it."""
+"""ZooKeeper is no reason to call a broker failing: connected clients are served, and a
+restart of the broker while ZooKeeper is away makes an outage of it."""
 
 SERVING_STATES: Final = frozenset({State.STARTING, State.RUNNING})
-"""A broker can be asked from the moment on when it serves; what a start waits for after
-that is ZooKeeper, and the alarms of the registration name it."""
+"""A broker can be asked from the moment on when it serves; after that a start only
+waits for ZooKeeper, and the alarms of the registration name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,9 @@ class Problem:
     """One thing that is wrong."""
 
     alarm: Alarm
-    """What kind it is."""
+    """Kind of the problem."""
     text: str
-    """One sentence that names what is affected."""
+    """One sentence that names the subject."""
 
     @property
     def severity(self) -> Severity:
@@ -104,7 +103,7 @@ class Problem:
 
 
 def find_problems(status: BrokerStatus) -> tuple[Problem, ...]:
-    """Return what is wrong with a broker, failing alarms first; empty: nothing.
+    """Return the problems of a broker, failing alarms first; empty: none.
 
     Of each alarm at most `PROBLEMS_PER_ALARM_MAX` problems are told, and then how many
     more there are.
@@ -120,7 +119,7 @@ def find_problems(status: BrokerStatus) -> tuple[Problem, ...]:
 
 
 def is_failing(problems: Iterable[Problem]) -> bool:
-    """Tell whether somebody has to act."""
+    """Tell whether an operator has to act."""
     return any(problem.severity is Severity.FAILING for problem in problems)
 
 

@@ -73,16 +73,16 @@ _DIGITS_END: Final = b":"
 
 
 class UnparsedBytes(Protocol):
-    """What the loop needs of a receive buffer."""
+    """Receive buffer as the loop uses it."""
 
     data: bytes
     """Received bytes."""
     position: int
-    """Where the first frame that was not taken yet starts."""
+    """Start of the first frame that was not taken yet."""
 
 
 class _Run:
-    """What one session puts to one log in one pass; reused from pass to pass."""
+    """Puts of one session to one log in one pass; reused from pass to pass."""
 
     __slots__ = ("chunks", "commands", "ids", "log", "offset", "offsets", "opaques")
 
@@ -101,7 +101,7 @@ class _Run:
 
 
 class _TransactionRun(_Run):
-    """What one session puts to one log in one transaction in one pass."""
+    """Puts of one session to one log in one transaction in one pass."""
 
     __slots__ = ("transaction",)
 

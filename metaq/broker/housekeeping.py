@@ -1,4 +1,4 @@
-"""What a broker does by itself from time to time: one task that sleeps in between.
+"""Periodic jobs of a broker: one task that sleeps in between.
 
 Theory of operation. A job says how long it can be left alone (`delay_s`), and does its
 turn when that time is over (`run`). The task sleeps until the first one is due, so a
@@ -6,17 +6,17 @@ broker with nothing to do does nothing. A turn has up to three steps:
 
     run     on the loop; short. Often all there is. May return
     work    that blocks, done by the executor meanwhile; it may return
-    finish  what to do with the result, on the loop again
+    finish  takes the result, on the loop again
 
 A job is asked for its next delay when its turn has ended, so that turns of one job
-never overlap, and what was missed (a machine that slept, a long turn) is done once. A
-turn that fails is logged and counted, and comes again like any other; the other jobs do
-not notice. The same error over and over is logged once.
+never overlap, and missed turns (a machine that slept, a long turn) are made up by one.
+A turn that fails is logged and counted, and comes again like any other; the other jobs
+do not notice. The same error over and over is logged once.
 
-`stop` waits for the task, not for work: who owns what the work touches waits for it.
+`stop` waits for the task, not for work: the owner of its data waits for it.
 Work that was handed to the executor is never called off, as its owner may count on it.
 
-Jobs and what they need are put together by the app; the periods are here.
+Jobs and their parts are put together by the app; the periods are here.
 """
 
 import asyncio
@@ -42,13 +42,14 @@ REALTIME_RESET_S: Final = 30 * 60.0
 CONNECTION_CHECK_S: Final = 5.0
 """Connections are checked for being idle or stalled this often."""
 DELETED_CHECK_S: Final = 60.0
-"""What is left of deleted topics is removed this often."""
+"""Data of deleted topics is removed this often."""
 TRANSACTION_TICK_S: Final = 0.5
 """Transactions are ended by their time-outs this often, as by MetaQ."""
 JOURNAL_SYNC_S: Final = 1.0
 """The journal is synced this often where flushTxLogAtCommit is 2."""
 SCRUB_STEP_S: Final = 1.0
-"""Between two steps of the scrub; each reads what its rate allows in this time."""
+"""Interval between steps of the scrub, seconds; each reads as much as its rate
+allows."""
 LOG_CHECK_S: Final = 5.0
 """Logs and free space are looked at this often where no interval is shorter."""
 LOG_CHECK_S_MIN: Final = 0.05
@@ -71,7 +72,7 @@ class Job:
     """Something that is done from time to time."""
 
     name: str
-    """For logs and metrics; unique."""
+    """Name of the job for logs and metrics; unique."""
     delay_s: Callable[[], float]
     """Seconds until it is due, from now on; `math.inf`: not before `wake`."""
     run: Callable[[], Work | None]
@@ -79,7 +80,7 @@ class Job:
 
 
 class _Entry:
-    """A job and what became of it."""
+    """A job and its results."""
 
     __slots__ = (
         "due_s",
@@ -144,9 +145,9 @@ class Housekeeping(Service):
         self._wakeup.set()
 
     def run_due(self) -> float:
-        """Run what is due; return the seconds until the next job is, or infinity.
+        """Run due jobs; return the seconds until the next one is due, or infinity.
 
-        What the task does at each awakening; tests call it in its place.
+        Called by the task at each awakening, and by tests in its place.
         """
         now_s = self._clock.monotonic_s()
         for entry in self._entries:
@@ -221,7 +222,7 @@ class Housekeeping(Service):
         entry.due_s = self._clock.monotonic_s() + max(DELAY_S_MIN, delay_s)
 
     def _report(self, entry: _Entry, error: Exception | None) -> None:
-        """Log what is new about a job; the same error again is only counted."""
+        """Log a change in a job's outcome; a repeated error is only counted."""
         before, entry.last_error = entry.last_error, _text_of(error)
         if error is None:
             if before:
@@ -290,7 +291,7 @@ def retention_job(
             age, and of all topics by size; None when there is nothing to do.
         find_early: asked at every look: topics for a run that does not wait for the
             schedule (a disk is nearly full, or a size over its limit); None: no run.
-        on_end: gets what the run did, on the event loop.
+        on_end: takes the result of the run, on the event loop.
     """
 
     def delay_s() -> float:

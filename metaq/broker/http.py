@@ -6,7 +6,7 @@
 Nothing can be changed through this port, and nothing is read from a request but its
 path. It is bounded like every other: connections are few, an old one gives way when
 there are too many, and a slow answer is made on a thread, not on the event loop. That
-thread does nothing else: no disk may keep the metrics from whoever looks for it.
+thread has no other work: a slow disk, which the metrics may show, must not delay them.
 
 The app imports this module only when `httpPort` is set: the library behind it costs
 more memory than the rest of the broker.
@@ -39,9 +39,9 @@ CONNECTION_COUNT_MAX: Final = 32
 CONNECTION_AGE_S_MIN: Final = 10.0
 """When there are too many, connections older than this are closed to make room."""
 KEEP_ALIVE_S: Final = 30.0
-"""How long a connection may be idle between two requests."""
+"""Time for which a connection may be idle between two requests, seconds."""
 REQUEST_S_MAX_AT_STOP: Final = 0.5
-"""What a request under way gets when the broker stops."""
+"""Time for a request under way when the broker stops."""
 BODY_BYTES_MAX: Final = 1024
 """No request of ours has a body."""
 
@@ -139,8 +139,7 @@ class HttpServer(Service):
     def _admit(self, server: web.Server) -> asyncio.BaseProtocol:
         """Return the protocol of a new connection, one that refuses when full.
 
-        Only a newcomer makes anybody look: an idle connection that nobody disturbs
-        costs nothing.
+        Connections are only checked when a new one comes: an idle one costs nothing.
         """
         now_s = self._clock.monotonic_s()
         is_open = {*server.connections, *self._fresh}

@@ -149,7 +149,7 @@ class Load:
 class Turns:
     """Work that one turn of the loop is too short for, continued turn by turn.
 
-    One piece of it runs in each turn, whoever asked for it: however much waits here,
+    One piece of it runs in each turn, of whichever session: however much waits here,
     what comes new to the loop waits for one piece, of TURN_S or little more.
     """
 

@@ -24,7 +24,7 @@ from metaq.prometheus import ExportedMetric, Found, metrics_of
 from metaq.stats import MetricKind, MetricSpec
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
-"""What an answer with metrics is called."""
+"""Content type of an answer with metrics."""
 
 
 def render_metrics(status: BrokerStatus) -> bytes:

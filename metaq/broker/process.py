@@ -17,8 +17,8 @@ from metaq.errors import MetaqError
 log = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S: Final = 0.0001
-"""How soon the storage thread gets the interpreter back after an fsync; Python's
-default of 5 ms would be most of the latency of a put under load."""
+"""Longest time until the storage thread gets the interpreter back after an fsync;
+Python's default of 5 ms would be most of the latency of a put under load."""
 
 FULL_COLLECTION_EVERY: Final = 100
 """Collections of young garbage (7,000 objects each) before the collector looks through
@@ -37,7 +37,7 @@ async def run_broker(
 
     Args:
         config: its settings.
-        overrides: what they were overridden with, for reloads.
+        overrides: overrides of the settings, for reloads.
         on_ready: called once when the broker serves.
 
     Raises:
@@ -65,7 +65,7 @@ async def run_broker(
             await asyncio.wait([starter])
             return
         await starter
-        # What a broker is made of lives as long as it does: the collector of garbage
+        # The objects of a broker live as long as it does: the collector of garbage
         # would look through it again and again, for 25 ms each time.
         gc.collect()
         gc.freeze()
@@ -97,7 +97,7 @@ def _take_descriptors() -> None:
 
 
 async def _reload_when(is_wanted: asyncio.Event, broker: Broker) -> None:
-    """Reload on SIGHUP; what is wrong with the file is in the log."""
+    """Reload on SIGHUP; errors in the file go to the log."""
     while True:
         await is_wanted.wait()
         is_wanted.clear()

@@ -2,12 +2,12 @@
 
     name SP checksum SP opaque CRLF payload  name SP checksum SP opaque CRLF payload ...
 
-What clients pipeline is often alike: one topic, one partition, one length, one flag,
+Pipelined puts are often alike: one topic, one partition, one length, one flag,
 so one *name* ("put topic partition length flag"). Taking such a frame apart by itself
 costs several operations of the interpreter; a pattern made for the name takes them all
 apart in one, the checksums are compared as a whole column, and the opaques stay the
-text that they are. That is a third of the price per put, and nothing else differs: a
-row holds only frames that the general parser accepts with the same values, and whose
+text that they are. That is a third of the price per put, with the same results: a row
+holds only frames that the general parser accepts with the same values, and whose
 checksum is right.
 
 Source: broker spec 1.3, 1.4. Pure.
@@ -29,16 +29,16 @@ ROW_MAX: Final = 1024
 """Most puts of one row: what follows waits until others had their turn."""
 
 ROW_PAYLOAD_BYTES_MAX: Final = 4096
-"""Largest payload of a row; with larger ones the bytes are what costs."""
+"""Largest payload of a row, bytes; larger ones cost more than their frames."""
 
 UNCHECKED: Final = b"%d" % NO_CHECKSUM
-"""In the place of a checksum: there is none."""
+"""Stands for a missing checksum."""
 
 _COLUMNS: Final = 5
-"""Of what the pattern splits off a frame: nothing, its groups (see `PutRowReader`)."""
+"""Columns that the pattern splits off a frame: nothing, its groups (`PutRowReader`)."""
 
 _I32_DIGITS: Final = 10
-"""Of the largest number of 32 bits: shorter ones need no look at their value."""
+"""Digits of the largest 32-bit number; shorter numbers are in range."""
 
 
 class PutRow(NamedTuple):
@@ -64,10 +64,10 @@ class PutRowReader:
 
         Args:
             name: "put topic partition length flag", as the frames begin.
-            length: what it says of the payload, bytes, 0 or more.
+            length: of the payload, bytes, 0 or more.
         """
         self.name: Final = name
-        """What the frames begin with."""
+        """Start of each frame."""
         # Groups: checksum, opaque, payload of a frame, or all that follows the row.
         self._pattern = re.compile(
             rb"%b (-1|\d+) (0|-?[1-9]\d{0,9})\r\n(.{%d})|(.+)"

@@ -42,7 +42,7 @@ BOUNDARIES_MAX: Final = 10_000
 """Most offsets in one answer."""
 
 ANSWER_BYTES_MAX: Final = 256 << 10
-"""What a question counts for in the in-flight bounds: more than its longest answer."""
+"""Bytes counted for a query in the in-flight bounds: more than its longest answer."""
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """Realtime statistics: sums since the last reset, per operation and topic.
 
 MetaQ keeps a third key (partition or consumer group) that no command ever shows. It is
-left out here: groups are whatever a stranger writes into a get, and a counter for each
-would let strangers fill the memory. For the same reason topics are bounded; what is
+left out here: a get may name any group, and a counter for each
+would let strangers fill the memory. For the same reason topics are bounded; a topic
 beyond the bound still counts for its operation as a whole.
 
 Source: broker spec 7.2.
@@ -20,7 +20,7 @@ OPERATIONS: Final = (
     "put_failed",
     "message_size",
 )
-"""In the order of `stats realtime`."""
+"""Operations in the order of `stats realtime`."""
 
 TOPIC_COUNT_MAX: Final = 10_000
 """Topics counted one by one, per operation."""
@@ -85,7 +85,7 @@ class Realtime:
         return f"Invalid keyTwo:{topic}" if sample is None else self._format(sample)
 
     def reset(self) -> None:
-        """Set everything to zero; what was counted once stays listed."""
+        """Set everything to zero; listed topics stay listed."""
         self._reset_s = self._clock.monotonic_s()
         for sample in self._totals.values():
             sample.count = sample.value = 0

@@ -1,7 +1,7 @@
-"""What this broker tells ZooKeeper, and when.
+"""Registration of this broker in ZooKeeper, and its times.
 
-Advertised after recovery and listen, because whoever reads the nodes connects at once;
-withdrawn before the drain, so that clients look elsewhere while the broker still
+Advertised after recovery and listen, because clients that read the nodes connect at
+once; withdrawn before the drain, so that clients look elsewhere while the broker still
 answers. How the nodes get there and stay there is `metaq.zk.registry`'s business; an
 absent or flapping ZooKeeper never reaches puts and gets.
 
@@ -39,7 +39,7 @@ from metaq.zk.znodes import Node, decode_directories, encode_directories
 log = logging.getLogger(__name__)
 
 BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
-"""Between tries to read or write what the data directories hold."""
+"""Pauses between tries to read or write the records of the data directories."""
 
 TAKEOVER_MARGIN_S: Final = 2.0
 """Added to the session time-out: how long a node of our own past may live on."""
@@ -53,7 +53,7 @@ def advertised_host(config: BrokerConfig) -> str:
 def listening_host(config: BrokerConfig) -> str:
     """Return the address to listen on; "" is every interface.
 
-    Who is told a loopback address is on this machine, so nobody else is let in.
+    Only clients on this machine can use a loopback address, so only they are let in.
     """
     host = config.system.host_name or ""
     if host == "localhost":
@@ -71,7 +71,7 @@ def make_snapshot(
     *,
     withdrawn: Collection[str] = (),
 ) -> BrokerSnapshot:
-    """Return what ZooKeeper shall say of this broker.
+    """Return this broker's snapshot for ZooKeeper.
 
     Args:
         config: settings in effect.
@@ -102,7 +102,7 @@ def make_snapshot(
 
 
 class Directories(Protocol):
-    """What the broker's data directories hold; `LogManager` says it."""
+    """Contents of the broker's data directories; implemented by `LogManager`."""
 
     def claims(self) -> Mapping[str, tuple[str, int]]:
         """Return path → identity and number of partitions."""
@@ -121,8 +121,8 @@ class Registration(Service):
 
     A broker is registered only after its data directories were compared with what
     ZooKeeper knows of them from earlier runs: one whose disk is not mounted would serve
-    empty logs; and after the topics in ZooKeeper are in effect. What the directories
-    hold is recorded there once it is registered.
+    empty logs; and after the topics in ZooKeeper are in effect. The contents of the
+    directories are recorded there once it is registered.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Registration(Service):
         """Register; wait for it no longer than zk.zkConnectionTimeoutMs.
 
         Args:
-            snapshot: what to register; `update` replaces it, also before it is.
+            snapshot: the nodes to register; `update` replaces it, also before they are.
             wait_definitions: returns when the topics in ZooKeeper are in effect; before
                 that nothing is registered, or records of theirs would go and come back.
 
@@ -211,7 +211,7 @@ class Registration(Service):
     async def withdraw(self, *, timeout_s: float) -> bool:
         """Take everything back; return whether clients could have noticed.
 
-        Never raises; what is not done in time goes with the session.
+        Never raises; nodes that are left go with the session.
         """
         was_there = self._registry.statistics().topic_count > 0
         deadline_s = self._clock.monotonic_s() + timeout_s
@@ -231,7 +231,7 @@ class Registration(Service):
     # -- the data directories ---------------------------------------------------------
 
     async def _check(self) -> None:
-        """Compare the data directories with what ZooKeeper knows, when it answers.
+        """Compare the data directories with ZooKeeper's record, when it answers.
 
         Raises:
             DataMissingError: one of them holds less.
@@ -267,7 +267,7 @@ class Registration(Service):
         await self._keep_claims()
 
     async def _keep_claims(self) -> None:
-        """Record what the data directories hold, now and after each change."""
+        """Record the contents of the data directories, now and after each change."""
         written: Mapping[str, tuple[str, int]] | None = None
         while True:
             self._changed.clear()

@@ -35,7 +35,7 @@ from metaq.model import Millis
 SCHEDULE_CHARS_MAX: Final = 200
 """Enough for long lists in every field; bounds the work of reading one."""
 NAP_S_MAX: Final = 60.0
-"""How late a job may be after the wall clock was set forward."""
+"""Greatest delay of a job after the wall clock was set forward, seconds."""
 POSITIONS: Final = ("1st", "2nd", "3rd", "4th", "5th")
 WEEKDAYS: Final = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 MONTHS: Final = (
@@ -49,7 +49,7 @@ class _Field:
     """One field of an expression."""
 
     name: str
-    """What errors call it."""
+    """Name in errors."""
     low: int
     """Smallest value."""
     high: int

@@ -365,7 +365,7 @@ class Session:
             finish_get(command, self, self._context)
         except MemoryError:
             self.run_out()
-        except Exception as error:  # noqa: BLE001  # told to whoever waited
+        except Exception as error:  # noqa: BLE001  # told to the waiters
             reply = encode_failure(error, command, self._context)
         self.answer(reply, count=1, size_bytes=0)
 

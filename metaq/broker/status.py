@@ -61,7 +61,7 @@ class DirectoryStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionStatus:
-    """What deletion and archiving did since the start."""
+    """Deletion and archiving since the start."""
 
     segment_count: int = counter(
         "metaq_retention_segments_total", "Segments that were deleted or archived."
@@ -120,7 +120,7 @@ class BrokerStatus:
     address: str
     """Advertised address, `meta://host:port`."""
     state: State
-    """Where the broker is in its life."""
+    """State of the broker's life."""
     uptime_s: float = gauge("metaq_uptime_seconds", "Time since the start.")
     config_path: str
     """The configuration file; "" when there is none."""
@@ -137,7 +137,7 @@ class BrokerStatus:
     listener: ListenerStatistics
     """The public port."""
     commands: CommandStatistics
-    """What clients asked for."""
+    """Requests of clients."""
     waiting_count: int = gauge("metaq_waiting_gets", "Gets that wait for data now.")
     in_flight_bytes: int = gauge(
         "metaq_in_flight_bytes",
@@ -188,7 +188,7 @@ class BrokerStatus:
     retention: RetentionStatus = field(default_factory=RetentionStatus)
     """Deletion and archiving."""
     definition_problems: tuple[str, ...] = ()
-    """What is wrong with topics that were made by command, one sentence each."""
+    """Problems of topics that were made by command, one sentence each."""
     jobs: tuple[JobStatus, ...] = part(
         default=(), labels=("job",), label=lambda job: (job.name,)
     )

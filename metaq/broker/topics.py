@@ -1,4 +1,4 @@
-"""Which topics and partitions exist on this broker, and which of them take puts.
+"""Topics and partitions of this broker, and which of them take puts.
 
 A topic is accepted when a configured name matches it (the names are patterns, and the
 set of them only grows), or when it was made by command; a partition exists when it is
@@ -6,8 +6,8 @@ below the topic's count. Closed partitions refuse puts and gets until they are o
 again or the broker restarts. A topic that is being deleted is withdrawn: as if it had
 never been, whatever matches it.
 
-Who keeps what this module said must look at `version`: it grows with every change that
-could make an earlier answer wrong.
+Callers that keep an answer must check `version`: it grows with every change that could
+make an earlier answer wrong.
 
 Source: broker spec 2.2, 2.10, 2.11; section 12 row 8.
 """
@@ -62,8 +62,8 @@ class Topics:
         stat_rules = TopicRules().extended(
             name for name, topic in config.topics.items() if topic.stat
         )
-        # Each command asks, and looking at a name letter by letter costs what the
-        # rest of a small one does.
+        # Each command asks, and checking a name letter by letter costs as much as the
+        # rest of a small one.
         defined = config.defined
 
         def accepts(topic: str) -> bool:
@@ -112,7 +112,7 @@ class Topics:
     def open_for_put(self, topic: str, partition: int) -> Sequence[int]:
         """Return the partitions that a put may go to: one, or every open one for -1.
 
-        They are what they are until `version` changes.
+        They do not change until `version` does.
 
         Raises:
             ForbiddenError: as `resolve_put`.
@@ -202,7 +202,7 @@ class Topics:
     ) -> None:
         """Open partitions again; arguments and errors as for closing.
 
-        What is closed can be opened, whatever a reload has made of its topic since.
+        A closed partition can be opened, whatever a reload has made of its topic since.
         """
         closed = self._closed.get(topic, set())
         opened = {p for p in closed if start <= p and (end is None or p <= end)}

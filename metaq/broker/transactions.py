@@ -26,7 +26,7 @@ NO_OFFSET = -1
 
 
 class TopicSink:
-    """What the coordinator appends to."""
+    """Logs that the coordinator appends to."""
 
     def __init__(self, topics: Topics) -> None:
         self._topics = topics

@@ -1,15 +1,15 @@
 """Gets that wait for data (the extra token `wait=` of our clients).
 
 A waiter ends in exactly one way, whatever happens first: data arrives, the log stops,
-the time is over, its partition is closed, the connection ends, the broker stops. What
-it answers is always the same: what the get would be answered now if it did not wait.
+the time is over, its partition is closed, the connection ends, the broker stops. Its
+answer is always the one that the get would have now without a wait.
 
 A get may wait for a log that does not exist yet, so waiters are kept by the name of
 the log; the first put to a partition wakes those too.
 
-Thousands may wait for one byte or one moment. What ends them looks at none: they move
-to a queue in one step, and the queue is worked off turn by turn. Its first piece runs
-in the call that tells of the end, so a lonely waiter waits for nothing.
+Thousands may wait for one byte or one moment. The event that ends them visits none:
+they move to a queue in one step, and the queue is worked off turn by turn. Its first
+piece runs in the call that tells of the end, so a lonely waiter waits for nothing.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Handle(Protocol):
 
 
 class WaitableLog(Protocol):
-    """What a waiter needs of a partition log."""
+    """Partition log interface used by waiters."""
 
     def wait(self, offset: Offset, callback: Callable[[], None]) -> Handle:
         """Call back once when bytes at `offset` are readable or the log stops."""
@@ -54,7 +54,7 @@ class Waiter:
         """Make a waiter; `Waiters.add` lets it wait.
 
         Args:
-            command: the get; its offset and wait may differ from what is waited for.
+            command: the get; its offset and wait may differ from those of the wait.
             offset: where it wants data.
             finish: called once when the wait ends.
         """

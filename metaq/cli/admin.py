@@ -1,7 +1,7 @@
 """`metaq reload`, `metaq partitions`: orders to a broker on this machine.
 
-They go through the Unix socket in its data directory; whoever may open that may give
-them.
+They go through the Unix socket in its data directory; the right to open it is the right
+to give them.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""`metaq bench`: what a cluster does for this client, right now.
+"""`metaq bench`: throughput and latency of the cluster for this client.
 
 Every figure goes through the public client, as a program's messages would. Bodies are
 random, so that nothing on the way can compress them.
@@ -25,12 +25,12 @@ COLUMNS: Final = ("figure", "value", "unit")
 GROUP: Final = "metaq-bench"
 """Named in gets; nothing is committed for it."""
 LIST_BYTES: Final = 4 * 1024 * 1024
-"""How much one `send_many` of `produce` is given."""
+"""Bytes given to one `send_many` of `produce`."""
 STAMP: Final = struct.Struct(">16sd")
 """Head of a message of `latency`: the run, and the monotonic clock when it was sent."""
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 DIGITS: Final = 4
-"""What figures are worth; larger ones have no decimals."""
+"""Significant digits of figures; larger ones have no decimals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +38,9 @@ class BenchOptions:
     """The options of the command."""
 
     topic: str
-    """Where to; what `produce` and `latency` put there stays."""
+    """Target topic; the messages of `produce` and `latency` stay there."""
     size_bytes: int
-    """Of each message; `latency` takes at least 24."""
+    """Size of each message, bytes; `latency` takes at least 24."""
     count: int
     """Messages in all."""
     rate: int
@@ -50,7 +50,7 @@ class BenchOptions:
 
 
 Figures = list[tuple[str, float, str]]
-"""Name, value and unit of what was measured."""
+"""Name, value and unit of each figure."""
 
 
 def bench_produce(target: Target, options: BenchOptions) -> None:
@@ -62,7 +62,7 @@ def bench_produce(target: Target, options: BenchOptions) -> None:
         found.target.client() as client,
         client.producer(timeout_s=target.timeout_s) as producer,
     ):
-        producer.send(options.topic, body)  # connections are not what is measured
+        producer.send(options.topic, body)  # connecting is not measured
         started_s = time.monotonic()
         left, before_s, list_s = options.count, started_s, list[float]()
         while left:
@@ -135,7 +135,7 @@ def bench_latency(target: Target, options: BenchOptions) -> None:
         def send() -> None:
             with client.producer(timeout_s=target.timeout_s) as producer:
                 try:
-                    # To learn where to send is not what is measured.
+                    # The search for a partition is not measured.
                     producer.prepare(options.topic)
                     started_s = time.monotonic()
                     for number in range(options.count):
@@ -188,7 +188,7 @@ def _next(consumer: Consumer, count: int, timeout_s: float) -> Sequence[Message]
 
 
 def rates(count: int, size_bytes: int, seconds: float) -> Figures:
-    """Return what so many messages in so many seconds come to."""
+    """Return the rates of so many messages in so many seconds."""
     seconds = max(seconds, 1e-9)
     return [
         ("messages", count, ""),
@@ -226,6 +226,6 @@ def rounded(value: float) -> float:
 
 
 def show(figures: Figures, *, as_json: bool) -> None:
-    """Print figures, rounded to what they are worth."""
+    """Print figures, rounded to `DIGITS`."""
     rows = [(name, rounded(value), unit) for name, value, unit in figures]
     render.print_rows(COLUMNS, rows, as_json=as_json)

@@ -48,7 +48,7 @@ def forget(
     Args:
         target: which cluster.
         number: the broker's id.
-        is_dry: print what would be forgotten, and leave it at that.
+        is_dry: only print the records that would be deleted.
         is_sure: do not ask.
         as_json: the row as an object.
 

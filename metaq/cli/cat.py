@@ -71,7 +71,7 @@ def cat(target: Target, options: CatOptions) -> None:
 
     Raises:
         PartitionsAwayError: a broker of the topic is away; nothing is printed.
-        MetaqError: reading cannot go on; what could be read has been printed.
+        MetaqError: reading cannot go on; messages before have been printed.
     """
     start = parse_start(options.start)
     found = find_topic(
@@ -118,7 +118,7 @@ def parse_start(text: str, *, hint: str = "--from") -> Start:
 
 
 def write_message(message: Message, *, as_json: bool) -> None:
-    """Print a message and a line end; whoever waits for it has to flush."""
+    """Print a message and a line end, without flushing."""
     if as_json:
         render.print_json(to_json(message))
     else:
@@ -126,7 +126,7 @@ def write_message(message: Message, *, as_json: bool) -> None:
 
 
 def to_json(message: Message) -> dict[str, object]:
-    """Return what `--json` says of a message; bytes that are no text as base64."""
+    """Return a message as a `--json` object; bytes that are no text as base64."""
     return {
         "topic": message.topic,
         "broker": message.partition.broker_id,

@@ -1,4 +1,4 @@
-"""The argument tree of what goes through the client: messages, groups and offsets."""
+"""The argument tree of the client's commands: messages, groups and offsets."""
 
 from typing import Final
 
@@ -48,8 +48,8 @@ from metaq.cli.tail import TailOptions, tail
 def produce_command(options: ProduceOptions, target: Target) -> None:
     """Put each line of standard input or of a file as one message to TOPIC.
 
-    A line ends with LF; all other bytes, a CR among them, are kept. What is read at
-    once goes to one partition in order, the next to the next partition. A line that
+    A line ends with LF; all other bytes, a CR among them, are kept. Lines that are read
+    at once go to one partition in order, the next to the next partition. A line that
     got no answer is sent again; the summary says how many may be stored twice.
     """
     produce(target, options)
@@ -93,8 +93,8 @@ def consume_command(options: ConsumeOptions, target: Target) -> None:
     """Print the messages of TOPIC as a member of a group, each followed by a line end.
 
     The members of a group share the partitions, ours and those of Java consumers.
-    Ctrl-C and SIGTERM commit what was printed and leave the group; after a crash what
-    was printed last is printed again.
+    Ctrl-C and SIGTERM commit what was printed and leave the group; after a crash the
+    last messages are printed again.
     """
     consume(target, options)
 
@@ -185,7 +185,7 @@ def forget_command(
 def groups_command(group: str, as_json: bool, target: Target) -> None:
     """List consumer groups, or show the members, owners and lag of GROUP.
 
-    Partitions that a member subscribes to and nobody owns stand out.
+    Partitions that a member subscribes to and no member owns stand out.
     """
     groups(target, group, as_json=as_json)
 
@@ -371,4 +371,4 @@ COMMANDS: Final = (
     offsets,
     bench,
 )
-"""In the order of their sections above."""
+"""Commands in the order of their sections above."""

@@ -1,4 +1,4 @@
-"""Which brokers a command talks to: those in ZooKeeper, or those it was given."""
+"""Choice of the brokers that a command talks to: ZooKeeper's, or given ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -27,16 +27,16 @@ from metaq.zk.paths import normalize_root, partition_name
 T = TypeVar("T")
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""How long a command waits at its end for commits and answers."""
+"""Time for commits and replies at the end of a command, seconds."""
 NAMES_SHOWN_MAX: Final = 10
 """Topics that an error names."""
 SESSION_TIMEOUT_S: Final = 10.0
-"""How long the partitions of a command that was killed wait for another member."""
+"""Time until the partitions of a killed command go to another member, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the options say."""
+    """Cluster given by the options."""
 
     zookeeper: str
     """`host:port[,host:port...][/chroot]`."""
@@ -45,9 +45,9 @@ class Target:
     brokers: tuple[str, ...]
     """`host:port` or `meta://host:port`; any of them leaves ZooKeeper out."""
     timeout_s: float
-    """How long one question may take."""
+    """Time-out of one request, seconds."""
     coordinator: CoordinatorFactory | None = None
-    """What stands in for ZooKeeper, for tests."""
+    """Substitute for ZooKeeper, for tests."""
 
     def client(self) -> Client:
         """Return a client, not started.
@@ -64,8 +64,8 @@ class Target:
             work: is given the client's parts, and the time when to give up.
 
         Raises:
-            NoBrokerError: nobody could be asked.
-            MetaqError: what the work raises.
+            NoBrokerError: no broker could be asked.
+            MetaqError: raised by the work.
         """
 
         async def run() -> T:
@@ -131,7 +131,7 @@ def check_target(target: Target) -> None:
 
 
 def check_address(text: str) -> None:
-    """Refuse what is no address of a broker.
+    """Refuse a text that is not an address of a broker.
 
     Raises:
         click.BadParameter: it is neither `host:port` nor `meta://host:port`.
@@ -179,13 +179,13 @@ def named_partitions(
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A topic that somebody serves."""
+    """A topic that at least one broker serves."""
 
     target: Target
-    """Whom to ask for it: a topic that a pattern of some brokers admits, and that has
-    no message yet, is known to those brokers alone."""
+    """Brokers to ask for it: a topic that a pattern of some brokers admits, and that
+    has no message yet, is known to those brokers alone."""
     partitions: tuple[TopicPartition, ...]
-    """What was asked for, in numeric order."""
+    """Requested partitions, in numeric order."""
 
 
 def find_topic(
@@ -201,13 +201,13 @@ def find_topic(
     Args:
         target: which cluster.
         topic: topic name.
-        wanted: what `--partition` names; none of them is all.
+        wanted: partitions of `--partition`; () for all.
         kind: partitions that take puts, or those that are read.
-        is_partial: of those that are read, go on without what is away.
+        is_partial: of those that are read, leave out partitions that are away.
 
     Raises:
-        NoBrokerError: nobody serves the topic.
-        PartitionsAwayError: what is to be read is away.
+        NoBrokerError: no broker serves the topic.
+        PartitionsAwayError: a partition to be read is away.
         click.BadParameter: there is no such partition, or more than one.
     """
 

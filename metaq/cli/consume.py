@@ -24,7 +24,7 @@ from metaq.zk.znodes import GroupOffset
 COUNT_MAX: Final = 1000
 """Messages that are printed at a time; after a crash so many may be printed again."""
 LOOK_S: Final = 0.2
-"""How often waiting looks whether it should end."""
+"""Interval at which a wait checks whether it should end, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class ConsumeOptions:
 
 
 class UncommittedOffsets:
-    """The offsets of a group, read; what is committed is remembered here alone."""
+    """Committed offsets of a group, read only; new commits are kept in memory."""
 
     def __init__(self, store: OffsetStore) -> None:
         """Read from `store`, which is closed with this one."""
@@ -78,7 +78,7 @@ class UncommittedOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what was committed here, or else what the group has committed."""
+        """Return the offset committed here, or else the group's."""
         return await self._memory.load(
             group, partition, deadline_s=deadline_s
         ) or await self._store.load(group, partition, deadline_s=deadline_s)
@@ -104,11 +104,11 @@ class UncommittedOffsets:
 def consume(target: Target, options: ConsumeOptions) -> None:
     """Print messages until there were enough, or a signal ends it.
 
-    A signal ends it between messages: what was printed is committed, and the group
+    A signal ends it between messages: printed messages are committed, and the group
     left. Without ZooKeeper there is no group: all partitions are read.
 
     Raises:
-        MetaqError: reading cannot go on; what could be read has been printed.
+        MetaqError: reading cannot go on; messages before have been printed.
     """
     found = find_topic(target, options.topic, (), kind="gets", is_partial=True)
     with (

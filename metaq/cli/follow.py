@@ -5,18 +5,18 @@ right before it. It is still true while the file has those bytes there; so a fil
 was cut and written anew is noticed even when it is longer than before, and an inode
 that the system gave to another file is not mistaken for the old one.
 
-    rename + create   the path has another inode. What we have open is read to its
+    rename + create   the path has another inode. The open file is read to its
                       end, and for ROTATED_S longer, because the writer may not have
                       opened the new file yet. Then the next one is begun: the oldest
                       rotated file that is younger, or the path itself.
     copy + truncate   the bytes before the bookmark are gone. The rotated file that
-                      has them is the copy: what is left of it is read first.
+                      has them is the copy: its rest is read first.
     restart           the bookmark is looked for in the path and among the rotated
                       files; reading goes on there as above.
 
 A rotated file has the path's name with numbers, dots and dashes behind it, as in
 `app.log.1` and `app.log-20260131`. A compressed one is not read, nor one that we may
-not open: what was not read of it before is lost, and that is told.
+not open: its unread rest is lost, and that is told.
 
 Only whole lines are given out; the last line of a file waits for its end, which it has
 when the file was rotated and nothing more came.
@@ -38,15 +38,15 @@ from metaq.errors import ClientError
 log = logging.getLogger(__name__)
 
 CHECK_BYTES: Final = 256
-"""How much right before a position tells a file from another."""
+"""Bytes right before a position that tell a file from another."""
 CHUNK_BYTES: Final = 1024 * 1024
-"""What is read at once."""
+"""Bytes per read."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
 """A longer line is a file that has no lines."""
 DONE_MAX: Final = 64
 """Files that are remembered as read to their end: times of files may be equal."""
 ROTATED_S: Final = 1.0
-"""How long a writer may go on with a file after renaming it."""
+"""Time for which a writer may go on with a file after renaming it, seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Bookmark:
     inode: int
     """The file."""
     position: int
-    """How far it was read, in bytes; the start of a line."""
+    """Position of the next line, bytes."""
     check_bytes: int
-    """How many bytes before the position are checked."""
+    """Number of bytes before the position that are checked."""
     check: int
-    """Their CRC-32."""
+    """CRC-32 of these bytes."""
 
 
 class FileFollower:
@@ -80,9 +80,9 @@ class FileFollower:
         """Open the file, or begin to wait for it.
 
         Args:
-            path: what is followed; it may not exist yet.
+            path: the file to follow; it may not exist yet.
             bookmark: where to go on; None at the first time.
-            from_start: without a bookmark, give out what is there already.
+            from_start: without a bookmark, give out the present lines too.
             monotonic_s: the clock for ROTATED_S.
         """
         self._path = path
@@ -94,7 +94,7 @@ class FileFollower:
         self._rotated_s: float | None = None
         self._done: deque[int] = deque(maxlen=DONE_MAX)
         self.lost_count = 0
-        """How often the file was cut or removed, and its unread end was not found."""
+        """Times that the file was cut or removed, and its unread end was not found."""
         if bookmark is not None:
             self._resume(bookmark)
         elif self._open(path) and not from_start:
@@ -161,7 +161,7 @@ class FileFollower:
         self._tail = data[: self._position - first][-CHECK_BYTES:]
 
     def _read_on(self) -> list[bytes]:
-        """Return whole lines; [] at the end of what the file has now."""
+        """Return whole lines; [] at the present end of the file."""
         assert self._fd is not None
         while True:
             first = self._position - len(self._tail)
@@ -303,7 +303,7 @@ class FileFollower:
             return
         self.lost_count += 1
         log.warning(
-            "file was rotated away while nobody followed it: path=%s position=%d;"
+            "file was rotated away while it was not followed: path=%s position=%d;"
             " lines may be missing",
             self._path,
             bookmark.position,

@@ -1,4 +1,4 @@
-"""`metaq groups`: who reads what, and how far behind."""
+"""`metaq groups`: members, owners and lag."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -71,7 +71,7 @@ def groups(target: Target, name: str, *, as_json: bool) -> None:
 
 
 def to_json(group: GroupDescription) -> dict[str, object]:
-    """Return what `--json` says of a group."""
+    """Return the `--json` object of a group."""
     return {
         "group": group.group,
         "members": {member: list(topics) for member, topics in group.members.items()},
@@ -90,12 +90,12 @@ def to_json(group: GroupDescription) -> dict[str, object]:
 
 
 def _unowned(group: GroupDescription) -> list[PartitionProgress]:
-    """Return the partitions that somebody should read, and nobody does."""
+    """Return the wanted partitions that have no owner."""
     return [each for each in group.partitions if each.is_wanted and not each.owner]
 
 
 def _group_row(group: GroupDescription) -> tuple[render.Cell, ...]:
-    # A sum without what is not known would look like all of it.
+    # A sum that leaves out unknown values would look complete.
     lags = [each.lag for each in group.partitions]
     counts = [lag.messages if lag else None for lag in lags]
     sizes = [lag.bytes if lag else None for lag in lags]

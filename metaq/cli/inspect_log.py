@@ -1,8 +1,8 @@
-"""`metaq dump`, `verify` and `accept-loss`: what lies on the disk.
+"""`metaq dump`, `verify` and `accept-loss`: commands on files.
 
-None needs a broker. The first two only read, and disturb no broker: what is being
-written is looked at up to where it ends now. The third writes one file, the record of
-what a data directory holds, and only where no broker runs.
+None needs a broker. The first two only read, and disturb no broker: a file that is
+being written is read up to its present end. The third writes one file, the record of a
+data directory's contents, and only where no broker runs.
 """
 
 from collections.abc import Iterator
@@ -220,7 +220,7 @@ def _report_damage(
 def accept_loss(directory: Path, *, is_agreed: bool) -> None:
     """Have the next start take a data directory for all that there is.
 
-    Prints what is missing by its record, and asks. Only that one start: it makes a
+    Prints the losses by its record, and asks. Only that one start: it makes a
     new record.
 
     Raises:

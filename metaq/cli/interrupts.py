@@ -11,15 +11,15 @@ from metaq.cli import render
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 EXIT_SIGNAL: Final = 128
-"""What shells add to the number of the signal that ended a process."""
+"""Added by shells to the number of the signal that ended a process."""
 
 
 class Interrupts:
     """Lets the first signal end the command inside `pause` only, the second anywhere.
 
-    An exception in the middle of sending would leave lines of which nobody knows
-    whether they are stored. Ctrl-C is raised as KeyboardInterrupt, SIGTERM as
-    SystemExit. Used in the main thread; does nothing in another.
+    An exception in the middle of sending would leave lines in doubt. Ctrl-C is raised
+    as KeyboardInterrupt, SIGTERM as SystemExit. Used in the main thread; does nothing
+    in another.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Interrupts:
             return self
         for number in SIGNALS:
             before = signal.getsignal(number)
-            # Where somebody ignores the signal, or handles it, it stays so.
+            # A signal that is ignored or handled already stays so.
             if before in {signal.default_int_handler, signal.SIG_DFL}:
                 self._before[number] = before
                 signal.signal(number, self._on_signal)

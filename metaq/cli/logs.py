@@ -1,8 +1,8 @@
 """Log lines of a command, on standard error: few by default, more with `-v`.
 
-A command says in one sentence how it ended (`render.say`). What the client logs on the
-way is for whoever asks why: then time, level and the name of the logger stand before
-the text, so that nobody takes it for the command's own word.
+A command says in one sentence how it ended (`render.say`). The client's log explains
+why: it has time, level and the name of the logger before the text, so that it is not
+taken for the command's own word.
 
     default          errors, and warnings of the command itself, as sentences
     -v, a broker     from INFO on; other people's libraries from WARNING on
@@ -19,9 +19,9 @@ from metaq.cli.render import SPEAKER, printable_lines
 FORMAT: Final = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 OWN: Final = "metaq.cli."
 RAISED: Final = "metaq.client.consume.consumer"
-"""Its errors end the command as well, which prints them as its sentence."""
+"""Logger whose errors end the command as well, which prints them as its sentence."""
 CHATTY: Final = ("kazoo", "apscheduler", "asyncio", "py4j")
-"""These tell of every job and every packet at INFO; ours say what matters."""
+"""Loggers that tell of every job and packet at INFO; ours tell what matters."""
 
 
 class _Lines(logging.Handler):
@@ -32,7 +32,7 @@ class _Lines(logging.Handler):
         try:
             click.echo(printable_lines(self.format(record)), err=True)
         except BrokenPipeError:
-            # Nobody reads it, and the command goes on.
+            # Standard error is closed, and the command goes on.
             return
         except Exception:  # noqa: BLE001  # how handlers treat what they cannot write
             self.handleError(record)
@@ -49,7 +49,7 @@ def _is_for_everybody(record: logging.LogRecord) -> bool:
 
 
 def be_quiet() -> None:
-    """Show what everybody should see; what every command begins with."""
+    """Show errors and warnings only; every command begins with it."""
     if _lines not in logging.getLogger().handlers:
         logging.getLogger().addHandler(_lines)
         _lines.addFilter(_is_for_everybody)

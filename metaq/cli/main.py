@@ -1,4 +1,4 @@
-"""The argument tree of the `metaq` command; what each command does is in its own file.
+"""The argument tree of the `metaq` command; each command has its own file.
 
 Exit codes: 0 fine; 1 failed, or problems found; 2 wrong usage; 130 interrupted by
 Ctrl-C; 141 the reader of our output went away; 143 ended by SIGTERM. A broker that is
@@ -38,7 +38,7 @@ NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 @contextmanager
 def _one_sentence() -> Iterator[None]:
-    """Turn what the body raises into one sentence and an exit code.
+    """Turn an exception of the body into one sentence and an exit code.
 
     Raises:
         Exit: the body failed.
@@ -54,7 +54,7 @@ def _one_sentence() -> Iterator[None]:
     except OSError as error:
         where = error.filename
         if where is None and error.errno in NO_ROOM:
-            where = "standard output"  # we write nothing else without a name
+            where = "standard output"  # our only output without a name
         text = error.strerror or str(error) or type(error).__name__
         _say(f"{where}: {text}" if where else text)
         code = render.EXIT_PROBLEMS
@@ -67,13 +67,13 @@ def _one_sentence() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """Print the sentence that a command ends with, where somebody takes it."""
+    """Print the sentence that ends a command, unless standard error is closed."""
     with suppress(OSError):
         render.say(text)
 
 
 class MetaqGroup(click.Group):
-    """Turns what commands raise into one sentence and an exit code."""
+    """Turns exceptions of commands into one sentence and an exit code."""
 
     def make_context(self, *words: Any, **options: Any) -> click.Context:
         """Read the command line; `--help` and `--version` print in here."""

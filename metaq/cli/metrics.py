@@ -1,4 +1,4 @@
-"""`--metrics-port`: what the client of a command counts, for Prometheus."""
+"""`--metrics-port`: counters of a command's client, for Prometheus."""
 
 from contextlib import AbstractContextManager, nullcontext
 

@@ -1,4 +1,4 @@
-"""`metaq offsets`: what groups have committed, and moving it."""
+"""`metaq offsets`: show, reset and copy the committed offsets of groups."""
 
 import datetime as dt
 import re
@@ -40,7 +40,7 @@ PLAN_COLUMNS = ("topic", "partition", "old", "new")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """How a plan is carried out."""
+    """Options of carrying out a plan."""
 
     is_dry: Annotated[
         bool,
@@ -69,7 +69,7 @@ class WriteOptions:
 
 
 def show_offsets(target: Target, group: str, topic: str, *, as_json: bool) -> None:
-    """Print what a group has committed, and whether the log still has it.
+    """Print the committed offsets of a group, and whether the log still has them.
 
     Raises:
         ClientError: it has committed nothing.
@@ -116,7 +116,7 @@ def _show_row(
 def describe_offset(
     offset: Offset, ends: tuple[Offset, Offset] | MetaqError | None
 ) -> str:
-    """Return what is to be said of a committed offset; `ok` when it lies in the log."""
+    """Return the remark on a committed offset; `ok` when it lies in the log."""
     if isinstance(ends, MetaqError):
         return str(ends)
     start, end = ends or (0, 0)
@@ -143,7 +143,7 @@ def reset_offsets(
     Args:
         target: which cluster.
         group: name of the group; it may have committed nothing yet.
-        topic: what is moved.
+        topic: the topic to move.
         goal: where to.
         names: `BROKER-NUMBER` of partitions; none of them is all.
         options: how.
@@ -189,7 +189,7 @@ def copy_offsets(
         options: how.
 
     Raises:
-        GroupInUseError: the second group has members that read what is copied.
+        GroupInUseError: the second group has members that read the copied topics.
         ClientError: there is nothing to copy.
     """
 
@@ -239,7 +239,7 @@ def _print_plan(changes: Sequence[OffsetChange], options: WriteOptions) -> None:
 
 
 def parse_goal(text: str) -> Goal:
-    """Return what `--to` names: a number is an offset, anything with a date a time.
+    """Return the goal in `--to`: a number is an offset, anything with a date a time.
 
     Raises:
         click.BadParameter: it is neither, and not `earliest` or `latest`.

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def pairs(
     _ctx: click.Context, parameter: click.Parameter, values: Sequence[str]
 ) -> dict[str, str]:
-    """Return what `KEY=VALUE` options say.
+    """Return the pairs of `KEY=VALUE` options.
 
     Raises:
         click.BadParameter: One has no `=`, or no key.

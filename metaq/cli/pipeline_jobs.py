@@ -1,4 +1,4 @@
-"""What the commands of `metaq pipeline` do: run a job, print what it found.
+"""Commands of `metaq pipeline`: run a job, print its result.
 
 Spark is imported inside of functions: it is optional, and slow to load.
 """
@@ -22,29 +22,29 @@ CLUSTER_OPTIONS: Final = {"zookeeper", "zkroot", "brokers"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRun:
-    """Where and how a job runs: what its command's options say."""
+    """Options of a Spark run."""
 
     master: str
-    """Of the Spark cluster."""
+    """URL of the Spark master."""
     settings: Mapping[str, str]
-    """Of Spark."""
+    """Spark settings."""
     log: Path | None
-    """Where Spark's own words go."""
+    """File for Spark's log."""
     as_json: bool
     """Objects instead of tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """Which cluster of brokers, and more options of `format("metaq")`."""
+    """Cluster of brokers, and more options of `format("metaq")`."""
 
     target: Target
-    """Where the brokers are."""
+    """Address of the cluster."""
     options: Mapping[str, str]
-    """What `--option` says; it wins."""
+    """Values of `--option`, which win."""
 
     def to_map(self, **more: str) -> dict[str, str]:
-        """Return options for `format("metaq")`; what the user gave wins."""
+        """Return options for `format("metaq")`; the user's own win."""
         timeout_ms = round(self.target.timeout_s * 1000)
         found = {"requestTimeoutMs": str(timeout_ms), **more}
         if self.target.brokers:
@@ -57,17 +57,17 @@ class Wire:
         return {**kept, **self.options}
 
     def require(self, *topics: str, kind: Literal["puts", "gets"] = "gets") -> None:
-        """Refuse topics that nobody serves, before Spark starts.
+        """Refuse topics that no broker serves, before Spark starts.
 
         A job would find no message in them, and call that well; or try to put some
         until `retryTimeoutMs` is over.
 
         Args:
             topics: their names.
-            kind: what the job does with them.
+            kind: use of the topics by the job.
 
         Raises:
-            NoBrokerError: nobody serves one of them.
+            NoBrokerError: no broker serves one of them.
         """
         if any(name.lower() in CLUSTER_OPTIONS for name in self.options):
             return
@@ -151,14 +151,14 @@ def replay(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingest:
-    """What is put into a topic."""
+    """Source and target of `pipeline ingest`."""
 
     topic: str
-    """Where to."""
+    """Target topic."""
     paths: tuple[str, ...]
-    """What `load` takes."""
+    """Arguments of `load`."""
     source_format: str
-    """What `spark.read.format` takes."""
+    """Argument of `spark.read.format`."""
     source_options: Mapping[str, str]
     """Options of that source."""
     value: str | None
@@ -170,7 +170,7 @@ class Ingest:
 
 
 def ingest(run: JobRun, wire: Wire, asked: Ingest) -> None:
-    """Put what Spark can read into a topic, and print the summary; see the job."""
+    """Put the rows of a Spark source into a topic, and print the summary."""
     wire.require(asked.topic, kind="puts")
     with spark_session(run.master, run.settings, run.log) as spark:
         from metaq.spark.jobs.ingest import ingest as run_job
@@ -321,7 +321,7 @@ def print_facts(facts: Mapping[str, int], *, as_json: bool) -> None:
 def print_findings(
     columns: Sequence[str], rows: Sequence[Sequence[render.Cell]], *, as_json: bool
 ) -> None:
-    """Print what is wrong; nothing where nothing is."""
+    """Print the faults; nothing when there are none."""
     if rows:
         render.print_rows(columns, rows, as_json=as_json)
 

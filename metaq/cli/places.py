@@ -1,4 +1,4 @@
-"""Where things are on this machine: settings that came with us, data of the user."""
+"""Paths on this machine: shipped settings, data of the user."""
 
 import os
 from importlib import resources
@@ -12,7 +12,7 @@ SETTINGS_BYTES_MAX: Final = 1024 * 1024
 
 
 def default_data_dir() -> Path:
-    """Return where `metaq local` keeps its data when nobody says otherwise."""
+    """Return the default data directory of `metaq local`."""
     base = os.environ.get("XDG_DATA_HOME", "")
     # The standard has a relative path ignored.
     root = Path(base) if base.startswith("/") else Path.home() / ".local" / "share"

@@ -25,8 +25,8 @@ from metaq.errors import ClientError
 from metaq.zk.paths import partition_name
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""What is read at once: with it a file gives full batches; a pipe gives less, and what
-it gives is sent without waiting for more."""
+"""Bytes per read: enough for full batches from a file; a pipe gives less, which is sent
+without waiting for more."""
 STANDARD_INPUT: Final = 0
 """Its descriptor; `sys.stdin` is None when we were started with it closed."""
 LINE_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -96,7 +96,7 @@ def iter_lines(
 
 
 def produce(target: Target, options: ProduceOptions) -> None:
-    """Send every line, then print what became of them.
+    """Send every line, then print a summary.
 
     Raises:
         MetaqError: sending failed; the summary was printed nevertheless.

@@ -1,4 +1,4 @@
-"""What the command line prints: tables, progress, sentences, lines for machines.
+"""Output of the command line: tables, progress, sentences, lines for machines.
 
 Results go to standard output, everything else to standard error, so that a pipe gets
 results alone. A person at a terminal gets a table with colours; a pipe gets the same
@@ -31,7 +31,7 @@ from rich.text import Text
 from metaq.model import printable
 
 EXIT_PROBLEMS: Final = 1
-"""The command failed, or found what it was looking for: damage."""
+"""The command failed, or found damage."""
 EXIT_INTERRUPTED: Final = 130
 """Ctrl-C, as shells count it: 128 + SIGINT."""
 EXIT_PIPE_CLOSED: Final = 141
@@ -49,14 +49,14 @@ FIGURES_WIDTH: Final = 42
 """Characters that sizes, speed and time beside a bar take at most."""
 UNIT: Final = 1024
 STANDARD_ERROR: Final = 2
-"""Its descriptor, which is the last one of the standard."""
+"""Its descriptor, the last of the standard ones."""
 MARKED_STYLE: Final = "bold red"
 
 _bars: Final[list[Progress]] = []
-"""Those that are shown now."""
+"""Progress bars on the screen."""
 
 Cell = str | int | float | bool | None
-"""What a table may hold."""
+"""Value of a table cell."""
 
 
 def say(text: str) -> None:
@@ -136,7 +136,7 @@ def print_header(widths: Mapping[str, int]) -> None:
 
 
 def print_aligned(widths: Mapping[str, int], cells: Sequence[Cell]) -> None:
-    """Print one row of a table whose end nobody knows yet.
+    """Print one row of a table of unknown length.
 
     Args:
         widths: name of each column, and its least width on a terminal.
@@ -192,7 +192,7 @@ def count_text(count: int, singular: str, plural: str | None = None) -> str:
 
 
 class Advance(Protocol):
-    """What reports progress."""
+    """Callback that takes progress."""
 
     def __call__(self, done_bytes: int, /) -> None:
         """Say how many bytes are done in all."""
@@ -200,7 +200,7 @@ class Advance(Protocol):
 
 
 class _Speed(ProgressColumn):
-    """In the units of the sizes beside it."""
+    """Speed, in the units of the sizes beside it."""
 
     def render(self, task: Task) -> Text:
         """Return how fast it goes; nothing before that is known."""
@@ -216,7 +216,7 @@ def progress(
 
     Args:
         what: the words beside the bar.
-        total_bytes: the goal, or None when nobody knows it.
+        total_bytes: the goal, or None when it is unknown.
         is_typing: the user types the input on this terminal, where a bar would get
             between the lines.
     """
@@ -242,10 +242,10 @@ def progress(
 
 
 def print_any_character() -> None:
-    """Have standard output escape what its encoding lacks, as standard error does.
+    """Have standard output escape characters that its encoding lacks, as errors are.
 
-    Names of files have any bytes, and a preview any character. What is escaped so is
-    JSON in JSON too.
+    Names of files have any bytes, and a preview any character. Text escaped so is JSON
+    in JSON too.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -267,7 +267,7 @@ def fill_standard_descriptors() -> None:
 
 
 def let_go_of_refused(stream: TextIO | None) -> None:
-    """Write what a stream still holds; give up what it does not take.
+    """Write the bytes that a stream still holds; drop those it does not take.
 
     It would be tried once more when the process ends, and fail with lines and an exit
     code of Python's own.

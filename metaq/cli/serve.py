@@ -204,7 +204,7 @@ def _run(
 
 
 def _end_with(server: EmbeddedZooKeeper) -> None:
-    """Stop in good order when ZooKeeper ends by itself: nobody could find the broker.
+    """Stop in good order when ZooKeeper ends: clients could not find the broker.
 
     Its end is an event of the loop, not something to look for every second.
     """
@@ -274,7 +274,7 @@ def _overrides(options: LocalOptions, data_dir: Path, connect: str) -> dict[str,
         "zk.zkSessionTimeoutMs": str(SESSION_TIMEOUT_MS),
         "zk.zkSyncTimeMs": str(SYNC_TIME_MS),
         **parse_topics(options.topics),
-        # What the user says comes last, and wins.
+        # The user's settings come last, and win.
         **parse_settings(options.settings),
     }
 

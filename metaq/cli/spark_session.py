@@ -24,9 +24,9 @@ from metaq.errors import ConfigError, MetaqError
 
 STANDARD_ERROR: Final = 2
 LAST_LINES: Final = 5
-"""Of Spark's own words, when it does not start."""
+"""Lines of Spark's log that are shown when it does not start."""
 TRACE: Final = ("at ", "... ")
-"""How the lines of a trace begin that say where in Java something failed."""
+"""Start of lines of a trace that say where in Java something failed."""
 PROGRESS_INTERVAL_S: Final = 0.25
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def spark_session(
     Args:
         master: Of any Spark cluster: `local[*]`, `spark://…`, `yarn`, `k8s://…`.
         settings: Spark's own.
-        log: What the driver's JVM says goes there; None: it is kept for the message
+        log: File for the log of the driver's JVM; None: it is kept for the message
             when Spark does not start, else lost.
 
     Yields:
@@ -60,12 +60,12 @@ def spark_session(
     from metaq.spark.jobs.session import start_session, stop_session
     from metaq.spark.jobs.waiting import run_apart
 
-    # What it warns of, with a trace, is the failure that the job reports.
+    # Its warning, with a trace, is the failure that the job reports.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if master.startswith("local"):
         # Its workers are ours: they need the Python that has this package.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Nobody else asks for it, and not every machine can look its own name up.
+        # No other host asks for it, and not every machine can look its own name up.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     level = "ERROR" if log is None else "WARN"
     with _log_file(log) as file:
@@ -94,7 +94,7 @@ def run_in_session(
 
     Args:
         session: The `SparkSession` that the job uses.
-        job: Run in a thread of its own; what it raises is raised here.
+        job: Run in a thread of its own; its exception is raised here.
         on_interrupt: Called at the first Ctrl-C, to tell the job to end; it is waited
             for until the next one. None: the first one ends the wait.
 

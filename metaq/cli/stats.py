@@ -1,4 +1,4 @@
-"""`metaq stats`: what brokers count."""
+"""`metaq stats`: counters of brokers."""
 
 from typing import Final
 

@@ -29,7 +29,7 @@ from metaq.retry import Backoff
 from metaq.zk.paths import partition_name
 
 POLL_S: Final = 0.1
-"""How often a file that does not grow is looked at."""
+"""Interval of looks at a file that does not grow, seconds."""
 BACKOFF: Final = Backoff(first_s=0.5, max_s=10.0)
 """Pauses while no broker takes the lines; there is no last attempt."""
 STATE_BYTES_MAX: Final = SizeBytes(64 * 1024)
@@ -103,7 +103,7 @@ def tail(target: Target, options: TailOptions) -> None:
         )
     bookmark = None
     if options.state is not None:
-        # What is sent and not noted would be sent again.
+        # Messages sent but not noted would be sent again.
         if not os.access(options.state.parent, os.W_OK):
             raise ConfigError(
                 f"{options.state}: the state cannot be kept there, the directory is"
@@ -202,8 +202,8 @@ def read_state(path: Path, file: Path, topic: str) -> Bookmark | None:
 
     Args:
         path: the state file.
-        file: what is followed.
-        topic: where it is sent.
+        file: the followed file.
+        topic: the target topic.
 
     Raises:
         ConfigError: it is no state file, or one of another file or topic.

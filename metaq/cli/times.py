@@ -27,7 +27,7 @@ def parse_time(text: str) -> Millis:
         # Python reads more than people write: digits without any sign among them.
         is_date = re.match(r"\d{4}-\d\d-\d\d", text, re.ASCII)
         moment = dt.datetime.fromisoformat(text if is_date else "")
-        # A time without a zone is what the clock on the user's wall shows.
+        # A time without a zone is the user's local time.
         return Millis(int(moment.astimezone().timestamp() * 1000))
     except (ValueError, OverflowError, OSError) as error:
         raise ValueError(
@@ -36,7 +36,7 @@ def parse_time(text: str) -> Millis:
 
 
 def format_time(moment: Millis | None) -> str | None:
-    """Return ISO 8601 in UTC with milliseconds; None for a time nobody knows."""
+    """Return ISO 8601 in UTC with milliseconds; None for an unknown time."""
     if moment is None:
         return None
     try:

@@ -47,7 +47,7 @@ class TopicsGroup(click.Group):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a topic is to be, as the options say it."""
+    """Wanted settings of a topic, from the options."""
 
     partitions: int | None
     brokers: Brokers | None
@@ -55,7 +55,7 @@ class Wishes:
 
 
 def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
-    """Make a topic; print what became of it."""
+    """Make a topic; print its status on each broker."""
     assert wishes.partitions is not None
     partitions = wishes.partitions
     found = target.run(
@@ -72,7 +72,7 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
 
 
 def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
-    """Change a topic; print what became of it."""
+    """Change a topic; print its status on each broker."""
     found = target.run(
         lambda context, deadline_s: alter_topic(
             context,
@@ -113,7 +113,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
 
 
 def describe(target: Target, topic: str, *, as_json: bool) -> None:
-    """Print what a topic is to be, and what each broker makes of it."""
+    """Print the definition of a topic, and its status on each broker."""
     found = target.run(
         lambda context, deadline_s: describe_topic(
             context, topic, deadline_s=deadline_s

@@ -31,7 +31,7 @@ def topics(target: Target, wanted: tuple[str, ...], *, as_json: bool) -> bool:
         as_json: one object per row.
 
     Returns:
-        False when something is away; standard error says what, and the rest is shown.
+        False when partitions are away; standard error names them, the rest is shown.
 
     Raises:
         NoBrokerError: there is no broker, or a topic that was named is nowhere.

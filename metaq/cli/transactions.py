@@ -57,9 +57,9 @@ class End(NamedTuple):
     """One way to end a transaction by command."""
 
     help: str
-    """What it does."""
+    """Sentence of its help."""
     done: str
-    """What is printed then."""
+    """Text printed afterwards."""
 
 
 ENDS: Final = {

@@ -1,6 +1,6 @@
-"""What a client, and everything that was made from it, counts: one snapshot.
+"""Counters of a client, and of everything made from it: one snapshot.
 
-Taken from any thread, asks nobody. Of what is closed it knows what it counted, so that
+Taken from any thread, without a request. Counters of closed objects are kept, so that
 no sum falls.
 """
 
@@ -50,12 +50,12 @@ class ConsumerSnapshot:
     lags: Mapping[TopicPartition, Lag] = part(
         default=dict, labels=("topic", "partition"), label=TopicPartition.labels
     )
-    """What `lag` said last of those partitions; empty while it was not asked."""
+    """Last answers of `lag` for those partitions; empty before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientStatistics:
-    """A snapshot of a client and of what was made from it."""
+    """A snapshot of a client and of everything made from it."""
 
     pool: PoolStatistics
     """Its connections."""
@@ -93,8 +93,8 @@ class ClientStatistics:
     )
     """Its open consumers."""
     closed_producers: ProducerStatistics | None = None
-    """What those that are closed counted, together; nothing of it is buffered or in
-    flight. None while none was closed."""
+    """Sums of the closed producers; nothing is buffered or in flight in them. None
+    while none was closed."""
     closed_ordered_producers: OrderedStatistics | None = None
     """The same of ordered producers; nothing of it is waiting."""
     closed_consumers: Mapping[str, ConsumerStatistics] = part(
@@ -103,7 +103,7 @@ class ClientStatistics:
         label=lambda group: (group,),
         is_closed=True,
     )
-    """What the closed consumers of each group counted, together, by the group's name;
+    """Sums of the closed consumers of each group, by the group's name;
     nothing of it is parked, and no partition is read."""
 
 
@@ -123,7 +123,7 @@ class Made:
         """Consumers."""
 
     def snapshot(self, context: ClientContext) -> ClientStatistics:
-        """Return what there is to tell of the client with these parts."""
+        """Return a snapshot of the client with these parts."""
         coordinator = context.coordinator
         producers, closed_producers = self.producers.split()
         ordered, closed_ordered = self.ordered.split()

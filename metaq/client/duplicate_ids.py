@@ -20,7 +20,7 @@ CAPACITY: Final = 4096
 
 
 class DuplicateIds(Protocol):
-    """Where the ids of handled messages are kept; made and closed by the user.
+    """Cache of the ids of handled messages; made and closed by the user.
 
     Concurrency: each consumer calls from one thread of its own, never from an event
     loop, one call at a time; consumers that share a store call it at once.
@@ -61,10 +61,10 @@ class LruStatistics:
 
 
 class LruDuplicateIds:
-    """A cache in memory that drops what was not used for longest; for any thread.
+    """A cache in memory that drops the least recently used ids; for any thread.
 
-    Asking for a key and adding it both use it. It ends with the process: what another
-    process has handled, or this one before a restart, is not known to it.
+    Asking for a key and adding it both use it. It ends with the process: messages
+    handled by another process, or by this one before a restart, are unknown to it.
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:

@@ -1,4 +1,4 @@
-"""What can go wrong between a client and a broker, beyond `metaq.errors`."""
+"""Errors between a client and a broker, beyond `metaq.errors`."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ class CannotAnswerError(ClientError):
 
 
 class StuckError(ClientError):
-    """No progress although there is data and somebody free to take it."""
+    """No progress although there is data and a free worker."""
 
 
 class OffsetStoreError(ClientError):
@@ -41,7 +41,7 @@ class HandlerFailedError(ClientError):
         self.message = failed
         """The message; it does not count as handled."""
         self.attempts = attempts
-        """How often the handler had it."""
+        """Number of times that the handler had it."""
 
 
 class OutcomeUnknownError(RequestTimeoutError):
@@ -68,7 +68,7 @@ class BufferFullError(ClientError):
 
 
 class PartlySentError(ClientError):
-    """Some messages of a `send_many` are stored, others are not or nobody knows."""
+    """Some messages of a `send_many` are stored; others are not, or are in doubt."""
 
     def __init__(self, message: str, outcomes: Sequence[object]) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class PartitionsAwayError(NoBrokerError):
     def __init__(self, message: str, *, partitions: Sequence[TopicPartition]) -> None:
         super().__init__(message)
         self.partitions = tuple(partitions)
-        """Which ones, in numeric order; () where the broker never said what it has."""
+        """Partitions away, in numeric order; () where the broker never told its own."""
 
 
 class NotSettledError(ClientError):

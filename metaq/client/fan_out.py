@@ -1,4 +1,4 @@
-"""One operation on many things, at once: what fails stops no other one, or all."""
+"""One operation on many things at once: an error stops no other one, or all."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -23,9 +23,9 @@ async def for_each(
         items: no two equal ones.
 
     Returns:
-        What became of each item, in the order of the items.
+        The outcome of each item, in the order of the items.
 
-    Cancellation: cancels what is under way, and waits until that has ended.
+    Cancellation: cancels the work under way, and waits until it has ended.
     """
     gate = asyncio.Semaphore(AT_ONCE_MAX)
 
@@ -51,7 +51,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         BaseException: the first that any of it raises; the rest is cancelled, and has
             ended by then.
 
-    Cancellation: cancels what is under way, and waits until that has ended.
+    Cancellation: cancels the work under way, and waits until it has ended.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
@@ -64,7 +64,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def failures(results: dict[K, T | MetaqError]) -> dict[K, MetaqError]:
-    """Return what failed of the results of `for_each`."""
+    """Return the errors among the results of `for_each`."""
     return {
         item: result
         for item, result in results.items()

@@ -2,12 +2,12 @@
 
     REGISTRY.register(ClientCollector(client))
 
-A scrape takes one snapshot of each client and asks nobody; there is no counter in here
-and no thread, but for that of `serve_metrics`. What shares its labels is put together:
-the producers of all clients, the consumers of one group. What a producer or a consumer
-counted stays in the sums of its client when it is closed; a series of one partition
-leaves with whoever read it. A client takes all of its numbers with it, which Prometheus
-takes for a restart.
+A scrape takes one snapshot of each client and sends no request; there is no counter in
+here and no thread, but for that of `serve_metrics`. Values with equal labels are added
+up: the producers of all clients, the consumers of one group. What a producer or a
+consumer counted stays in the sums of its client when it is closed; a series of one
+partition leaves with its consumer. A client takes all of its numbers with it, which
+Prometheus takes for a restart.
 """
 
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ from metaq.errors import ClosedError, ConfigError
 from metaq.prometheus import metrics_of
 
 HOST: Final = "127.0.0.1"
-"""Where `serve_metrics` listens: whoever is on this machine may ask."""
+"""Address that `serve_metrics` listens on: only this machine may ask."""
 STOP_TIMEOUT_S: Final = 2.0
-"""How long the end of `serve_metrics` waits for its thread."""
+"""Time for the thread of `serve_metrics` to end, seconds."""
 
 PARTITION_SERIES_MAX: Final = 1_000
 """Series of a metric that is told by partition, the first ones by name; metrics of a
@@ -45,7 +45,7 @@ class MeasuredClient(Protocol):
 
 
 class ClientCollector(Collector):
-    """What clients count, for a registry of Prometheus' library.
+    """Counters of clients, for a registry of Prometheus' library.
 
     A registry takes one of these: give it all clients of the process. Clients may be
     registered before they are started; those that are closed, or that another process

@@ -19,15 +19,15 @@ NAMES_MAX: Final = 5
 """Partitions, or members, that a line of text lists by name."""
 
 GROUP_REFUSED: Final = frozenset("~!#$%^&*()+=`'\",;/?[]<>.: ")
-"""What MetaQ allows in no group name."""
+"""Characters that MetaQ allows in no group name."""
 
 
 def require_text(name: str, value: object) -> None:
-    """Refuse what is no text.
+    """Refuse a value that is not a text.
 
     Args:
         name: of the argument, for the error.
-        value: what was given.
+        value: the given value.
 
     Raises:
         TypeError: it is of another type.
@@ -39,7 +39,7 @@ def require_text(name: str, value: object) -> None:
 
 
 def require_names(name: str, value: object) -> None:
-    """Refuse what is no collection of texts; raises as `require_text`."""
+    """Refuse a value that is not a collection of texts; raises as `require_text`."""
     if isinstance(value, bytes | bytearray) or not isinstance(value, Collection):
         raise TypeError(
             f"{name}: expected a list of names, got {type(value).__name__}"
@@ -69,7 +69,7 @@ def check_group(group: str) -> str:
 
 
 def check_topic(topic: str) -> None:
-    """Refuse what can be no topic's name (client spec 2.1).
+    """Refuse a text that cannot be a topic's name (client spec 2.1).
 
     Raises:
         LocalProtocolError: it is empty, or has a space or line end.
@@ -84,7 +84,7 @@ def near_topics(topic: str, known: Collection[str]) -> str:
     """Return words for an error that names a topic that there is not.
 
     Args:
-        topic: what was asked for.
+        topic: the requested name.
         known: names of topics that there are.
 
     Returns:
@@ -148,7 +148,7 @@ def member_id(host: str, chance: object) -> str:
 
     Args:
         host: this machine's address.
-        chance: what nobody else has.
+        chance: a text that no other consumer has.
     """
     return f"{host}-{os.getpid()}-{chance}"
 
@@ -157,7 +157,7 @@ def broadcast_group(group: str, host: str) -> str:
     """Return the group that a machine has for itself: `<group>-<host>`.
 
     Args:
-        group: what all machines call the group.
+        group: name of the group on all machines.
         host: this machine's address; dots and colons become dashes.
     """
     return f"{group}-{host.replace('.', '-').replace(':', '-')}"

@@ -36,7 +36,7 @@ class OffLoop:
         """Prepare; there is no thread yet.
 
         Args:
-            name: of the thread, and of whoever did not answer in time.
+            name: of the thread, and of the other side in errors about time.
             clock: gives meaning to deadlines.
         """
         self._name = name
@@ -45,7 +45,7 @@ class OffLoop:
         self._turn = asyncio.Lock()
 
     async def run(self, work: Callable[[], T], *, deadline_s: float) -> T:
-        """Return what `work` returns, or raise what it raises.
+        """Run `work` and return its result, or raise its error.
 
         Where no thread can begin, while the interpreter is ending, it runs on the
         loop's own thread, unbounded.
@@ -67,14 +67,14 @@ class OffLoop:
                     future = call_off_loop(self._executor, work)
                 except RuntimeError:
                     # The interpreter is ending, and lets no thread begin: a client
-                    # that nobody closed still commits.
+                    # that was not closed still commits.
                     turn.release()
                     return work()
 
                 def end_turn(ended: asyncio.Future[Any]) -> None:
                     turn.release()
                     if not ended.cancelled():
-                        # Whoever gave up does not ask for it any more.
+                        # A caller that gave up does not ask for it any more.
                         ended.exception()
 
                 future.add_done_callback(end_turn)
@@ -95,7 +95,7 @@ class OffLoop:
 def call_off_loop(
     threads: Executor, work: Callable[[*A], T], *args: *A
 ) -> asyncio.Future[T]:
-    """Have a call made on one of the threads; return what will be its outcome.
+    """Have a call made on one of the threads; return the future of its outcome.
 
     Raises:
         RuntimeError: they were shut down, or no thread can begin.
@@ -104,10 +104,10 @@ def call_off_loop(
 
 
 async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
-    """Return what a call opens on one of the threads; raise what it raises.
+    """Open a resource on one of the threads; return it, or raise the error.
 
-    Cancellation: what is opened all the same is closed again, so that others can have
-    it.
+    Cancellation: a resource opened all the same is closed again, so that others can
+    have it.
     """
     future = call_off_loop(threads, opening)
     try:
@@ -118,7 +118,7 @@ async def open_off_loop(threads: Executor, opening: Callable[[], R]) -> R:
 
 
 async def close_off_loop(threads: Executor, one: _Open) -> None:
-    """Close what blocks, on one of the threads; here while the interpreter is ending.
+    """Close a resource on one of the threads; here while the interpreter is ending.
 
     Args:
         threads: not shut down.
@@ -127,7 +127,7 @@ async def close_off_loop(threads: Executor, one: _Open) -> None:
     try:
         closing = call_off_loop(threads, one.close)
     except RuntimeError:
-        # No thread begins any more: a client that nobody closed still ends.
+        # No thread begins any more: a client that was not closed still ends.
         one.close()
         return
     await closing

@@ -1,4 +1,4 @@
-"""What users may choose, with defaults: the keyword arguments of the client's objects.
+"""Options of users, with defaults: the keyword arguments of the client's objects.
 
 Each field is a keyword of `Client`, `client.producer` or `client.consumer`, in both
 worlds. Times are seconds and sizes bytes, as the names say. Every queue, batch, retry
@@ -33,13 +33,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 SESSION_TIMEOUT_S_MAX: Final = (2**31 - 1) / 1000
-"""What ZooKeeper can be told: milliseconds in 32 bits, signed."""
+"""Greatest time-out for ZooKeeper: milliseconds in 32 bits, signed."""
 
 Start: TypeAlias = (
     Literal["earliest", "latest"] | datetime | Offset | Mapping[TopicPartition, Offset]
 )
-"""Where a group begins that has no committed offset: the log start, the log end, the
-first message of a time, an offset for every partition, or one for each."""
+"""Start of a group without a committed offset: the log start, the log end, the first
+message of a time, an offset for every partition, or one for each."""
 
 IN_FLIGHT_BATCHES_MAX: Final = 5
 """More than that are not remembered by brokers, so they could be stored twice."""
@@ -47,7 +47,7 @@ IN_FLIGHT_BATCHES_MAX: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions(ConnectionOptions):
-    """How a client reaches brokers and ZooKeeper."""
+    """Connection of a client to brokers and ZooKeeper."""
 
     root: str = DEFAULT_ROOT
     """Root of MetaQ's tree in ZooKeeper."""
@@ -57,7 +57,7 @@ class ClientOptions(ConnectionOptions):
     request_timeout_s: float = 10.0
     """Bound on one question to a broker, on top of the wait of a long poll."""
     metadata_s: float = 30.0
-    """How often brokers that were named by address are asked what they have."""
+    """Interval at which brokers named by address are asked for their topics."""
     close_timeout_s: float = 10.0
     """Bound on closing a producer or the connections, when the caller gives none."""
 
@@ -74,13 +74,13 @@ class ClientOptions(ConnectionOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """How messages are sent."""
+    """Options of sending."""
 
     timeout_s: float = 10.0
     """Bound on each send, all retries included, when the caller gives none."""
     linger_s: float = 0.0
-    """How long a batch waits for more messages while its partition is idle. With 0
-    batches still form: whatever is appended while others are in flight is one."""
+    """Time for which a batch waits for more messages while its partition is idle. With
+    0 batches still form: messages appended while others are in flight are one."""
     batch_bytes_max: int = MIB
     """Largest batch; a broker that announces less is given less."""
     batch_count_max: int = 16_384
@@ -94,9 +94,9 @@ class ProducerOptions:
     buffer_count_max: int = 1_000_000
     """Most messages that are appended and not answered."""
     when_full: Literal["block", "raise"] = "block"
-    """What `send_nowait` does without room: wait, or raise `BufferFullError`."""
+    """Behaviour of `send_nowait` without room: wait, or raise `BufferFullError`."""
     retry_unknown: bool = True
-    """Send a batch again when nobody knows what became of it. Brokers of this package
+    """Send a batch again when it is in doubt. Brokers of this package
     recognise the repetition; a MetaQ 1.4 broker stores it twice. With False the error
     says that the outcome is unknown."""
     retry_first_s: float = 0.02
@@ -122,27 +122,27 @@ class ProducerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """How messages are fetched, handled and committed."""
+    """Options of fetching, handling and committing."""
 
     start: Start = "earliest"
-    """Where to begin without a committed offset: `"earliest"`, `"latest"`, a
-    `datetime`, an offset for every partition, or a mapping of partitions to offsets."""
+    """Start without a committed offset: `"earliest"`, `"latest"`, a `datetime`, an
+    offset for every partition, or a mapping of partitions to offsets."""
     ignore_committed: bool = False
     """Begin at `start` even where an offset is committed."""
     strategy: Literal["DEFAULT", "CONSIST"] = "DEFAULT"
-    """How partitions are shared, by MetaQ's names: ranges, or consistent hashing; all
+    """Division of partitions, by MetaQ's names: ranges, or consistent hashing; all
     members of a group need the same."""
     consumer_id: str | None = None
     """Last part of the member's name; None makes MetaQ's `<ip>-<pid>-<uuid>`."""
     commit_interval_s: float | None = 5.0
-    """How often handled offsets are committed; None leaves it to `commit`."""
+    """Interval of commits of handled offsets; None leaves them to `commit`."""
     fetch_bytes: int = MIB
-    """What one get asks for; grows for a larger message and falls back."""
+    """Size of one get; grows for a larger message and falls back."""
     fetch_bytes_max: int = 64 * MIB
     """Largest record that is fetched."""
     buffer_bytes_max: int = 16 * MIB
     """No further get is sent at or above so many fetched bytes that were not handed
-    out, over all partitions; what is in flight then comes: at most as much again, or
+    out, over all partitions; gets in flight still come: at most as much again, or
     64 KiB for each partition."""
     buffer_count_max: int = 200_000
     """Bound on fetched messages that were not handed out."""
@@ -161,15 +161,14 @@ class ConsumerOptions:
     """Messages that this process has handled are not delivered to it again after a
     lost session or a late rebalance; `seek` and `rollback` ask for them."""
     duplicate_ids: DuplicateIds | None = None
-    """Where members of a group share the ids of what they have handled: a message whose
-    id is there counts as handled and is not delivered. None: nowhere."""
+    """Cache in which members of a group share the ids of handled messages: a message
+    whose id is there counts as handled and is not delivered. None: none."""
     revoke_timeout_s: float = 30.0
-    """How long a rebalance waits for a message in hand; then the partition goes, and
-    a late commit is refused."""
+    """Time for which a rebalance waits for a message in hand; then the partition goes,
+    and a late commit is refused."""
     watchdog_s: float | None = 60.0
-    """No progress for so long although there is data and somebody free to take it:
-    an error. Counts as twice `idle_max_s` at least. None trusts that it never
-    happens."""
+    """No progress for so long although there is data and a free worker: an error.
+    Counts as twice `idle_max_s` at least. None trusts that it never happens."""
 
     def __post_init__(self) -> None:
         _check_types(self, zero=("wait_s", "revoke_timeout_s"))
@@ -223,7 +222,7 @@ def _listed(names: Collection[str]) -> str:
 
 
 def check_callable(name: str, value: object) -> None:
-    """Refuse what cannot be called.
+    """Refuse a value that cannot be called.
 
     Raises:
         ConfigError: it cannot.
@@ -269,7 +268,7 @@ def _check_order(
 
 
 def check_start(start: object) -> None:
-    """Refuse what says of no partition where to begin.
+    """Refuse a value that is no start of any partition.
 
     Raises:
         ConfigError: it is none of `Start`, or an offset of it is none.
@@ -279,7 +278,7 @@ def check_start(start: object) -> None:
     elif isinstance(start, Mapping):
         for partition, offset in start.items():
             if not isinstance(partition, TopicPartition):
-                # Nobody would ever ask for it, and reading begin at the log start.
+                # It would never be looked up, and reading begin at the log start.
                 raise ConfigError(
                     f"start: expected TopicPartition(...) as key, got {partition!r}"
                 )

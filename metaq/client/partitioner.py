@@ -10,7 +10,7 @@ partitions. Two attributes, both False where they are missing, say how it is use
 
 Keys. `KeyHash` divides all keys into KEY_SLOTS slots by CRC-32, and gives each slot to
 the partition with the highest weight for it; the weights of a partition are a hash of
-its name `<broker>-<partition>`. What a partition weighs does not depend on the others:
+its name `<broker>-<partition>`. A partition's weight does not depend on the others:
 when one goes, its slots alone go elsewhere, and when it returns, they come back. No
 process keeps any state for that, so all producers agree.
 """
@@ -28,8 +28,8 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096
-"""Into how many parts the keys are divided; part of what a key means, so it never
-changes. Beyond some hundred partitions the shares become uneven."""
+"""Number of parts into which keys are divided; it decides the partition of a key, so it
+never changes. Beyond some hundred partitions the shares become uneven."""
 
 _Place: TypeAlias = tuple[str, BrokerId, int]
 
@@ -38,14 +38,14 @@ _WEIGHT_BYTES: Final = 4
 
 
 class OutgoingMessage(NamedTuple):
-    """A message on its way to a broker: what selectors see, what `send_many` takes."""
+    """A message on its way to a broker: argument of selectors and of `send_many`."""
 
     data: bytes
     """Application bytes."""
     attribute: str | None = None
     """Application attribute; "" is one, None is none."""
     key: str | bytes | None = None
-    """What chooses the partition; it is not stored."""
+    """Chooses the partition; it is not stored."""
     partition: str | None = None
     """`<broker>-<partition>` to send it there and nowhere else."""
 
@@ -136,7 +136,7 @@ class Pinned:
         partitions: Sequence[TopicPartition],
         message: OutgoingMessage,  # a selector's signature
     ) -> TopicPartition:
-        """Return the partition, also one that nobody has seen yet.
+        """Return the partition, also one that was not seen yet.
 
         Raises:
             NoBrokerError: no broker has a partition of this number.

@@ -1,7 +1,7 @@
-"""A client: one ZooKeeper session, one connection per broker, and what works over them.
+"""A client: one ZooKeeper session, one connection per broker, and its objects.
 
 Everything of one client runs on one event loop. It is made by the user, starts when
-its `async with` block is entered, and closes what was made from it, consumers first:
+its `async with` block is entered, and closes the objects made from it, consumers first:
 they commit. Source: client spec 6.
 """
 
@@ -82,7 +82,7 @@ from metaq.zk.paths import NodePaths, normalize_root
 from metaq.zk.session import Coordinator
 
 FIRST_TURNS: Final = 2**32
-"""Of so many beginnings of round robin one is chosen: many more than partitions."""
+"""Number of beginnings of round robin to choose from: many more than partitions."""
 
 CoordinatorFactory = Callable[[Clock], Coordinator]
 """Makes a coordinator on the client's loop; for tests without ZooKeeper."""
@@ -92,7 +92,7 @@ class AsyncClient:
     """The way in: `async with AsyncClient("127.0.0.1:2181") as client`.
 
     Everything is called on the event loop that entered the block; on another one it
-    raises `ClosedError`. A client, and what was made from it, belongs to the process
+    raises `ClosedError`. A client, and any object made from it, belongs to the process
     that made it: after a fork the child makes its own.
     """
 
@@ -113,7 +113,7 @@ class AsyncClient:
             zookeeper: `host:port[,host:port...]`, where brokers register.
             brokers: `host:port` of each broker, to do without ZooKeeper: no groups,
                 and a broker that moves is not found.
-            coordinator: in place of an address, what stands in for ZooKeeper.
+            coordinator: in place of an address, a substitute for ZooKeeper.
             clock: time, for tests.
             chance: returns a random number in [0, 1): where the round robin of each
                 producer begins; None takes `random.random`.
@@ -130,7 +130,7 @@ class AsyncClient:
                 f" brokers=[...] or coordinator=..., got {ways} of them"
             )
         self.options = ClientOptions(**options)
-        """What the user chose."""
+        """Options chosen by the user."""
         self._clock = clock or SystemClock()
         self._chance = chance or random.random
         self._addresses = [] if brokers is None else parse_addresses(brokers)
@@ -159,7 +159,7 @@ class AsyncClient:
     # -- life -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Begin to connect; `async with` calls it. Does not wait for anybody.
+        """Begin to connect; `async with` calls it. Does not wait for a connection.
 
         Raises:
             ClosedError: it was started before.
@@ -205,7 +205,7 @@ class AsyncClient:
     async def close(self, timeout: float | None = None) -> None:
         """Close producers and consumers, then the connections.
 
-        Consumers commit and leave their groups; then producers send what they have.
+        Consumers commit and leave their groups; then producers send their messages.
         Calling it again is harmless; who calls it meanwhile waits for the first.
 
         Args:
@@ -273,7 +273,7 @@ class AsyncClient:
 
     @property
     def context(self) -> ClientContext:
-        """The client's parts, for what is built over them.
+        """The client's parts, for objects built over them.
 
         Raises:
             ClosedError: the client was not started, or this is a fork of its process.
@@ -296,7 +296,7 @@ class AsyncClient:
         require_loop(self._loop, self)
         return context
 
-    # -- what is made from it ---------------------------------------------------------
+    # -- objects made from it ----------------------------------------------------------
 
     @takes_options(ProducerOptions)
     def producer(
@@ -339,7 +339,7 @@ class AsyncClient:
         Raises:
             ConfigError: the layout says nothing.
         """
-        # What a cancelled send has left in flight is not to be overtaken.
+        # Messages in flight from a cancelled send are not to be overtaken.
         settings = replace(ProducerOptions(**options), in_flight_batches_max=1)
         producer = AsyncOrderedProducer(
             self._require_context(),
@@ -417,8 +417,8 @@ class AsyncClient:
         Args:
             group: consumer group; its members share the partitions.
             topics: topic names.
-            partitions: read these of each topic, `b-p` by name, and share them with
-                nobody; None has the group share all of them.
+            partitions: read these of each topic, `b-p` by name, and share them with no
+                member; None has the group share all of them.
             broadcast: every machine reads everything: the group is named
                 `<group>-<address of the machine>`. Consumers of one machine share.
             offsets: where offsets are committed; None takes ZooKeeper, the file
@@ -475,19 +475,18 @@ class AsyncClient:
             start: where to begin in each partition; see `ConsumerOptions.start`.
             stop_at_end: go through the partitions one after the other, each up to the
                 end that its log has now; else all at once, for ever.
-            partial: go on with what is there while a broker of the topic is away;
+            partial: go on with the rest while a broker of the topic is away;
                 without it, all partitions means all that there are.
-            timeout: seconds that the next messages may take. None leaves each
-                question `request_timeout_s`, and waits for ever for what is not there
-                yet.
+            timeout: seconds that the next messages may take. None leaves each question
+                `request_timeout_s`, and waits for ever for messages to come.
 
         Raises:
             RequestTimeoutError: the time is over, and so is the iteration.
-            NoBrokerError: nobody serves the topic.
+            NoBrokerError: no broker serves the topic.
             PartitionsAwayError: all partitions are asked for, and a broker that has
                 some of them is away.
             ConfigError: a name of a partition that is none.
-            CorruptRecordError: a damaged record; what lies before it was yielded.
+            CorruptRecordError: a damaged record; messages before it were yielded.
             MetaqError: a broker cannot be asked within `request_timeout_s`.
 
         Cancellation: ends it; begin again behind the last message.
@@ -568,7 +567,7 @@ class AsyncClient:
     async def stats(
         self, item: str = "", timeout: float | None = None
     ) -> Mapping[str, Mapping[str, str]]:
-        """Return what brokers count: `host:port` → name → value.
+        """Return the statistics of brokers: `host:port` → name → value.
 
         Args:
             item: "" for the broker itself, or one of MetaQ's items, like `topics`.
@@ -585,13 +584,13 @@ class AsyncClient:
         return await stats_of(context, item, deadline_s=context.deadline_s(timeout))
 
     def admin(self) -> AsyncAdmin:
-        """Return what makes, alters, deletes and describes topics."""
+        """Return the object that makes, alters, deletes and describes topics."""
         return AsyncAdmin(self._require_context())
 
     def statistics(self) -> ClientStatistics:
-        """Return a snapshot of the client's counters, and of what was made from it.
+        """Return a snapshot of the counters of the client and its objects.
 
-        From any thread; asks nobody. `metrics.py` exports it.
+        From any thread, without a request. `metrics.py` exports it.
 
         Raises:
             ClosedError: the client is not running, or this is a fork of its process.
@@ -611,7 +610,7 @@ class AsyncClient:
 
 
 BROADCAST_FILE: Final = "~/.meta_offsets"
-"""Where MetaQ's broadcast consumers of this user keep their offsets."""
+"""File in which MetaQ's broadcast consumers of this user keep their offsets."""
 
 
 def make_source(
@@ -628,7 +627,7 @@ def make_source(
     Args:
         context: the client's parts; without a coordinator there are no groups.
         group: name of the group.
-        topics: what is subscribed to.
+        topics: the subscribed topics.
         partitions: names `b-p` to read without a group; None: not fixed.
         consumer_id: of the new member, should there be a group.
         strategy: by which a group shares; one of MetaQ's names.
@@ -663,7 +662,7 @@ def _check_strategy(name: str) -> Strategy:
 
 
 def make_store(context: ClientContext, *, is_broadcast: bool) -> OffsetStore:
-    """Return where offsets are committed when nobody says where.
+    """Return the default offset store.
 
     Raises:
         ConfigError: in a file below the user's home, and there is none.

@@ -1,4 +1,4 @@
-"""The spool: messages kept on the local disk until somebody takes them.
+"""The spool: messages kept on the local disk until they are taken.
 
 One directory, one file, one owner (the directory is locked). A message is on disk when
 `append` returns, and gone for good when `remove` returns. Messages come out in the
@@ -29,8 +29,8 @@ one entry, and is synced before the next one. So a crash leaves at most one entr
 is not whole, the last one: a torn tail, which is cut when the spool is opened. An entry
 that is not whole with a whole one behind it is damage, and the spool does not open.
 
-Removed messages stay in the file until they are the larger part of it; then what is
-left is written to a new file, which replaces the old one.
+Removed messages stay in the file until they are the larger part of it; then the rest is
+written to a new file, which replaces the old one.
 """
 
 import logging
@@ -68,7 +68,7 @@ FILE_NAME: Final = "spool"
 """The file in a spool's directory."""
 
 NEW_NAME: Final = "spool.new"
-"""What becomes the file when the removed messages have been left out."""
+"""Name of the new file while removed messages are left out."""
 
 MAGIC: Final = b"MQ-SPOOL"
 VERSION: Final = 1
@@ -109,7 +109,7 @@ class _Entry(NamedTuple):
 
 
 class Spool:
-    """Messages on the local disk, in order. Owner: whoever opened it, who closes it.
+    """Messages on the local disk, in order. Owner: its opener, who closes it.
 
     Concurrency: any thread; calls follow each other. All of them block on the disk.
     """
@@ -124,7 +124,7 @@ class Spool:
     ) -> None:
         """Prepare; `Spool.open` is the way in."""
         self.directory: Final = directory
-        """Where it lies."""
+        """Directory of the spool."""
         self._fs = fs
         self._path = directory / FILE_NAME
         self._dir_lock = lock
@@ -205,7 +205,7 @@ class Spool:
         self._writer.sync()
 
     def _learn(self, entry: _Entry) -> None:
-        """Take a whole entry at the end of what is known."""
+        """Take a whole entry at the end of the known ones."""
         if entry.kind == _ADD:
             self._places[entry.number] = _Place(
                 Position(self._end), SizeBytes(entry.size)
@@ -254,8 +254,7 @@ class Spool:
         Raises:
             NoSpaceError: no room on the disk, or within the spool's bound; a later
                 try may succeed.
-            StorageError: the disk refused, now or before; nobody knows whether the
-                message is in it.
+            StorageError: the disk refused, now or before; the message is in doubt.
         """
         body = encode_message(message)
         with self._lock:
@@ -276,7 +275,7 @@ class Spool:
         """Forget messages; they do not come back when this has returned.
 
         Args:
-            numbers: what `append` or `numbers` said; unknown ones are ignored.
+            numbers: from `append` or `numbers`; unknown ones are ignored.
 
         Raises:
             StorageError: as for `append`; the messages may come back.
@@ -343,7 +342,7 @@ class Spool:
             raise full
 
     def _compact(self) -> None:
-        """Write what is left to a new file, and go on with that."""
+        """Write the rest to a new file, and go on with that."""
         if self._failure is not None or self._end == HEADER.size + self._live_bytes:
             return
         path = self.directory / NEW_NAME
@@ -384,7 +383,7 @@ def spool_name(topic: str, owner: str) -> str:
 
     Args:
         topic: topic name.
-        owner: what else tells it from others: a group, or a partition.
+        owner: distinguishes spools of one topic: a group, or a partition.
 
     Returns:
         Both percent-encoded, so that neither can hold a `@` or a `/`.

@@ -47,14 +47,14 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 TABLE: Final = "meta_topic_partition_group_offset"
-"""What MetaQ calls the table."""
+"""MetaQ's name of the table."""
 NAME_CHARS_MAX: Final = 255
 """Length of the columns of names in a table that is made here."""
 CLOSE_TIMEOUT_S: Final = 5.0
 """Bound on giving the connection back."""
 TRANSACTION_TRIES: Final = 10
-"""How often a transaction is made before its error is told; of members that commit at
-once, each time one at least gets through."""
+"""Attempts at a transaction before its error is raised; of members that commit at once,
+each time one at least gets through."""
 BACKOFF: Final = Backoff(first_s=0.005, max_s=0.1)
 """The pauses in between."""
 
@@ -136,10 +136,10 @@ class SqlOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what is committed; None when nothing is.
+        """Return the committed offset; None when there is none.
 
         Raises:
-            OffsetStoreError: the database refused, or holds what is no offset.
+            OffsetStoreError: the database refused, or its value is no offset.
             RequestTimeoutError: it does not answer.
         """
         work = partial(self._load, group, partition, deadline_s)

@@ -1,4 +1,4 @@
-"""Waiting no longer than somebody was told to."""
+"""Waits bounded by the caller's time-out."""
 
 import asyncio
 import logging
@@ -71,11 +71,11 @@ def wait_for(
     """Wait as `condition.wait_for` does, also for ever, and hear every Ctrl-C.
 
     A signal that comes in the very moment in which a thread falls asleep is noted and
-    wakes nobody: who waits for ever looks now and then.
+    wakes no thread: a wait for ever looks now and then.
 
     Args:
         condition: held by the caller.
-        is_met: what is waited for.
+        is_met: the awaited condition.
         timeout_s: longest wait; None waits for ever.
 
     Returns:
@@ -89,7 +89,7 @@ def wait_for(
 
 
 class Closable(Protocol):
-    """What a client makes, and closes at the latest."""
+    """Object made by a client, which closes it at the latest."""
 
     @property
     def is_closed(self) -> bool:
@@ -107,7 +107,7 @@ async def close_all(
     """Close all at once; never raises.
 
     Args:
-        children: what is closed.
+        children: the objects to close.
         deadline_s: absolute; None leaves each the time of its own `close`.
         clock: judges the deadline.
     """

@@ -10,14 +10,14 @@ SECONDS_MAX: Final = 1_000_000_000
 """Longest time: three decades. Clocks of the system take some more, and no infinity."""
 
 WHOLE_MAX: Final = 2**63 - 1
-"""Largest size or count, where nothing else is said."""
+"""Largest size or count by default."""
 
 WIRE_BYTES_MAX: Final = 2**31 - 1
 """Largest size that a get can ask for: 32 bits, signed."""
 
 
 def check_seconds(name: str, value: object, *, may_be_zero: bool = True) -> None:
-    """Refuse what is no time from 0 to SECONDS_MAX.
+    """Refuse a value that is no time from 0 to SECONDS_MAX.
 
     Args:
         name: of the option or argument, for the error.
@@ -47,7 +47,7 @@ def check_timeout(timeout: float | None) -> None:
 
 
 def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> None:
-    """Refuse what is no whole number from `low` to `high`.
+    """Refuse a value that is no whole number from `low` to `high`.
 
     Raises:
         ConfigError: no whole number, a boolean, or out of range.
@@ -60,7 +60,7 @@ def check_whole(name: str, value: object, low: int, high: int = WHOLE_MAX) -> No
 
 
 def check_offset(name: str, value: object) -> None:
-    """Refuse what is no offset.
+    """Refuse a value that is no offset.
 
     Raises:
         ConfigError: no whole number of 0 or more in 63 bits.

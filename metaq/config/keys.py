@@ -27,7 +27,7 @@ PARTITION_COUNT_MAX: Final = 10_000
 THREAD_COUNT_MAX: Final = 10_000
 CHECKPOINTS_MAX_MAX: Final = 1_000
 DELETE_AGE_MS_MAX: Final = 100 * 366 * 24 * HOUR_MS
-"""A century: more is a mistake, and would overflow somebody's date."""
+"""A century: more is a mistake, and would overflow some clients' dates."""
 SUGGESTION_CHARS_MAX: Final = 80
 """A longer unknown key is cut before it is compared and quoted."""
 
@@ -41,7 +41,7 @@ TOPIC_KEYS_WITHOUT_EFFECT: Final = frozenset({"topic", "filterClassNames"})
 
 
 class KeyKind(enum.Enum):
-    """How the text of a value is read."""
+    """Form of the text of a value."""
 
     INTEGER = "integer"
     """An arithmetic expression within `low`..`high`."""
@@ -66,9 +66,9 @@ class Key:
     field: str
     """Field of the settings class."""
     kind: KeyKind = KeyKind.INTEGER
-    """How its text is read."""
+    """Form of its text."""
     unit: str = ""
-    """What an integer counts; "" for names, ports and switches."""
+    """Unit of an integer; "" for names, ports and switches."""
     low: int = 1
     """Smallest legal integer."""
     high: int = INT32_MAX
@@ -221,7 +221,7 @@ TOPIC_KEYS: Final = (
 DEFINITION_KEYS: Final = tuple(
     key for key in TOPIC_KEYS if key.name not in {"numPartitions", "dataPath"}
 )
-"""What a topic that was made by command may set; a path is each broker's own."""
+"""Settings allowed for a topic made by command; a path is each broker's own."""
 
 
 def read_delete_policy(text: str) -> DeletePolicy:
@@ -266,7 +266,7 @@ def nearest_key(name: str, candidates: Iterable[str]) -> str:
     """Return the candidate with the smallest edit distance; the first of equals.
 
     Args:
-        name: what somebody wrote; cut to `SUGGESTION_CHARS_MAX` characters.
+        name: the name as written; cut to `SUGGESTION_CHARS_MAX` characters.
         candidates: valid names, at least one.
     """
     cut = name[:SUGGESTION_CHARS_MAX]

@@ -5,15 +5,15 @@ section that knows it, in the order `[system]`, `[zookeeper]`, `[metaq]`; `NAME:
 goes to `[topic=NAME]`, which is added when the file has none. So `NAME:numPartitions`
 with a blank value adds a topic with all defaults.
 
-Where something was set over the file, checksum and text of the settings are those of
-what is in effect; without overrides they are those of the file, byte for byte.
+If there are overrides, checksum and text of the settings are those of the settings in
+effect; without overrides they are those of the file, byte for byte.
 
-A section that nobody knows is ignored, as MetaQ does, unless its name is nearly that of
+An unknown section is ignored, as MetaQ does, unless its name is nearly that of
 a known one (docs/decisions/0020-misspelt-sections.md).
 
 On reload only `[topic=...]` sections take effect (broker spec 4.5): the topics of the
-new file are read against the `[system]` defaults that the broker runs with, and what
-else differs is reported. A file with any error changes nothing.
+new file are read against the `[system]` defaults that the broker runs with, and any
+other difference is reported. A file with any error changes nothing.
 """
 
 import re
@@ -69,7 +69,7 @@ NEAR_EDITS_MAX: Final = 2
 """A section whose name is so near to a known one is a misspelt one: a letter that is
 wrong, lacking or too many, or two that changed places."""
 FOREIGN_SECTIONS: Final = frozenset({"slave"})
-"""What older MetaQ files have, and no broker reads."""
+"""Sections of older MetaQ files that no broker reads."""
 VALUE_CHARS_MAX: Final = 4096
 """Paths and ZooKeeper ensembles are shorter; a longer value is a mistake."""
 NO_OVERRIDES: Final[Mapping[str, str]] = MappingProxyType({})
@@ -130,7 +130,7 @@ def parse_config(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicsDiff:
-    """What a reload did to the configured topics; names in sorted order."""
+    """Topics changed by a reload; names in sorted order."""
 
     added: tuple[str, ...]
     """Only in the new settings."""
@@ -155,9 +155,9 @@ class Reload:
     """The outcome of a reload."""
 
     config: BrokerConfig
-    """What the broker runs with from now on: new topics and file, the rest as was."""
+    """Settings from now on: new topics and file, the rest unchanged."""
     topics: TopicsDiff
-    """What changed."""
+    """Changes of the configured topics."""
     needs_restart: tuple[str, ...]
     """Differences without effect for now: `[section] key: old -> new`."""
 
@@ -208,7 +208,7 @@ def define_topic(
         name: an exact name, no pattern.
         partition_count: how many partitions it has on a broker.
         settings: some of `DEFINITION_KEYS` and the text of their values.
-        system: what it inherits.
+        system: the defaults.
 
     Raises:
         ConfigError: names topic, key and value.
@@ -321,7 +321,7 @@ def _build(
 
 
 def _check_foreign(section: str, path: str) -> None:
-    """Refuse a section that is nobody's, but nearly a known one.
+    """Refuse an unknown section whose name is nearly a known one.
 
     Raises:
         ConfigError: the message names both.
@@ -413,7 +413,7 @@ def _fill(
     where: str,
     tolerated: frozenset[str] | set[str] = frozenset(),
 ) -> Settings:
-    """Return `base` with what a section says; a blank value leaves the default."""
+    """Return `base` with the values of a section; a blank value leaves the default."""
     known = {key.name for key in keys}
     for name, text in raw.items():
         if name not in known and name not in tolerated:

@@ -1,4 +1,4 @@
-"""What a broker is told: frozen values with their units in the field names.
+"""Settings of a broker: frozen values with their units in the field names.
 
 `server.ini` keeps MetaQ's historical key names; this is where they gain units.
 Every default is a named constant here, is repeated in the comments of
@@ -60,7 +60,7 @@ CONNECTION_COUNT_MAX: Final = 4_096
 CONNECTION_COUNT_PER_HOST_MAX: Final = 0
 CONNECTION_BUFFER_BYTES_MAX: Final = 8 * MIB
 CONNECTION_IN_FLIGHT_BYTES_MAX: Final = 2 * MIB
-"""What a put may find queued before it that another connection has put to the same
+"""Bytes that a put may find queued before it, put by another connection to the same
 partition; the disk is kept busy with less."""
 IN_FLIGHT_BYTES_MAX: Final = 256 * MIB
 IDLE_TIMEOUT_MS: Final = 300_000
@@ -87,7 +87,7 @@ TX_IN_DOUBT_ALARM_MS: Final = 10 * MINUTE_MS
 
 
 class DeleteKind(enum.Enum):
-    """What retention does with a segment that is old enough."""
+    """Fate of a segment that is old enough."""
 
     DELETE = "delete"
     """Remove the file."""
@@ -195,11 +195,12 @@ class ZooKeeperConfig:
     connect: str = ZK_CONNECT
     """`host:port[,host:port...][/chroot]`."""
     session_timeout_ms: int = ZK_SESSION_TIMEOUT_MS
-    """How long ephemerals outlive a broken connection; 1 or more."""
+    """Session time-out: life of ephemeral nodes after a broken connection; 1 or
+    more."""
     connection_timeout_ms: int = ZK_CONNECTION_TIMEOUT_MS
-    """How long a first connection may take; 1 or more."""
+    """Time-out of a first connection; 1 or more."""
     sync_time_ms: int = ZK_SYNC_TIME_MS
-    """How far a follower may lag; waits for peers to notice a change use it."""
+    """Greatest lag of a follower; waits for peers to notice a change use it."""
     is_enabled: bool = True
     """False: no ZooKeeper at all, nothing is registered."""
     root: str = ZK_ROOT
@@ -208,7 +209,7 @@ class ZooKeeperConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsConfig:
-    """`[metaq]`: what MetaQ lacks; changes take effect at restart.
+    """`[metaq]`: settings that MetaQ lacks; changes take effect at restart.
 
     The keys have a section of their own because a Java broker ignores sections that
     it does not know and refuses keys that it does not know.
@@ -273,7 +274,7 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicConfig:
-    """`[topic=NAME]`, or what a topic without a section gets from `[system]`."""
+    """`[topic=NAME]`, or for a topic without a section the values of `[system]`."""
 
     name: str
     """Topic name; in a configured topic also a pattern (broker spec 2.2)."""
@@ -322,14 +323,14 @@ class BrokerConfig:
     path: str = ""
     """The file it came from, as it was named; "" when there is none."""
     data: bytes = b""
-    """What `stats config` sends: the bytes of the file, or a text of what is in effect
-    when something was set over it."""
+    """Reply to `stats config`: the bytes of the file, or a text of the settings in
+    effect when there are overrides."""
     checksum: int = 0
     """Unsigned CRC-32 of `data`; other brokers watch it in ZooKeeper."""
     system: SystemConfig = field(default_factory=SystemConfig)
     """This broker."""
     zookeeper: ZooKeeperConfig = field(default_factory=ZooKeeperConfig)
-    """Where the cluster meets."""
+    """ZooKeeper of the cluster."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     """Bounds of everything that could grow."""
     topics: Mapping[str, TopicConfig] = field(
@@ -341,9 +342,9 @@ class BrokerConfig:
     )
     """Topics that were made by command, by exact name; a section of that name wins."""
     ignored_sections: tuple[str, ...] = ()
-    """Sections nobody knows, in order: legal (legacy), but worth a warning."""
+    """Unknown sections, in order: legal (legacy), but worth a warning."""
     overrides: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What was set over the file (`--set`), key → value; already applied above."""
+    """Overrides of the file (`--set`), key → value; already applied above."""
     shadowed: tuple[str, ...] = ()
     """A sentence for each of these that a topic's own section keeps from its topic."""
 

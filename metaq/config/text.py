@@ -3,7 +3,7 @@
 Theory of operation. ConfigObj keeps the structure (sections, order, duplicates), but
 reads values in its own way: it knows no `;` comments and no `:` separator, and it
 cuts values at `#` and at quotes, which occur in quartz expressions. So every line is
-first read by MetaQ's rules, and what stands between the marks is percent-encoded
+first read by MetaQ's rules, and the text between the marks is percent-encoded
 before ConfigObj sees it and decoded afterwards: a name or value can then not be
 misread, whatever it contains.
 
@@ -74,7 +74,7 @@ def parse_sections(data: bytes, path: str) -> dict[str, dict[str, str]]:
             plain, list_values=False, interpolation=False, raise_errors=True
         )
     except ConfigObjError as error:
-        # What is left for ConfigObj to refuse are duplicates.
+        # ConfigObj only refuses duplicates by now.
         line = lines[error.line_number - 1].strip()
         raise ConfigError(
             f"{path}:{error.line_number}: '{line}' occurs twice"

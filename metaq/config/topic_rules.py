@@ -1,4 +1,4 @@
-"""Which topic names a broker takes (broker spec 2.2).
+"""Rules for the topic names that a broker takes (broker spec 2.2).
 
 Every configured name is a pattern: `*` stands for any characters, the other marks of
 regular expressions stay active, and the whole name must match. The set of patterns
@@ -21,7 +21,7 @@ TOPIC_BYTES_MAX: Final = 255 - len("-2147483647")
 _UNSAFE_CATEGORIES: Final = {"Cc", "Cf", "Cs", "Co", "Zs", "Zl", "Zp"}
 """Control, invisible, private and blank characters; a blank ends a token of a line."""
 PATTERN_MARKS: Final = "*\\^$|?+()[]{}"
-"""What makes a pattern of a name. A dot does not: names have dots."""
+"""Characters that make a pattern of a name. A dot does not: names have dots."""
 _REGEX_MARKS: Final = frozenset(PATTERN_MARKS) - {"*"}
 
 
@@ -57,7 +57,7 @@ class TopicRules:
         )
 
     def extended(self, names: Iterable[str]) -> "TopicRules":
-        """Return rules that accept what these accept, and the given names as well.
+        """Return rules that accept the given names too.
 
         Args:
             names: section names; those already present change nothing.

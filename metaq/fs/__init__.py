@@ -14,12 +14,12 @@ facts, and this module is where they are made true:
   sync failed refuses every later write and sync; only recovery, which reads the disk
   again, may believe the directory.
 
-`OSError` does not leave this package: `calls.py` says what becomes of it. EINTR and
+`OSError` does not leave this package: `calls.py` translates it. EINTR and
 short writes are invisible to callers.
 
 The seam for tests is one step below: `SystemCalls`. The order of syncs, the loops over
 short writes and the translation of errors are the same lines of code on the real disk
-and on the faulty one in memory, so a power cut in a test judges what really runs.
+and on the faulty one in memory, so a power cut in a test judges the real code.
 
 Files are not mapped into memory on purpose: a read error under a mapping, or a file
 that gets shorter, kills the whole process with SIGBUS instead of failing one read.

@@ -1,4 +1,4 @@
-"""What we ask of the kernel, and its refusals as errors of our tree.
+"""System calls used here, and their refusals as errors of our tree.
 
 No room (ENOSPC, EDQUOT) is `NoSpaceError`, which may pass by itself; everything else
 is `DiskError`. A failed *sync* is always a `DiskError`, whatever its number: room that
@@ -21,7 +21,7 @@ BUFFERS_PER_CALL_MAX: Final = 1024
 """Buffers handed to one writev: IOV_MAX of Linux, which refuses more."""
 
 LOCK_OR_REFUSE: Final = fcntl.LOCK_EX | fcntl.LOCK_NB
-"""What flock is asked for: sole ownership, without waiting."""
+"""Operation of flock: sole ownership, without waiting."""
 
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -116,7 +116,7 @@ class SystemCalls(Protocol):
         ...
 
     def stat(self, path: Path, /) -> FileStatus:
-        """Return the status of what has this name."""
+        """Return the status of the file or directory of this name."""
         ...
 
     def statvfs(self, path: Path, /) -> DiskStatus:
@@ -128,7 +128,7 @@ class SystemCalls(Protocol):
         ...
 
     def rename(self, source: Path, target: Path, /) -> None:
-        """Give a file another name, replacing what had it."""
+        """Give a file another name, replacing any file that has it."""
         ...
 
     def unlink(self, path: Path, /) -> None:

@@ -25,14 +25,14 @@ LOCK_FILE: Final = ".lock"
 
 FILE_MODE: Final = 0o640
 DIRECTORY_MODE: Final = 0o750
-"""Of what is made here: messages are for the broker's user, and its group may read."""
+"""Mode of new directories: messages are for the broker's user, its group may read."""
 
 _TEMPORARY_SUFFIX: Final = ".tmp"
 _PID_DIGITS_MAX: Final = 32
 
 
 class FileSystem:
-    """What the code may ask of a disk.
+    """Disk operations.
 
     Every method raises `NoSpaceError` when there is no room and `DiskError` for any
     other refusal (a missing file is "ENOENT"); any other exception is a bug.
@@ -127,7 +127,7 @@ class FileSystem:
                 file.close()
             self.rename(temporary, path)
         except StorageError:
-            # The error that matters is on its way; a leftover harms nobody.
+            # The error that matters is on its way; a leftover does no harm.
             with suppress(OSError):
                 self._calls.unlink(temporary)
             raise
@@ -198,7 +198,7 @@ class FileSystem:
             return SizeBytes(self._calls.stat(path).st_size)
 
     def size_of_file(self, path: Path) -> SizeBytes:
-        """Return the size of what must be a regular file; else `DiskError` (EINVAL)."""
+        """Return the size of a regular file; `DiskError` (EINVAL) for anything else."""
         with Translated("stat", path):
             status = self._calls.stat(path)
             if not stat.S_ISREG(status.st_mode):
@@ -236,7 +236,7 @@ class FileSystem:
             fd = self._calls.open(file, flags, FILE_MODE)
             try:
                 self._calls.flock(fd, LOCK_OR_REFUSE)
-                # For people: a full disk keeps nobody from the lock.
+                # For people: a full disk must not keep the lock from being taken.
                 with suppress(NoSpaceError), Translated("lock", file):
                     self._calls.ftruncate(fd, 0)
                     write_fully(self._calls, fd, (b"%d\n" % os.getpid(),))

@@ -25,7 +25,7 @@ def _is_named(calls: SystemCalls, path: Path, fd: int) -> bool:
 
 
 class _OpenFile:
-    """What all open files have in common; the owner closes it."""
+    """Base of all open files; the owner closes it."""
 
     def __init__(self, calls: SystemCalls, path: Path, fd: int) -> None:
         self.path: Final = path
@@ -113,7 +113,7 @@ class UpdateFile(_OpenFile):
     """A small file whose last bytes change in place; one writer owns and closes it.
 
     For side files that can be made again: a crash may leave the old bytes of a write,
-    the new ones, or some of each, so what is written carries its own checksum. After a
+    the new ones, or some of each, so the content carries its own checksum. After a
     failed sync the file is of no further use, as with `AppendFile`.
     """
 

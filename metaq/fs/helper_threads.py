@@ -20,8 +20,8 @@ T = TypeVar("T")
 class HelperThreads(Executor):
     """An executor with daemon threads, which begin calls in the order they came.
 
-    Asked and shut down on its owner's thread alone. The queue is bounded by those who
-    ask: each has a bound on what it has under way.
+    Asked and shut down on its owner's thread alone. The queue is bounded by its
+    callers: each bounds its calls under way.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -78,7 +78,7 @@ class HelperThreads(Executor):
 
         Args:
             wait: until they have ended, without a bound.
-            cancel_futures: cancel what no thread has begun.
+            cancel_futures: cancel calls that no thread has begun.
         """
         self._is_shut_down = True
         if cancel_futures:
@@ -107,7 +107,7 @@ class HelperThreads(Executor):
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
             _carry_out(*work)
-            # The work holds what it was called with: let go before waiting.
+            # The work holds its arguments: let go before waiting.
             del work
 
 
@@ -116,7 +116,7 @@ def start_call(name: str, call: Callable[[], T]) -> Future[T]:
 
     Args:
         name: of the thread.
-        call: what may hang.
+        call: the call that may hang.
 
     Raises:
         RuntimeError: no thread can begin.
@@ -132,7 +132,7 @@ def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
         return
     try:
         result = call()
-    except BaseException as error:  # noqa: BLE001  # whoever asked is told
+    except BaseException as error:  # noqa: BLE001  # goes to the future
         future.set_exception(error)
     else:
         future.set_result(result)

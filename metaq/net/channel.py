@@ -6,7 +6,7 @@ unit that crosses this module is a group of commands and a group of replies:
 * a readable socket gives up to RECEIVE_BYTES in one call, as one `bytes` object, and
   the owner gets it as it is;
 * replies are queued by `send` and leave at the end of the loop's turn, joined: one
-  system call for a whole group; what nothing joins leaves at once;
+  system call for a whole group; a lone reply leaves at once;
 * a file range leaves by `sendfile`, its header before it with MSG_MORE, so header and
   first bytes share a packet. A range whose file is not open, or that is not in the page
   cache, is opened and warmed on a reader thread first (see `cold.py`); everything
@@ -15,8 +15,8 @@ unit that crosses this module is a group of commands and a group of replies:
 
 The owner bounds the queue: `queued_bytes` says how much has not left, `on_room` calls
 back once it is below half of `room_bytes`, or when it has left after `want_empty`, and
-`stalled_s` tells of a peer that is deaf. `on_held` hears of every change of what the
-queue holds in memory, so that one bound can be kept over many channels.
+`stalled_s` tells of a peer that is deaf. `on_held` hears of every change of the queue's
+bytes in memory, so that one bound can be kept over many channels.
 
 Where there is no memory to receive into, the bytes stay in the socket and the owner is
 asked who has to go (`on_no_memory`); a queue that cannot be joined for want of memory
@@ -52,7 +52,7 @@ RECEIVE_BYTES: Final = 256 * 1024
 """Most bytes taken from a socket at once; a larger read only moves work about."""
 
 RECEIVE_BYTES_MIN: Final = 16 * 1024
-"""What is asked of a socket that brings little: room for more would be taken from the
+"""Size of reads from a socket that brings little: more memory would be taken from the
 system, and given back, at each read, for longer than a small put takes."""
 
 SEND_BYTES_MAX: Final = 1024 * 1024
@@ -62,10 +62,10 @@ TURN_BYTES_MAX: Final = 4 * 1024 * 1024
 """Most bytes one channel sends before other channels get their turn."""
 
 RANGE_HELD_BYTES: Final = 512
-"""What a queued range counts for in memory: its header, and objects."""
+"""Memory counted for a queued range, bytes: its header, and objects."""
 
 LINGER_S: Final = 2.0
-"""How long input is discarded after FIN before the socket is closed anyway."""
+"""Time for discarding input after FIN before the socket is closed anyway."""
 
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -115,7 +115,7 @@ class Channel:
         self.queued_bytes = 0
         """Bytes that were sent by the owner and have not left yet."""
         self.held_bytes = 0
-        """What the queue holds in memory: ranges stay in their files."""
+        """Memory held by the queue, bytes: ranges stay in their files."""
         self._is_flush_due = False
         self._receive_bytes = RECEIVE_BYTES_MIN
         self._is_reading = False
@@ -156,7 +156,7 @@ class Channel:
             on_end: the peer will send no more; it may still read.
             on_room: see the class.
             on_closed: the socket is closed, and why; called once.
-            reads_rest: when a send fails, hand out first what the peer had sent
+            reads_rest: when a send fails, hand out first the bytes that the peer sent
                 before it closed: a reply is true whatever became of the connection.
             on_held: gets by how many bytes `held_bytes` has changed.
             on_no_memory: there is no memory to receive into; it closes a channel, this
@@ -188,9 +188,9 @@ class Channel:
     def send_now(self, data: bytes) -> None:
         """Send bytes within this call if nothing is queued before them; else `send`.
 
-        For a reply that no other will join: the wait for the end of the turn would be
-        a tenth of what a lonely put waits for. Nothing is called back from here: what
-        the socket does not take, and what is wrong with it, is left to the flush.
+        For a reply that no other will join: the wait for the end of the turn would be a
+        tenth of a lone put's latency. Nothing is called back from here: the rest, and
+        any error of the socket, is left to the flush.
         """
         if self._queue or not data or self._state is not ChannelState.OPEN:
             self.send(data)
@@ -221,10 +221,9 @@ class Channel:
         Args:
             head: bytes before the range.
             file: released when it has left or the channel is closed.
-            explain: returns what is sent in place of both if the range cannot be read
-                and nothing of it has left yet; raises nothing.
-            is_fresh: written a moment ago, so nobody looks whether it is in the page
-                cache.
+            explain: returns the bytes to send in place of both if the range cannot be
+                read and nothing of it has left yet; raises nothing.
+            is_fresh: written a moment ago, so it is in the page cache and not checked.
         """
         if self._state is not ChannelState.OPEN:
             file.release()
@@ -245,7 +244,7 @@ class Channel:
         self._room_below = max(self._room_below, 1)
 
     def pause_reading(self) -> None:
-        """Leave what arrives in the socket: the peer is slowed down, nothing lost."""
+        """Stop reading: bytes stay in the socket, the peer is slowed down."""
         if self._is_reading:
             self._is_reading = False
             self._loop.remove_reader(self._fd)
@@ -259,7 +258,7 @@ class Channel:
             self._loop.add_reader(self._fd, self._on_readable)
 
     def close_after_flush(self, reason: str) -> None:
-        """Send what is queued, then close; nothing more is read or accepted."""
+        """Send the queue, then close; nothing more is read or accepted."""
         if self._state is not ChannelState.OPEN:
             return
         self.pause_reading()
@@ -274,7 +273,7 @@ class Channel:
         self._close(reason)
 
     def abort(self, reason: str) -> None:
-        """Close at once and drop what is queued; the peer sees a reset."""
+        """Close at once and drop the queue; the peer sees a reset."""
         if self._state is not ChannelState.CLOSED:
             with contextlib.suppress(OSError):
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -285,7 +284,7 @@ class Channel:
         return now_s - max(self._received_s, self._sent_s)
 
     def stalled_s(self, now_s: float) -> float:
-        """Return for how long the peer has not read what waits for it; 0: it reads."""
+        """Return the seconds for which the peer has not read; 0: it reads."""
         return now_s - self._sent_s if self._queue and not self._warming else 0.0
 
     def statistics(self) -> ChannelStatistics:
@@ -328,7 +327,7 @@ class Channel:
         self._on_data(data)
 
     def _read_rest(self) -> None:
-        """Hand out what is there; bounded, as a broken connection brings no more."""
+        """Read the bytes that have arrived; a broken connection brings no more."""
         with contextlib.suppress(OSError):
             while self._state is not ChannelState.CLOSED:
                 data = self._sock.recv(RECEIVE_BYTES)
@@ -389,7 +388,7 @@ class Channel:
             self._run_out()
             return
         else:
-            # What is left belongs to the next turn: a socket that is still writable
+            # The rest belongs to the next turn: a socket that is still writable
             # calls back at once, after the others had theirs.
             self._watch_writable(wanted=bool(self._queue))
             if not self._queue and self._state is ChannelState.FLUSHING:
@@ -400,7 +399,7 @@ class Channel:
             self._on_room()
 
     def _send_bytes(self) -> None:
-        """Send what stands at the head of the queue as bytes, joined."""
+        """Send the bytes at the head of the queue, joined."""
         parts: list[bytes | memoryview] = []
         size_bytes, follower = 0, None
         for part in self._queue:
@@ -428,7 +427,7 @@ class Channel:
             self._note_sent(sent)
             item.head = memoryview(item.head)[sent:]
         # One call moves the whole range if the socket has room; it never raises for
-        # a part, so what it returns is exact.
+        # a part, so its result is exact.
         sent = os.sendfile(self._fd, item.file.fileno(), item.position, item.left_bytes)
         if not sent:
             # The owner looks for the cause, which blocks, before this ends.
@@ -504,7 +503,7 @@ class Channel:
     # -- the end ----------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Send FIN, then discard what still comes until the peer closes too."""
+        """Send FIN, then discard input until the peer closes too."""
         self._state = ChannelState.LINGERING
         try:
             self._sock.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""Where in its life a channel is, and a snapshot of its counters."""
+"""State of a channel, and a snapshot of its counters."""
 
 import enum
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class ChannelStatistics:
     peer: str
     """`host:port` of the other side."""
     state: ChannelState
-    """Where in its life it is."""
+    """State of the channel."""
     received_bytes: int
     """Bytes taken from the socket."""
     sent_bytes: int

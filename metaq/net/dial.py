@@ -14,7 +14,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 STAGGER_S: Final = 0.25
-"""How long an address has the field for itself."""
+"""Head start of an address over the next one, seconds."""
 
 ADDRESS_COUNT_MAX: Final = 16
 """Most addresses of one name that are tried; the resolver's order is kept."""
@@ -41,8 +41,8 @@ async def dial(
         loop: the running loop.
 
     Raises:
-        OSError: nobody listens there; the last address' reason. A name that nobody
-            knows is a `socket.gaierror`.
+        OSError: the connection was refused; the last address' reason. An unknown name
+            is a `socket.gaierror`.
 
     Cancellation: attempts under way end and their sockets are closed. There is no
     bound of time in here: the caller brings one.
@@ -124,6 +124,6 @@ async def _connect(target: _Target, loop: asyncio.AbstractEventLoop) -> socket.s
 
 
 def _close_late(task: asyncio.Task[socket.socket]) -> None:
-    """Close a connection that came when nobody wanted it any more."""
+    """Close a connection that came too late to be used."""
     with contextlib.suppress(OSError, asyncio.CancelledError):
         task.result().close()

@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from typing import Protocol, TypeAlias
 
 Explain: TypeAlias = Callable[[BaseException], bytes]
-"""What to send in the place of a range that cannot be read, and why it cannot."""
+"""Maker of the bytes sent in place of an unreadable range, given the error."""
 
 
 class FileRange(Protocol):
@@ -70,14 +70,14 @@ class QueuedRange:
         self.file = file
         """Released when it has left, or never will."""
         self.head: bytes | memoryview = head
-        """What has not left of the header."""
+        """Unsent bytes of the header."""
         self.explain = explain
-        """Returns what is sent when the range cannot be read."""
+        """Maker of the bytes sent when the range cannot be read."""
         self.position = file.position
-        """Where in the file the rest starts."""
+        """Position of the rest in the file."""
         self.left_bytes = file.size_bytes
         """Length of the rest."""
         self.is_short = False
         """Whether the file ended before the range did, its header being sent."""
         self.is_warm = False
-        """Whether it was in the page cache when somebody looked, or must be."""
+        """Whether it was in the page cache at the last check, or must be."""

@@ -3,7 +3,7 @@
 Connections are accepted in batches by the loop's reader. Two caps bound them: in all,
 and per remote address; one more is closed at once, which a client sees as a refused
 connection. When the process has no descriptors left (EMFILE) accepting pauses for
-PAUSE_S: what waits in the kernel's backlog stays there, connections that are open go
+PAUSE_S: connections in the kernel's backlog stay there, connections that are open go
 on, and the files of the log are not touched.
 
 Accepted sockets get TCP_NODELAY and keep-alive. Their buffers are left to the kernel,
@@ -34,7 +34,7 @@ ACCEPT_BATCH_MAX: Final = 64
 """Connections accepted before the others get their turn."""
 
 PAUSE_S: Final = 0.5
-"""How long accepting pauses when the process has no descriptors left."""
+"""Length of a pause in accepting when the process has no descriptors left."""
 
 _EXHAUSTED: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
@@ -109,7 +109,7 @@ class Listener:
         try:
             sock = _bind(host, port)
         except OSError as error:
-            # What create_server raises names the address again; a name that cannot be
+            # The error of create_server names the address again; a name that cannot be
             # resolved has a negative number of its own.
             number = error.errno or 0
             reason = os.strerror(number) if number > 0 else error.strerror

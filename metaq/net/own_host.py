@@ -1,4 +1,4 @@
-"""Which of this machine's addresses others would reach it at."""
+"""Address of this machine under which others would reach it."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""Connect to a broker, and ask it what it can do, before the connection is used."""
+"""Connect to a broker, and read its capabilities, before the connection is used."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ async def open_connection(
     deadline_s: float,
     options: ConnectionOptions,
 ) -> BrokerConnection:
-    """Return a connection to a broker that has said what it can do.
+    """Return a connection to a broker with known capabilities.
 
     Args:
         address: where the broker is; a name may have several addresses.
@@ -30,10 +30,10 @@ async def open_connection(
         options: bounds and times of the connection.
 
     Raises:
-        NoBrokerError: nobody listens there, or it did not answer in time; names
+        NoBrokerError: the connection was refused, or no answer came in time; names
             address and reason. Nothing that matters was sent.
 
-    Cancellation: what was connected is closed.
+    Cancellation: the connection is closed.
     """
     loop = asyncio.get_running_loop()
     left_s = max(0.0, deadline_s - clock.monotonic_s())

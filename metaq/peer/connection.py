@@ -3,8 +3,8 @@
 Theory of operation. `submit` queues bytes and a callback; what one turn of the loop
 queues leaves in one `send` (see `net/channel.py`), unless it travels alone. Replies are
 paired by opaque alone, in whatever order they come, and each request's callback is
-called exactly once: with the reply, or with the error that says what is known of the
-outcome. Puts may be submitted as a run: their replies are read and paired in bulk, and
+called exactly once: with the reply, or with the error that tells whether it is in
+doubt. Puts may be submitted as a run: their replies are read and paired in bulk, and
 nothing is made or called for each of them.
 
     RequestTimeoutError   its deadline passed; the reply, should it come, is dropped
@@ -63,7 +63,7 @@ from metaq.stats import counter, gauge
 _log = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Reply | MetaqError], None]
-"""Hears what became of a request; on the loop, exactly once; must not wait."""
+"""Callback with the outcome of a request; on the loop, exactly once; must not wait."""
 
 OPAQUE_MAX: Final = 999_999_999
 """Opaques run from 1 to here and start again: short, and never near an i32's end."""
@@ -72,8 +72,8 @@ LATE_COUNT_MAX: Final = 3
 """Deadlines missed in a row, after which a broker that answers nothing is left."""
 
 TIMER_STEP_S: Final = 0.005
-"""Least time between two looks at the deadlines: each look costs one pass over what is
-in flight, and deadlines are kept to within it."""
+"""Least time between two looks at the deadlines: each look costs one pass over the
+requests in flight, and deadlines are kept to within it."""
 
 # Whom to tell, its deadline, bytes submitted on this connection before it, its bytes.
 # A plain tuple: one is made for each request.
@@ -81,7 +81,7 @@ _Request: TypeAlias = tuple[OnReply, float, int, int]
 
 
 class PutListener(Protocol):
-    """Hears what became of a run of puts; on the loop; must not wait."""
+    """Listener to the outcomes of a run of puts; on the loop; must not wait."""
 
     def sizes(self) -> Sequence[int]:
         """Return the bytes of each put's frame; asked when a connection ends."""
@@ -131,7 +131,7 @@ class ConnectionStatistics:
     peer: str
     """`host:port` that was reached."""
     broker_version: str
-    """What the broker says of its version."""
+    """The broker's answer to `version`."""
     in_flight_count: int = gauge(
         "metaq_client_in_flight_requests", "Requests sent and not answered."
     )
@@ -167,7 +167,7 @@ class ConnectionStatistics:
 
 
 class BrokerConnection:
-    """An open connection. Owner: the pool, or whoever opened it; used on the loop.
+    """An open connection. Owner: the pool, or its opener; used on the loop.
 
     Lifecycle: `open_connection`, use, `close`. The end comes once, by `close` or by
     the broker; everything in flight then hears of it in the order of submission, then
@@ -188,7 +188,8 @@ class BrokerConnection:
         self.peer = channel.peer
         """`host:port` that was reached."""
         self.capabilities = Capabilities("")
-        """What the broker announced; written by who asked it."""
+        """Capabilities announced by the broker; written by the one who asked for
+        them."""
         self._channel = channel
         self._loop = loop
         self._clock = clock
@@ -296,7 +297,7 @@ class BrokerConnection:
         Args:
             frame: its bytes, or pieces of them that are sent one after the other.
             opaque: from `next_opaque`, and in the frame.
-            on_reply: hears what became of it.
+            on_reply: takes its outcome.
             deadline_s: absolute; kept to within TIMER_STEP_S.
             is_alone: it leaves within this call; for one that others seldom join.
 
@@ -328,7 +329,7 @@ class BrokerConnection:
         Args:
             frames: of all of them, one behind the other.
             opaques: from `next_opaques`, and in the frames.
-            listener: hears what became of each.
+            listener: takes the outcome of each.
             deadline_s: of all of them; as in `submit`.
 
         Raises:
@@ -378,7 +379,7 @@ class BrokerConnection:
         """Have `callback` called with the reason, once, when the connection ends.
 
         At once when it has ended: its peer may have broken the rules in one breath with
-        the reply that somebody waited for.
+        the awaited reply.
 
         Returns:
             Takes the callback back; harmless twice and afterwards.
@@ -391,18 +392,18 @@ class BrokerConnection:
         return lambda: ignore(self._listeners.pop(key, None))
 
     def close(self, reason: str) -> None:
-        """Close at once; what is in flight hears of it. Harmless twice."""
+        """Close at once; requests in flight fail. Harmless twice."""
         if self.in_flight_count or self._late_count or self._channel.queued_bytes:
             self._channel.abort(reason)
         else:
             self._channel.hang_up(reason)
 
     def close_for(self, error: RemoteProtocolError) -> None:
-        """Close because the broker broke the rules, in a frame or in what it says."""
+        """Close because the broker broke the rules, in a frame or in its content."""
         self.close(f"malformed reply: {error}")
 
     def _end(self, reason: str) -> None:
-        """Tell everybody: the channel is closed."""
+        """Tell all listeners: the channel is closed."""
         self._reason = reason
         if self._timer is not None:
             self._timer.cancel()
@@ -493,13 +494,13 @@ class BrokerConnection:
             self._in_flight_bytes -= run.size_bytes
 
     def _take_unanswered(self, run: _Run) -> list[int]:
-        """Take what is in flight of a run."""
+        """Remove the unanswered puts of a run and return their opaques."""
         opaques = [one for one in run.opaques if self._puts.pop(one, None)]
         self._note_answered(run, len(opaques))
         return opaques
 
     def _on_replies(self, replies: Sequence[Reply]) -> None:
-        """Pair replies with what is in flight; the hot loop."""
+        """Pair replies with requests in flight; the hot loop."""
         pop = self._in_flight.pop
         for reply in replies:
             request = pop(reply.opaque, None)
@@ -564,7 +565,7 @@ class BrokerConnection:
         self._wake_at(max(wake_s, now_s + TIMER_STEP_S))
 
     def _expire(self, now_s: float) -> None:
-        """Give up what is past its deadline; in the order of submission."""
+        """Fail requests past their deadline; in the order of submission."""
         late = [
             (opaque, request)
             for opaque, request in self._in_flight.items()
@@ -626,7 +627,7 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> ReceiptColumns:
 
 
 def settling(answer: asyncio.Future[Reply]) -> OnReply:
-    """Return what hands a reply, or its error, to somebody who awaits `answer`."""
+    """Return a callback that hands a reply, or its error, to `answer`."""
 
     def on_reply(outcome: Reply | MetaqError) -> None:
         if answer.done():

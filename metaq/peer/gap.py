@@ -1,4 +1,4 @@
-"""Where a broker's bytes begin again, behind an offset at which it gives none. Pure.
+"""Search for the next readable byte behind an offset without data. Pure.
 
 A MetaQ 1.4 broker cannot say that its log is damaged. Where a segment is cut short, or
 the disk does not read, it answers "nothing there" or refuses, for ever, although its
@@ -25,9 +25,9 @@ class GapSearch:
     def __init__(self, offset: Offset) -> None:
         """Doubt that there is nothing at `offset`, and behind it."""
         self.fetch_offset = MAX_OFFSET
-        """What to ask for next; any size will do."""
+        """Offset of the next get; any size will do."""
         self.is_over = False
-        """Whether all is known."""
+        """Whether the search has ended."""
         self.found: Offset | None = None
         """The first byte that can be read behind a gap; None: there is no gap."""
         self._offset = offset

@@ -1,11 +1,11 @@
 """The raw bytes of a range of one partition's log: blocking, with gets pipelined.
 
 Theory of operation: the log is taken in pieces that follow one another byte by byte,
-wherever its records begin, so the next get is on its way before anybody has looked at
-the bytes of the last one. A reply that is shorter than asked (a segment ends there)
-makes what was asked behind it useless; it is dropped, and until a whole reply comes
-nothing is asked ahead. Replies come in on a loop thread of the reader's own while the
-caller is busy with the last piece.
+wherever its records begin, so the next get is on its way before the bytes of the last
+one are looked at. A reply that is shorter than asked (a segment ends there) makes the
+gets behind it useless; their replies are dropped, and until a whole reply comes nothing
+is asked ahead. Replies come in on a loop thread of the reader's own while the caller is
+busy with the last piece.
 
 A connection that breaks, or an answer that does not come, is followed by another try
 at the same offset, until `retry_timeout_s` without a byte of progress.
@@ -43,7 +43,7 @@ from metaq.retry import Backoff, retry
 BROWSER_GROUP: Final = "metaq-browser"
 """The group named in gets that are for no group."""
 GET_BYTES: Final = 1024 * 1024
-"""What one get asks for: the largest slice that brokers give by default."""
+"""Size of one get, bytes: the largest slice that brokers give by default."""
 AHEAD_MAX: Final = 2
 """Gets in flight while replies are whole."""
 BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
@@ -75,7 +75,7 @@ class LogReader:
         """Prepare to read; the connection is made when it is needed.
 
         Args:
-            partition: what is read.
+            partition: the partition to read.
             address: of a broker that has it.
             timeout_s: how long one answer may take.
             retry_timeout_s: how long to try again without progress.
@@ -123,8 +123,8 @@ class LogReader:
 
         Raises:
             CorruptRecordError: the broker says that the next bytes are damaged.
-            OffsetOutOfRangeError: the log does not hold what comes next: retention has
-                taken it, or the log ends before.
+            OffsetOutOfRangeError: the log does not hold the next bytes: retention has
+                taken them, or the log ends before.
             NoDataError: the log should hold it, and the broker gives nothing.
             NoBrokerError: the broker cannot be reached.
             RequestTimeoutError: answers do not come.

@@ -1,4 +1,4 @@
-"""How a connection to a broker is made and kept."""
+"""Options of a connection to a broker."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,11 +1,11 @@
 """One connection per broker address, made again for ever after a pause.
 
-Theory of operation. Nothing is kept connected for its own sake: somebody asks (`get`),
-and all who ask for one address at a time wait for the same attempt. Attempts to one
+Theory of operation. Nothing is kept connected for its own sake: callers ask (`get`),
+and all callers for one address at a time wait for the same attempt. Attempts to one
 address follow each other after a pause that doubles up to `reconnect_max_s`, however
 often and by however many callers it is asked for, so a broker that is away costs a
 bounded number of attempts and is found soon after it comes back. There is no last
-attempt: who does not want to wait has a deadline.
+attempt: callers have deadlines.
 
 A connection that ends within `reconnect_max_s` of its beginning counts as a failed
 attempt. A peer that takes every connection and drops it would otherwise be called
@@ -34,10 +34,11 @@ from metaq.stats import counter, part
 _log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 0.5
-"""How long messages that may move wait for a connection before they do."""
+"""Time for which messages that may move wait for a connection before they do,
+seconds."""
 
 IDLE_ROUTE_COUNT_MAX: Final = 64
-"""Addresses remembered although nobody asks for them; cleared when there are more."""
+"""Addresses remembered without a caller; cleared when there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class PoolStatistics:
 
 
 class _Route:
-    """What is known of one address."""
+    """State of one address."""
 
     __slots__ = (
         "address",
@@ -88,7 +89,7 @@ class _Route:
 
     @property
     def usable(self) -> BrokerConnection | None:
-        # What is in flight on a lost connection hears of it before the pool does.
+        # Requests in flight on a lost connection hear of it before the pool does.
         connection = self.connection
         return connection if connection is not None and connection.is_open else None
 
@@ -172,7 +173,7 @@ class ConnectionPool:
         return self._is_closed
 
     async def close(self, *, deadline_s: float) -> None:
-        """Close every connection; what is in flight on them hears of it.
+        """Close every connection; requests in flight on them fail.
 
         Args:
             deadline_s: absolute; how long attempts under way may take to end.
@@ -234,7 +235,7 @@ class ConnectionPool:
             route.waiters.pop(waiter, None)
 
     async def _run_attempts(self, route: _Route) -> None:
-        """Try until there is a connection, or nobody waits for one any more."""
+        """Try until there is a connection, or no caller waits for one any more."""
         try:
             while route.waiters:
                 pause_s = route.due_s - self._clock.monotonic_s()
@@ -337,7 +338,7 @@ class ConnectionWaiters:
         return self._trouble.get(address)
 
     def forget_trouble(self, address: BrokerAddress) -> None:
-        """Take note that there is a connection, whoever made it."""
+        """Take note that there is a connection, made here or elsewhere."""
         self._trouble.pop(address, None)
 
     def open(self, address: BrokerAddress) -> None:
@@ -371,8 +372,8 @@ class ConnectionWaiters:
                     self.forget_trouble(address)
                     break
         except ClosedError as error:
-            # The client is closing. Whoever hears of it would only come back here, so
-            # the next event is the one that a tick brings.
+            # The client is closing. Its listeners would only come back here, so the
+            # next event is the one that a tick brings.
             _log.debug("connections are closed: broker=%s error=%s", address, error)
         else:
             self._loop.call_soon(self._on_open)

@@ -1,4 +1,4 @@
-"""What replies mean: values for what a client goes on with, errors for the rest. Pure.
+"""Meaning of replies: values for success, errors for the rest. Pure.
 
 A peer is not believed: a number that cannot be, or that belongs to another partition,
 is a BadReplyError. The owner of the connection closes it, as after a frame that breaks
@@ -48,12 +48,12 @@ _KIND_OF_CODE: Final[dict[str, type[WireError]]] = {
     IN_DOUBT: UnknownPutError,
     SEQUENCE_USED: SequenceUsedError,
 }
-"""What a 500 with a code means to a put; damage is looked for in gets."""
+"""Errors of a put by the code of a 500; damage is looked for in gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class PutReceipt:
-    """What a broker says about a put that is on its disk."""
+    """Receipt of a broker for a put that is on its disk."""
 
     id: MessageId
     """Id of the message; of a batch, of its first one (`record.ids.id_after`)."""
@@ -91,12 +91,12 @@ class Damaged:
     start: Offset
     """The first byte of it."""
     end: Offset | None
-    """Where reading can go on: the next good record, or the end of the log; None:
-    nowhere."""
+    """Offset where reading can resume: the next good record, or the end of the log;
+    None: nowhere."""
     path: str | None
     """The damaged file on the broker's disk, if it is named."""
     detail: str
-    """What is wrong, in the broker's words."""
+    """Description of the damage, in the broker's words."""
 
     def covers(self, offset: Offset) -> bool:
         """Tell whether the byte at `offset` is in the range."""
@@ -114,7 +114,7 @@ def parse_receipt(reply: Reply, partition: int | None = None) -> PutReceipt:
     """Read the reply to a put or mput.
 
     Args:
-        reply: what the broker sent.
+        reply: the broker's reply.
         partition: where it went; None leaves the choice to the broker.
 
     Raises:
@@ -245,7 +245,7 @@ def _refusal(reply: Result) -> WireError | UnexpectedReplyError:
 
 
 def _kind_by_text(text: str) -> type[WireError]:
-    """Return what a 500 of a MetaQ 1.4 broker says of a put: it sends no codes."""
+    """Return the error of a put refused by a MetaQ 1.4 broker, which sends no codes."""
     if says_disk_failed(text):
         return DiskFailedError
     if says_unregistered(text):
@@ -307,9 +307,9 @@ def _unreadable(result: Result, wanted: str) -> BadReplyError:
 # -- many at once ----------------------------------------------------------------------
 #
 # Replies to puts come by the hundred in one read. `take_receipts` reads a run of them
-# column by column; `take_results` reads any result, at a third of what the general path
-# (`protocol/connection.py`) costs. Both read the same as that path; whatever is not the
-# plain case is left where it lies. Property tests hold them together.
+# column by column; `take_results` reads any result, at a third of the cost of the
+# general path (`protocol/connection.py`). Both read the same as that path; whatever is
+# not the plain case is left where it lies. Property tests hold them together.
 
 # A result as brokers write it. Anything else is left to the general path.
 _RESULT_LINE: Final = re.compile(rb"result (\d{1,9}) (\d{1,9}) (-?\d{1,9})\r\n")
@@ -326,14 +326,14 @@ _REST_BYTES: Final = len(b"result 200  \r\n")
 
 
 class ReceiptColumns(NamedTuple):
-    """What brokers said of puts that they stored, one column for each number."""
+    """Receipts of stored puts, one column for each number."""
 
     opaques: Sequence[int]
-    """Of the puts, in the order of the replies."""
+    """Opaques of the puts, in the order of the replies."""
     ids: Sequence[int]
     """Ids of the messages."""
     partitions: Sequence[int]
-    """Where they lie."""
+    """Partitions of the messages."""
     offsets: Sequence[int]
     """Offsets of their records."""
 
@@ -361,7 +361,7 @@ def take_receipts(buffer: ReceiveBuffer) -> ReceiptColumns | None:
     """Take the ordinary replies to stored puts off the front of a buffer.
 
     Args:
-        buffer: between two frames; its position is moved behind what was taken.
+        buffer: between two frames; its position is moved behind the bytes taken.
 
     Returns:
         None when the buffer does not begin with a whole one.
@@ -394,7 +394,7 @@ def take_results(buffer: ReceiveBuffer) -> list[Result]:
     """Take every whole, ordinary result off the front of a buffer.
 
     Args:
-        buffer: between two frames; its position is moved behind what was taken.
+        buffer: between two frames; its position is moved behind the bytes taken.
     """
     data, position = buffer.data, buffer.position
     size, match = len(data), _RESULT_LINE.match

@@ -1,4 +1,4 @@
-"""The receive buffer: what has arrived and was not read yet, at O(1) work per byte.
+"""The receive buffer: bytes received and not read yet, at O(1) work per byte.
 
 Three modes, one at a time:
 
@@ -8,7 +8,7 @@ Three modes, one at a time:
 * *collecting*: a payload of known length is incomplete. Its pieces wait in a list and
   are joined once; `data` is empty. Small pieces are merged, so that a peer that sends
   byte by byte costs no more memory than the payload.
-* *skipping*: a payload that nobody wants is dropped as it arrives.
+* *skipping*: an unwanted payload is dropped as it arrives.
 
 Invariant: while collecting or skipping, `data[position:]` is empty.
 """
@@ -65,7 +65,7 @@ class ReceiveBuffer:
         return len(self.data) - self.position + self._collected
 
     def append(self, data: bytes) -> None:
-        """Add what arrived; takes ownership, copies at most a partial line with it."""
+        """Add received bytes; takes ownership, copies at most a partial line."""
         if self._is_collecting:
             missing = self._missing
             if len(data) <= missing:
@@ -105,8 +105,8 @@ class ReceiveBuffer:
     def take(self, length: int) -> bytes | None:
         """Return the next `length` bytes, or None when they are not all there yet.
 
-        Until they are, it must be called again with the same length and nothing else
-        may be taken.
+        Until they are, it must be called again with the same length, and nothing may be
+        taken in between.
         """
         if self._is_collecting:
             if self._missing:

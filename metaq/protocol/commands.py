@@ -1,8 +1,8 @@
 """One value per command and reply, the same in both directions.
 
 Names follow the grammar table in the README beside this file. Numbers are plain ints
-in the ranges of the wire (i32, or i64 for offsets, ids and sequences): what a number
-may mean is the handler's question, not the wire's.
+in the ranges of the wire (i32, or i64 for offsets, ids and sequences); their meaning is
+the handler's concern.
 """
 
 import enum
@@ -23,7 +23,7 @@ NO_SEQUENCE: Final = -1
 
 
 class TransactionType(enum.Enum):
-    """What a transaction command asks for; the value is the token."""
+    """Kind of a transaction command; the value is the token."""
 
     BEGIN = "BEGIN"
     PREPARE = "PREPARE"
@@ -95,8 +95,8 @@ class Get:
     opaque: int
     """Pairs the reply with this command."""
     wait_ms: int = 0
-    """How long the broker may hold the reply when there is no data yet; 0 is at once
-    (our extension: the extra token `wait=`)."""
+    """Milliseconds for which the broker may hold the reply when there is no data yet;
+    0: none (our extension: the extra token `wait=`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +143,8 @@ class OffsetQuery:
     opaque: int
     """Pairs the reply with this command."""
     question: Question | None = None
-    """What else is asked about the log from `offset` on, in the place of the nearest
-    offset; None for nothing (our extension: the extra tokens `time=`, `count=` and
+    """Metadata query about the log from `offset` on, in the place of the nearest
+    offset; None for none (our extension: the extra tokens `time=`, `count=` and
     `boundaries=`)."""
 
 
@@ -161,7 +161,7 @@ class Stats:
     """Ask for statistics."""
 
     item: str = ""
-    """What to tell; "" is the broker itself."""
+    """Item to report; "" is the broker itself."""
     opaque: int = OPAQUE_MISSING
     """Pairs the reply with this command."""
 
@@ -176,11 +176,11 @@ class TransactionCommand:
     """Move a transaction on, or list the prepared ones."""
 
     transaction: TransactionId
-    """Which one; the null id with RECOVER."""
+    """Key of the transaction; the null id with RECOVER."""
     session_id: str
     """The producer's session."""
     type: TransactionType
-    """What to do. END is never answered."""
+    """Kind of the command. END is never answered."""
     opaque: int
     """Pairs the reply with this command."""
     timeout_s: int = 0

@@ -1,6 +1,6 @@
 """One end of a connection without I/O: bytes in, commands or replies out.
 
-The owner feeds what its socket gives (`receive_data`) and asks for events until it
+The owner feeds bytes from its socket (`receive_data`) and asks for events until it
 hears `NEED_DATA`. Server and client read the same grammar: a server gets commands and
 swallows replies, as MetaQ does; a client gets replies and takes a command as a breach.
 There is no state on the wire beyond the frame being read and whether the end of the
@@ -34,7 +34,7 @@ REPLY_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Role(enum.Enum):
-    """Which end this is."""
+    """End of the connection."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -85,7 +85,7 @@ class Connection:
     """Reads one end of one connection. Owner: the task that reads the socket.
 
     Broken by the first breach of the peer: every later `next_event` raises the same
-    error, so the owner sends what earlier commands are owed and closes. After a quit
+    error, so the owner sends the replies to earlier commands and closes. After a quit
     nothing more is read.
     """
 
@@ -97,7 +97,7 @@ class Connection:
         self.limits = limits
         """May be replaced between two events (a reload)."""
         self.buffer = ReceiveBuffer()
-        """Unread bytes; see there for what a hot loop may do with them."""
+        """Unread bytes; see there for the rules of hot loops."""
         self._frame: Frame | None = None
         self._breach: str | None = None
         self._has_quit = False
@@ -113,7 +113,7 @@ class Connection:
         )
 
     def receive_data(self, data: bytes) -> None:
-        """Take what the socket gave, of any size; takes ownership.
+        """Take bytes of the socket, of any number; takes ownership.
 
         Ask `next_event` until `NEED_DATA` before feeding more: unread bytes are
         copied together with the next piece.
@@ -122,7 +122,7 @@ class Connection:
             self.buffer.append(data)
 
     def next_event(self) -> Event:
-        """Return what the received bytes say next.
+        """Return the next event of the received bytes.
 
         Returns:
             Server: a command or `Oversized`. Client: a reply. Both: `NEED_DATA` when

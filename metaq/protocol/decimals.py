@@ -16,9 +16,9 @@ class Decimals(NamedTuple):
     """Numbers in decimal, each in two pieces: columns of one length."""
 
     heads: list[bytes]
-    """What goes before, and the digits of each but its last four."""
+    """Prefix and all digits but the last four, one per number."""
     tails: list[bytes]
-    """The last four; all where a number has no more."""
+    """Last four digits; all digits of a shorter number."""
 
 
 def split_decimals(numbers: range, before: bytes) -> Decimals:
@@ -26,7 +26,7 @@ def split_decimals(numbers: range, before: bytes) -> Decimals:
 
     Args:
         numbers: 0 or more each, growing, all of as many digits; at least one.
-        before: what goes before each, in its head.
+        before: prefix of each, in its head.
     """
     if numbers[-1] < _TAIL_COUNT:
         return Decimals([before] * len(numbers), [b"%d" % each for each in numbers])

@@ -3,10 +3,10 @@
 A line is split on single spaces; trailing empty tokens are dropped, leading and inner
 ones kept. The first *byte* picks the decoder, which then compares the whole word,
 except that any word with v (other than `value`) is a version, and any with q a quit.
-A frame is what a line with a payload announces: of a put or sync nothing but the length
-is looked at before the payload is there, so a wrong count of tokens closes the
-connection only then, as MetaQ does. Whatever breaks the rules raises
-`RemoteProtocolError` and nothing else. Keep the table in README.md in step.
+A frame is a line with its payload: of a put or sync only the length is looked at before
+the payload is there, so a wrong count of tokens closes the connection only then, as
+MetaQ does. A breach of the rules raises `RemoteProtocolError`, and no other error is
+raised. Keep the table in README.md in step.
 Source: broker spec 1.2 to 1.11.
 """
 
@@ -97,7 +97,7 @@ def _bad_line(problem: str, tokens: Tokens) -> RemoteProtocolError:
 
 
 def _text(token: bytes) -> str:
-    # Java replaces what is no UTF-8; the topic check then refuses the name aloud,
+    # Java replaces invalid UTF-8; the topic check then refuses the name aloud,
     # and the frame stays in step, which is kinder than a closed connection.
     return token.decode(errors="replace")
 
@@ -315,8 +315,8 @@ _DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
     b"q": _decode_q,
 }
 
-# The slot of the length token, the tokens without which there is no use in waiting for
-# the payload, and what makes a value of tokens and payload.
+# # The slot of the length token, the number of tokens without which waiting for the
+# payload is useless, and the maker of a value from tokens and payload.
 _FRAMES: Final[
     dict[str, tuple[int, int, Callable[[Tokens, bytes], Command | Reply]]]
 ] = {

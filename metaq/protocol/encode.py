@@ -1,7 +1,7 @@
 """Values to bytes: the forms that MetaQ's own Java clients and brokers write.
 
-`encode` checks what it is given and raises `LocalProtocolError` where the peer would
-read something else than was meant: what it accepts, `decode` gives back unchanged.
+`encode` checks its argument and raises `LocalProtocolError` where the peer would
+read something else than was meant: `decode` gives accepted values back unchanged.
 Source: broker spec 1.3 to 1.11, 11.1.
 """
 

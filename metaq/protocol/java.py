@@ -2,9 +2,9 @@
 
 `+5`, `-0` and leading zeros are numbers; an empty token, a lone sign, spaces,
 underscores, hexadecimal and anything out of range are not. Java also takes the decimal
-digits of other scripts; no client ever wrote one, and two spellings of one number
-would only serve to confuse whoever reads a capture, so only ASCII digits count here.
-Source: broker spec 1.2, rules 5 and 7.
+digits of other scripts; no client ever wrote one, and two spellings of one number would
+only confuse readers of a capture, so only ASCII digits count here. Source: broker spec
+1.2, rules 5 and 7.
 """
 
 from typing import Final
@@ -16,13 +16,13 @@ I32_MAX: Final = 2**31 - 1
 I64_MIN: Final = -(2**63)
 I64_MAX: Final = 2**63 - 1
 
-# So many plain digits are in range, and are what nearly every token is.
+# Numbers of so many plain digits are in range, and nearly every token is one.
 _I32_PLAIN_MAX: Final = 9
 _I64_PLAIN_MAX: Final = 18
 
 DIGITS_MAX: Final = 4096
-"""Longest number that is looked at: Python's own limit for int() lies just above, and
-a longer one is either out of range or all zeros that nobody sends."""
+"""Longest number that is looked at: Python's own limit for int() lies just above, and a
+longer one is either out of range or zeros only, which no client sends."""
 
 
 def parse_i32(token: bytes, what: str) -> int:

@@ -1,11 +1,11 @@
-"""What a refusal means to a program, behind its text for people. Pure.
+"""Machine-readable codes of refusals, behind their texts for people. Pure.
 
     <text> [damaged from=375 to=500 file=/data/test-0/00000000000000000000.meta]
 
 A code is the last thing of a body: one word and `name=value` pairs. Old peers see a
-text that is a little longer; whoever knows the word needs none of the sentence. Values
-are percent-encoded, so that a name of a file has neither blanks nor brackets. Words
-and names that a reader does not know mean nothing to it. Brokers that write codes
+text that is a little longer; a peer that knows the word does not need the sentence.
+Values are percent-encoded, so that a name of a file has neither blanks nor brackets.
+Words and names that a reader does not know mean nothing to it. Brokers that write codes
 announce `codes` (`version.py`).
 """
 
@@ -40,7 +40,7 @@ class ReplyCode:
     """One code."""
 
     word: str
-    """What it says: lower-case letters, digits and `-`."""
+    """The code: lower-case letters, digits and `-`."""
     values: Mapping[str, str]
     """The pairs, decoded."""
 
@@ -73,7 +73,7 @@ def with_code(text: str, word: str, values: Mapping[str, object]) -> str:
 
 
 def _encoded(value: str, room: int) -> str:
-    """Return a value in at most `room` characters; what is too long ends in `...`."""
+    """Return a value in at most `room` characters; a longer one is cut, with `...`."""
     # A character may be up to twelve characters of percent signs and digits.
     shown = value if len(value) <= room else value[: room // 12] + "..."
     raw = shown.encode(errors="backslashreplace")

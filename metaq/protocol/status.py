@@ -13,14 +13,14 @@ class Status(enum.IntEnum):
     BAD_REQUEST = 400
     """A get with a maximum size of 0 or less."""
     UNAUTHORIZED = 401
-    """Defined by MetaQ, sent by nobody."""
+    """Defined by MetaQ, never sent."""
     FORBIDDEN = 403
     """The partition is administratively closed."""
     NOT_FOUND = 404
     """No such partition on this broker, or no data at that offset."""
     SERVER_ERROR = 500
-    """Everything else; the body says what."""
+    """Everything else; the body tells the reason."""
     UNAVAILABLE = 503
-    """Nobody processes this command, or the broker is shutting down."""
+    """The command has no handler, or the broker is shutting down."""
     GATEWAY_TIMEOUT = 504
     """Never on the wire: clients make it for their own time-outs."""

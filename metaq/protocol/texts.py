@@ -27,7 +27,7 @@ LOG_START_MOVED: Final = "the log start has moved meanwhile: ask again"
 """Our answer to a question about segments that retention removed meanwhile (500)."""
 
 NO_ROOM: Final = "no room: "
-"""How our detail of a put begins that finds no room (500)."""
+"""Start of our detail of a put without room (500)."""
 
 
 def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") -> str:
@@ -37,7 +37,7 @@ def put_failed(broker_uri: str, topic: str, partition: int, detail: str = "") ->
         broker_uri: the advertised address, `meta://host:port`.
         topic: topic as sent.
         partition: as resolved; as sent when it failed before that.
-        detail: what went wrong; "" after an I/O error.
+        detail: the error; "" after an I/O error.
     """
     text = (
         f"Put message to [broker '{broker_uri}'] "
@@ -65,10 +65,10 @@ def with_damage(text: str, error: CorruptRecordError, *, offset: int, end: int) 
 
     Args:
         text: for people.
-        error: what was found.
-        offset: what was asked for; where the damage starts, if the error cannot say.
-        end: the end of the log; where to go on, if nothing is good behind the damage.
-            Nowhere, if what was asked for lies behind that.
+        error: the damage.
+        offset: the requested offset; start of the damage, if the error has none.
+        end: the end of the log; where to resume, if nothing is good behind the damage.
+            Nowhere, if the requested offset lies behind that.
     """
     start, good = error.offset, error.next_good_offset
     values = {
@@ -105,7 +105,7 @@ def no_transaction(word: str) -> str:
 
 
 def topic_not_accepted(topic: str) -> str:
-    """Return the detail of a put to a topic nobody configured (500)."""
+    """Return the detail of a put to a topic that is not configured (500)."""
     return f"The server do not accept topic {topic}"
 
 

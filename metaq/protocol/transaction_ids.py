@@ -6,8 +6,8 @@
 
 `parse_key` reads like MetaQ 1.4.6: trailing empty parts of a local key do not count,
 those of an XA key do, hexadecimal may be of either case, and the last half byte of an
-odd number of digits is dropped. So the key of what was read need not be the text that
-was read. Source: broker spec 5.1; tests/java has the real broker read keys.
+odd number of digits is dropped. So the key of a parsed id need not be the text that was
+read. Source: broker spec 5.1; tests/java has the real broker read keys.
 """
 
 import re

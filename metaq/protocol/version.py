@@ -1,4 +1,4 @@
-"""What a broker can do, told in the body of its `version` reply.
+"""Capabilities of a broker, in the body of its `version` reply.
 
     metaq/<version>;mput;dedup;spans;codes;wait=<ms>;payload=<bytes>;batch=<bytes>,<records>
 
@@ -20,7 +20,7 @@ _PREFIX: Final = "metaq/"
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a broker announced; the defaults are those of a MetaQ broker: nothing."""
+    """Capabilities that a broker announced; by default none, as a MetaQ broker."""
 
     version: str
     """Server version; of a foreign broker the whole body."""
@@ -39,7 +39,7 @@ class Capabilities:
     spans: bool = False
     """The broker answers the questions that an `offset` may carry."""
     codes: bool = False
-    """The broker says what a refusal means to a program (`reply_codes.py`)."""
+    """The broker sends codes with refusals (`reply_codes.py`)."""
 
 
 def encode_version_body(capabilities: Capabilities) -> str:
@@ -64,7 +64,7 @@ def encode_version_body(capabilities: Capabilities) -> str:
 
 
 def decode_version_body(body: str) -> Capabilities:
-    """Return what the body of a `version` reply announces; never raises."""
+    """Return the capabilities in the body of a `version` reply; never raises."""
     if not body.startswith(_PREFIX):
         return Capabilities(body)
     version, *parts = body.removeprefix(_PREFIX).split(";")

@@ -7,7 +7,7 @@ a wrong one would later look like rot, and a Java broker would cut the log there
 Producers that care for speed send records of equal size, so that case has a way of
 its own where they are many: lengths and checksums are compared, and ids written,
 column by column (`uniform.py`). Both ways accept and refuse the same batches, and go in
-steps, so that a large batch need not hold up whoever runs them.
+steps, so that a large batch need not hold up the caller.
 """
 
 from collections.abc import Generator, Sequence
@@ -31,18 +31,18 @@ UNIFORM_COUNT_MIN: Final = 12
 
 
 STEP_BYTES: Final = 256 * 1024
-"""What is verified of a batch at once: less than a millisecond with small records."""
+"""Bytes of a batch verified in one step: less than a millisecond with small records."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchError:
-    """Why a batch is refused, whole."""
+    """Reason for refusing a batch, as a whole."""
 
     position: Position
-    """Start of the offending record in the payload; the payload's end when the
-    number of records is what is wrong."""
+    """Start of the offending record in the payload; the payload's end when the number
+    of records is wrong."""
     detail: str
-    """What is wrong, with both numbers; goes into the 500."""
+    """Description of the fault, with both numbers; goes into the 500."""
 
 
 def check_in_steps(

@@ -9,7 +9,7 @@ from typing import Final, TypeAlias
 from zlib import crc32
 
 BytesLike: TypeAlias = bytes | bytearray | memoryview
-"""What the functions of this package read; they never keep a reference to it."""
+"""Input of the functions of this package; they never keep a reference to it."""
 
 CHECKSUM_MASK: Final = 0x7FFF_FFFF
 """Clears the top bit: MetaQ keeps the checksum in a signed 32-bit field."""

@@ -4,7 +4,7 @@
     flag bit 0 = 0:   data
 
 An empty attribute is not the same as none: it sets the bit and writes length 0. All
-other bits are nobody's and travel unchanged. Source: broker spec 1.13.
+other bits are undefined and travel unchanged. Source: broker spec 1.13.
 """
 
 from struct import Struct
@@ -27,7 +27,7 @@ def encode_payload(data: bytes, attribute: str | None) -> tuple[bytes, int]:
         attribute: None for none; "" is an attribute, an empty one.
 
     Raises:
-        LocalProtocolError: the attribute holds what UTF-8 cannot say (half of a
+        LocalProtocolError: the attribute cannot be encoded as UTF-8 (half of a
             surrogate pair).
         TypeError: the attribute is no text.
     """
@@ -48,7 +48,7 @@ def decode_payload(payload: BytesLike, flag: int) -> tuple[bytes, str | None]:
     """Return (data, attribute) of a payload; the attribute is None if there is none.
 
     An attribute that is not UTF-8 is read with replacement characters, as Java
-    clients read it: the bytes are what the producer sent, and refusing them would
+    clients read it: the producer sent these bytes, and refusing them would
     stop every consumer of the partition at this message.
 
     Args:

@@ -37,7 +37,7 @@ A floor beyond it was made by no clock, and following it would leave no ids."""
 
 
 class WallClock(Protocol):
-    """What the generator needs of a clock."""
+    """Clock interface used by the generator."""
 
     def wall_ms(self) -> Millis:
         """Return the wall clock in milliseconds since 1970 (UTC); it may jump."""

@@ -37,10 +37,10 @@ ID_AT: Final = 8
 """First byte of the id in a record, right behind the checksum."""
 
 ZERO_HEADER: Final = bytes(HEADER_BYTES)
-"""What an unwritten tail looks like: never a record."""
+"""Header of an unwritten tail: never a record."""
 
 PAYLOAD_BYTES_MAX: Final = SizeBytes(2**31 - 1)
-"""What the length field can say; configured limits are far below it."""
+"""Greatest value of the length field; configured limits are far below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,11 @@ from metaq.record.layout import (
 )
 
 START: Final = Position(0)
-"""Where a walk begins when nothing else is said."""
+"""Default start of a walk."""
 
 
 class Flaw(enum.Enum):
-    """Why bytes are not a record; the value is the text for reports."""
+    """Reason why bytes are not a record; the value is the text for reports."""
 
     NEGATIVE_LENGTH = "negative length"
     LENGTH_OVER_LIMIT = "length over the limit"
@@ -74,9 +74,9 @@ class Corrupt:
     position: Position
     """End of the last valid record: where the damage starts."""
     flaw: Flaw
-    """What is wrong, as a closed set."""
+    """Kind of the fault."""
     detail: str
-    """What is wrong, with both numbers."""
+    """Description of the fault, with both numbers."""
     record_count: int = 0
     """Valid records walked over."""
     last_id: MessageId | None = None
@@ -188,7 +188,7 @@ def read_record(
 
 
 _BLANK: Final = bytes(8)
-"""How an empty record begins: length and checksum are 0."""
+"""Start of an empty record: length and checksum are 0."""
 
 
 @cache

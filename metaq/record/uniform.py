@@ -8,7 +8,7 @@ Many messages are as long as their neighbours. Their records are made in a fixed
 of steps for each BLOCK_COUNT of them: one join with the header between the payloads,
 then one strided assignment for each byte of the fields that differ. No interpreted
 instruction runs per record, and a block stays in the cache of the core from its first
-step to its last; together that is a quarter of what packing each header costs.
+step to its last; together that is a quarter of the cost of packing each header.
 
 Source: broker spec 1.14.
 """

@@ -1,7 +1,7 @@
-"""What a driver asks of brokers and ZooKeeper: one client per process, blocking calls.
+"""Requests of a driver to brokers and ZooKeeper: one client per process, blocking.
 
 Spark never tells a source that its query is over, so nothing here waits to be closed:
-a client that nobody asks for `IDLE_S` closes its connections, and the next call makes
+a client unused for `IDLE_S` closes its connections, and the next call makes
 another one. Its thread stays; it is a daemon and costs nothing while it sleeps.
 
 Tasks have no part in this: they are told the address of their broker.
@@ -54,7 +54,7 @@ from metaq.spark.plan import LogSpan
 from metaq.spark.routing import Route, WriteRoutes
 
 IDLE_S: Final = 60.0
-"""Seconds after which a client that nobody asks is closed."""
+"""Seconds after which an unused client is closed."""
 METADATA_S: Final = 10.0
 """Seconds between two questions to brokers that were named by address: how late a new
 topic is found there."""
@@ -80,7 +80,7 @@ class ClusterWork(Protocol[T_co]):
 
 
 class _Matching(NamedTuple):
-    """The topics that match a pattern, as long as nobody looks again."""
+    """The topics that match a pattern, until the next look."""
 
     pattern: str
     names: tuple[str, ...]
@@ -113,7 +113,7 @@ class Cluster:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a client now; there is one again with the next call."""
+        """Whether there is a client now; the next call makes one if not."""
         return self._client is not None
 
     def close(self) -> None:
@@ -129,7 +129,8 @@ class Cluster:
         """Run a coroutine over the client and wait for its end."""
         return self._thread.run(self._run(work))
 
-    # -- what there is ----------------------------------------------------------------
+    # -- topics and logs
+    # -----------------------------------------------------------------
 
     def partitions(self, options: SourceOptions) -> tuple[TopicPartition, ...]:
         """Return the partitions that a query chose, in order; none is no error."""
@@ -155,7 +156,7 @@ class Cluster:
         is waited for.
 
         Raises:
-            NoBrokerError: nobody has one of them.
+            NoBrokerError: no broker has one of them.
         """
         wanted = frozenset(partitions)
 
@@ -170,12 +171,12 @@ class Cluster:
     ) -> None:
         """Return when all that a query chose is there, as far as anything knows of it.
 
-        Brokers record what they have; for topics without a record it is what the query
-        has read before, and what its group has offsets of. What is away is waited for;
-        without `failOnDataLoss` it is a warning at once.
+        Brokers record their partitions; for topics without a record they are those that
+        the query has read before, or its group has offsets of. Partitions away are
+        waited for; without `failOnDataLoss` it is a warning at once.
 
         Args:
-            options: what the query chose.
+            options: options of the query.
             known: partitions that it has read before.
 
         Raises:
@@ -214,7 +215,10 @@ class Cluster:
     def away(
         self, options: SourceOptions, known: Iterable[TopicPartition]
     ) -> tuple[TopicPartition, ...]:
-        """Return what `require_whole` would name, asked now; of `subscribe` alone."""
+        """Return the partitions that `require_whole` would name now.
+
+        Only those of `subscribe`; none for other ways to choose.
+        """
 
         async def find(
             context: ClientContext, deadline_s: float
@@ -290,7 +294,7 @@ class Cluster:
         """Return the partitions of topics that take puts, with their addresses.
 
         Raises:
-            NoBrokerError: nobody takes puts to one of them.
+            NoBrokerError: no broker takes puts to one of them.
         """
         wanted = sorted(set(topics))
 
@@ -305,12 +309,12 @@ class Cluster:
     def whole_outlets(
         self, topics: Iterable[str]
     ) -> dict[str, dict[TopicPartition, str]]:
-        """Return what `outlets` does, when all brokers that were named are there.
+        """Return the result of `outlets`, when all named brokers are there.
 
         Without ZooKeeper it is the list of the brokers that says where a batch goes.
 
         Raises:
-            NoBrokerError: one of them is away, or nobody takes puts to a topic.
+            NoBrokerError: one of them is away, or no broker takes puts to a topic.
         """
         wanted = sorted(set(topics))
 
@@ -336,21 +340,21 @@ class Cluster:
     def begin_batch(
         self, write: str, topics: Iterable[str], *, fail_on_lost_route: bool
     ) -> tuple[WriteRoutes, dict[TopicPartition, str]]:
-        """Keep where the next batch of a write goes; what was kept before is the truth.
+        """Keep the routes of a write's next batch; routes kept before win.
 
-        What takes no puts of that is waited for.
+        Partitions among them that take no puts are waited for.
 
         Args:
             write: its name.
             topics: that the batch writes.
-            fail_on_lost_route: otherwise what is away is replaced, with a warning.
+            fail_on_lost_route: otherwise partitions away are replaced, with a warning.
 
         Returns:
-            What is kept, and the addresses that take puts to it now.
+            The kept routes, and the addresses that take puts to them now.
 
         Raises:
-            NoBrokerError: nobody takes puts to a topic.
-            RoutesError: what was kept cannot be read.
+            NoBrokerError: no broker takes puts to a topic.
+            RoutesError: the kept routes cannot be read.
         """
         wanted = sorted(set(topics))
 
@@ -418,7 +422,7 @@ class Cluster:
     def spans(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LogSpan | None]:
-        """Return what logs hold now; None where a broker has no log of it yet."""
+        """Return the present spans of logs; None where a broker has no log yet."""
         wanted = tuple(partitions)
 
         async def ask(
@@ -436,7 +440,7 @@ class Cluster:
     def watched_spans(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LogSpan | None]:
-        """Return what `spans` does, at no cost for logs that stand still.
+        """Return the result of `spans`, at no cost for logs that stand still.
 
         Partitions of a broker that is away are missing. Log starts may be old.
         """

@@ -53,9 +53,9 @@ class BadAttribute:
     """A record whose flag announces an attribute that its payload does not hold."""
 
     row: int
-    """Which record of the run."""
+    """Number of the record in the run."""
     detail: str
-    """What is wrong, with both numbers."""
+    """Description of the fault, with both numbers."""
 
 
 class RowBuilder:
@@ -65,7 +65,7 @@ class RowBuilder:
         """Make the columns that are the same in every row, once.
 
         Args:
-            partition: what the rows say they come from.
+            partition: the partition named in the rows.
             records_max: the largest run that `build` is given, 1 or more.
         """
         repeated = (partition.topic, partition.broker_id, partition.partition)
@@ -86,7 +86,8 @@ class RowBuilder:
             offset: where the run lies in the log.
 
         Returns:
-            The batch, which owns its bytes, and what made it shorter than the run.
+            The batch, which owns its bytes, and the fault that made it shorter than the
+            run.
         """
         count = len(edges) // 2
         headers = _pieces(run, edges).take(self._headers[:count]).buffers()[2]
@@ -125,7 +126,7 @@ def _numbers(values: "array[int]") -> pa.Array:
 
 
 def _pieces(run: memoryview, edges: "array[int]") -> pa.Array:
-    """Return what lies between the edges, as one array over the same bytes."""
+    """Return the bytes between the edges, as one array over the same memory."""
     buffers = [None, pa.py_buffer(edges), pa.py_buffer(run)]
     return pa.Array.from_buffers(pa.binary(), len(edges) - 1, buffers)
 
@@ -156,7 +157,7 @@ def _take_attributes(
 ) -> tuple[pa.Array, BadAttribute | None]:
     """Return the attributes, and move the edges of those payloads behind them.
 
-    What is no UTF-8 is read with replacement characters, as `decode_payload` does.
+    Invalid UTF-8 is read with replacement characters, as `decode_payload` does.
     """
     announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
     rows = pc.indices_nonzero(announced).to_pylist()

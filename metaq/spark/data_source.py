@@ -58,7 +58,7 @@ class MetaqDataSource(DataSource):
         """
         table = options_of_new_table(self.options)
         if table is not None:
-            # The last moment at which whoever makes the table is told.
+            # The last moment for errors to reach the table's creator.
             read = SourceOptions.from_map(table, is_stream=_is_of_stream(table))
             return table_ddl(row_ddl(read.values), table)
         use = Use.STREAM if _is_of_stream(self.options) else Use.BATCH
@@ -66,7 +66,7 @@ class MetaqDataSource(DataSource):
 
     @one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what plans and reads a batch.
+        """Return the reader that plans and reads a batch.
 
         Raises:
             OptionError: an option is wrong, or the user asked for other columns.
@@ -80,7 +80,7 @@ class MetaqDataSource(DataSource):
 
     @one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
-        """Return what plans and reads the micro-batches of a query.
+        """Return the reader that plans and reads the micro-batches of a query.
 
         Raises:
             OptionError: an option is wrong, or the user asked for other columns.
@@ -92,7 +92,7 @@ class MetaqDataSource(DataSource):
 
     @one_sentence
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a batch.
+        """Return the writer of a batch.
 
         Raises:
             OptionError: an option is wrong, or rows are to be overwritten.
@@ -111,7 +111,7 @@ class MetaqDataSource(DataSource):
     def streamWriter(  # noqa: N802  # Spark's name
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamWriter:
-        """Return what writes one micro-batch; raises as `writer`.
+        """Return the writer of micro-batches; raises as `writer`.
 
         In the output mode "complete" every result is appended anew.
         """
@@ -121,5 +121,5 @@ class MetaqDataSource(DataSource):
 
 
 def _is_of_stream(options: Mapping[str, str]) -> bool:
-    """Whether options can only be those of a stream; Spark does not say what it is."""
+    """Whether options can only be those of a stream; Spark does not tell."""
     return any(name.lower() in _STREAM_ONLY for name in options)

@@ -1,8 +1,8 @@
-"""What can go wrong between Spark and the log, beyond `metaq.errors`.
+"""Errors between Spark and the log, beyond `metaq.errors`.
 
 Executors hand their errors to the driver in pickled form, so an error with fields of
-its own says how it is built again. What Spark shows of an error is the text that its
-Python worker writes; `one_sentence` sees to it that this is our sentence alone.
+its own says how it is built again. Spark shows the text that its Python worker writes;
+`one_sentence` sees to it that this is our sentence alone.
 """
 
 import logging
@@ -20,9 +20,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _WORKER: Final = "PYTHON_WORKER_FACTORY_"
-"""How variables begin that Spark sets for its Python workers, and for nothing else."""
+"""Start of variables that Spark sets for its Python workers only."""
 _HIDDEN: Final = "SPARK_HIDE_TRACEBACK"
-"""Heeded by a worker when it writes what it failed with."""
+"""Heeded by a worker when it writes its error."""
 
 _log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def one_sentence(call: Callable[P, T]) -> Callable[P, T]:
     """Let a method that Spark calls fail with the sentence of our error alone.
 
     Without that the sentence stands below the lines of a trace. A worker that has
-    failed ends, so nobody else's trace is hidden. The trace of ours goes to the log at
+    failed ends, so no other trace is hidden. The trace of ours goes to the log at
     DEBUG; an error that is not ours is a bug, and keeps it.
     """
 
@@ -63,7 +63,7 @@ def _hide_trace() -> None:
 
 
 class SparkError(MetaqError):
-    """Root of what only the Spark side raises."""
+    """Root of errors raised on the Spark side only."""
 
 
 class OptionError(SparkError, ConfigError):
@@ -91,7 +91,7 @@ class RowError(SparkError):
 
 
 class RoutesError(SparkError):
-    """What is kept of where a write goes cannot be read; the message quotes it."""
+    """The kept routes of a write cannot be read; the message quotes them."""
 
 
 class JobError(SparkError):
@@ -99,7 +99,7 @@ class JobError(SparkError):
 
 
 class ArchiveError(JobError):
-    """An archive is not what its manifest says, or somebody else writes it as well."""
+    """An archive contradicts its manifest, or has another writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,15 +107,15 @@ class LostRange:
     """Bytes of a partition that should be read and cannot be read any more."""
 
     partition: TopicPartition
-    """Where they lay."""
+    """Partition of the lost bytes."""
     start: Offset
     """The first of them."""
     end: Offset | None
-    """The first byte that is not lost; None where nobody knows how far the log went."""
+    """The first byte that is not lost; None where the log end is unknown."""
     reason: str
-    """What became of them, with the numbers that show it."""
+    """Cause of the loss, with the numbers that show it."""
     message_count: int | None = None
-    """How many messages they were; None where nobody knows."""
+    """Number of lost messages; None where unknown."""
 
     def __str__(self) -> str:
         if self.end is None:
@@ -134,7 +134,7 @@ class DataLossError(SparkError):
         ranges = "; ".join(map(str, lost))
         super().__init__(f"{ranges}. failOnDataLoss=false reads on without them")
         self.lost = lost
-        """What is lost, one or more ranges."""
+        """Lost ranges, one or more."""
 
     def __reduce__(self) -> tuple[type["DataLossError"], tuple[tuple[LostRange, ...]]]:
         return type(self), (self.lost,)
@@ -149,11 +149,11 @@ class BadRowError(SparkError):
             " such values in a column of their own"
         )
         self.partition = partition
-        """Where the message lies."""
+        """Partition of the message."""
         self.offset = offset
         """The first byte of its record."""
         self.reason = reason
-        """What is wrong with the value."""
+        """Fault of the value."""
 
     def __reduce__(
         self,
@@ -181,11 +181,11 @@ class DamagedRecordError(CorruptRecordError):
             next_good_offset=next_good_offset,
         )
         self.partition: TopicPartition = partition
-        """Where the record lies."""
+        """Partition of the record."""
         self.offset: Offset = offset
         """The record's first byte."""
         self.detail = detail
-        """What is wrong, with both numbers."""
+        """Description of the damage, with both numbers."""
 
     def __reduce__(
         self,

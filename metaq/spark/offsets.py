@@ -11,8 +11,8 @@ third record, which is also the end of the second. When everything is read it st
 
 Keys are sorted, so equal offsets have equal texts: Spark compares texts. `/version` can
 be no topic, for no topic has a slash in its name. The parser is strict, because a
-checkpoint that is read wrongly loses or doubles data; whatever is odd is quoted. What a
-query stores can be pasted into `startingOffsets`.
+checkpoint that is read wrongly loses or doubles data; whatever is odd is quoted. The
+JSON that a query stores can be pasted into `startingOffsets`.
 """
 
 import json
@@ -27,14 +27,14 @@ Offsets: TypeAlias = Mapping[TopicPartition, Offset]
 """Per partition, the next byte to read."""
 
 VERSION: Final = 1
-"""Of the JSON form; another one is refused."""
+"""Version of the JSON form; another one is refused."""
 VERSION_KEY: Final = "/version"
-"""Where the version stands: beside the topics, and no topic's name."""
+"""Key of the version: beside the topics, and no topic's name."""
 
 EARLIEST: Final = Offset(-2)
-"""In a wanted offset: the log start, whatever it will be."""
+"""Wanted offset: the log start at the time of reading."""
 LATEST: Final = Offset(-1)
-"""In a wanted offset: the log end, whatever it will be."""
+"""Wanted offset: the log end at the time of reading."""
 
 QUOTED_CHARS_MAX: Final = 80
 """A message quotes that much of a text that it refuses."""
@@ -60,10 +60,10 @@ def offsets_to_json(offsets: Offsets) -> dict[str, object]:
 
 
 def offsets_from_json(value: object) -> dict[TopicPartition, Offset]:
-    """Read back what `offsets_to_json` gave.
+    """Read the result of `offsets_to_json`.
 
     Args:
-        value: what Spark hands over: a dictionary from a checkpoint.
+        value: a dictionary from a checkpoint of Spark.
 
     Raises:
         OffsetTextError: anything but such a dictionary; the message says where.
@@ -79,10 +79,10 @@ def format_offsets(offsets: Offsets) -> str:
 
 
 def parse_offsets(text: str) -> dict[TopicPartition, Offset]:
-    """Read back what `format_offsets` gave.
+    """Read the result of `format_offsets`.
 
     Raises:
-        OffsetTextError: the text is something else; the message says what.
+        OffsetTextError: the text is of another form; the message quotes it.
     """
     return offsets_from_json(_parse_json("offset", text))
 
@@ -96,7 +96,7 @@ def parse_wanted(text: str, *, option: str) -> dict[TopicPartition, Offset]:
         option: whose value it is, for messages.
 
     Raises:
-        OffsetTextError: the text is something else; the message says what.
+        OffsetTextError: the text is of another form; the message quotes it.
     """
     return _read_numbers(option, _parse_json(option, text), _as_wanted)
 
@@ -109,7 +109,7 @@ def parse_times(text: str, *, option: str) -> dict[TopicPartition, Millis]:
         option: whose value it is, for messages.
 
     Raises:
-        OffsetTextError: the text is something else; the message says what.
+        OffsetTextError: the text is of another form; the message quotes it.
     """
     return _read_numbers(option, _parse_json(option, text), _as_millis)
 

@@ -20,7 +20,7 @@ from metaq.spark.offsets import parse_assigned, parse_times, parse_wanted
 
 COUNT_MAX: Final = int(MAX_OFFSET)
 TASKS_MAX: Final = 1_000_000
-"""More tasks than that and the driver is busy with nothing else."""
+"""More tasks than that keep the driver busy."""
 TIMEOUT_MS_MAX: Final = 24 * 3600 * 1000
 QUOTED_CHARS_MAX: Final = 80
 """A message quotes that much of a text that it refuses."""
@@ -35,7 +35,7 @@ SPARKS_OWN: Final = frozenset({"checkpointlocation", "queryname"})
 
 
 class Use(enum.Enum):
-    """Where an option has a meaning; the value is the name for messages."""
+    """Use of an option; the value is the name for messages."""
 
     BATCH = "batch reads"
     STREAM = "streaming reads"
@@ -44,7 +44,7 @@ class Use(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """How the text of a value is read; the value is the name for the page."""
+    """Form of the text of a value; the value is the name for the page."""
 
     TEXT = "text"
     """As it stands, not blank."""
@@ -73,15 +73,15 @@ class OptionSpec:
     """One option."""
 
     name: str
-    """Its name as it is written."""
+    """Name as it is written."""
     kind: Kind
-    """How its text is read."""
+    """Form of its text."""
     uses: frozenset[Use]
-    """Where it has a meaning."""
+    """Uses of the option."""
     meaning: str
     """One sentence for the page, with the unit of a number."""
     default: str | None = None
-    """What holds when it is not given, as text; None: nothing, or as `meaning` says."""
+    """Default as text; None: none, or as `meaning` says."""
     low: int = 1
     """Smallest integer."""
     high: int = COUNT_MAX
@@ -187,13 +187,13 @@ OPTIONS: Final = (
         high=BROKER_ID_MAX,
         meaning="The column `broker_id`; default: what the message ids say, and -1"
         " where a Java broker stamped them."),
-    # What is read.
+    # -- input
     OptionSpec(name="subscribe", kind=Kind.NAMES, uses=_ROWS,
         meaning="Topics, separated by commas; one of the three ways to choose."),
     OptionSpec(name="subscribePattern", kind=Kind.PATTERN, uses=_ROWS,
         meaning="Every topic whose whole name matches, also those that come later."),
     OptionSpec(name="assign", kind=Kind.PARTITIONS, uses=_ROWS,
-        meaning="Exactly these partitions; one that nobody has is an error."),
+        meaning="Exactly these partitions; one that no broker has is an error."),
     OptionSpec(name="waitForTopic", kind=Kind.BOOLEAN, uses=_STREAM, default="false",
         meaning="Start also while a topic of `subscribe` is not there yet, or none"
         " matches `subscribePattern`; `false` is an error that names topics like it."),
@@ -292,11 +292,11 @@ OPTIONS: Final = (
 
 
 def read_options(options: Mapping[str, str], use: Use) -> dict[str, object]:
-    """Read what a user gave for one use; what was not given has its default.
+    """Read a user's options for one use; missing ones have their defaults.
 
     Args:
         options: name → text as Spark hands them over; case does not matter.
-        use: what they are for.
+        use: the use of the options.
 
     Returns:
         A value for each option of that use under its name, None where nothing was

@@ -1,4 +1,4 @@
-"""What a user asked of a source or sink: frozen values, contradictions refused.
+"""Options of a source or sink: frozen values, contradictions refused.
 
 `option_table.py` reads the texts; here they are fitted together. A contradiction ends
 in one sentence that names both sides, before anything is connected or read.
@@ -23,18 +23,18 @@ _NOT_NULL: Final = re.compile(r"\bNOT\s+NULL\b", re.IGNORECASE)
 
 
 class Edge(enum.Enum):
-    """Where reading starts or ends when no offset is named; the value is the text."""
+    """Start or end of reading when no offset is named; the value is the text."""
 
     EARLIEST = "earliest"
     """The log start."""
     LATEST = "latest"
     """The log end."""
     GROUP = "group"
-    """Where a consumer group has committed; the log start where it has not."""
+    """The committed offset of a consumer group; the log start where it has none."""
 
 
 class ValueFormat(enum.Enum):
-    """What the column `value` holds; the value is the option's text."""
+    """Format of the column `value`; the value is the option's text."""
 
     BINARY = "binary"
     """The bytes."""
@@ -45,7 +45,7 @@ class ValueFormat(enum.Enum):
 
 
 class BadRows(enum.Enum):
-    """What becomes of values that are not of the format; the value is the text."""
+    """Fate of values that are not of the format; the value is the text."""
 
     FAIL = "fail"
     """The query fails and names the first."""
@@ -57,10 +57,10 @@ class BadRows(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where reading starts or ends in any partition, before any log is asked."""
+    """Start or end of reading in any partition, before any log is asked."""
 
     edge: Edge
-    """For partitions that the other fields leave open."""
+    """Edge for partitions that the other fields leave open."""
     offsets: Mapping[TopicPartition, Offset] = field(default_factory=dict)
     """Offsets per partition."""
     time_ms: Millis | None = None
@@ -74,7 +74,7 @@ class Bound:
         return frozenset(self.offsets.keys() | self.times_ms.keys())
 
     def of(self, partition: TopicPartition) -> "Edge | Offset | AtTime":
-        """Return what holds for one partition: the strongest of the fields."""
+        """Return the bound of one partition: the strongest of the fields."""
         time_ms = self.time_ms
         if time_ms is None:
             time_ms = self.times_ms.get(partition)
@@ -98,7 +98,7 @@ class AtTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireOptions:
-    """How the brokers are found, and how long they are waited for."""
+    """Address of the brokers, and time-outs."""
 
     zookeeper: str | None
     """Connect string; None where brokers are named."""
@@ -114,24 +114,24 @@ class WireOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueOptions:
-    """How values become the column `value`."""
+    """Conversion of values to the column `value`."""
 
     format: ValueFormat
-    """What the column holds."""
+    """Format of the column."""
     ddl: str | None
     """Fields of JSON values; None for the other formats."""
     bad_rows: BadRows
-    """What becomes of values that are not of the format."""
+    """Fate of values that are not of the format."""
     dead_letter_topic: str | None
-    """Where bad values are put; None unless `bad_rows` is TOPIC."""
+    """Topic for bad values; None unless `bad_rows` is TOPIC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a batch or streaming read was told. Goes to executors in pickled form."""
+    """Options of a batch or streaming read. Go to executors in pickled form."""
 
     wire: WireOptions
-    """Where the brokers are."""
+    """Address of the cluster."""
     topics: tuple[str, ...]
     """Names of `subscribe`; empty where another way was chosen."""
     topic_pattern: str | None
@@ -141,9 +141,9 @@ class SourceOptions:
     waits_for_topics: bool
     """A stream may start before its topics are there."""
     starting: Bound
-    """Where reading starts."""
+    """Start of reading."""
     ending: Bound
-    """Where a batch ends; the log end for streams."""
+    """End of a batch; the log end for streams."""
     is_late_start_error: bool
     """A start by time fails where no message is that young; else it is the log end."""
     pin_name: str | None
@@ -155,15 +155,15 @@ class SourceOptions:
     fail_on_data_loss: bool
     """Raise when bytes are gone."""
     limits: BatchLimits
-    """How much one micro-batch takes."""
+    """Bounds of one micro-batch."""
     ranges_min: int | None
     """Hint for the number of tasks."""
     records_max: int | None
     """Messages of one task."""
     values: ValueOptions
-    """How values become a column."""
+    """Conversion of values to a column."""
     on_corrupt: OnCorrupt
-    """What becomes of damaged records."""
+    """Fate of damaged records."""
     is_filter_pushdown: bool
     """Filters are asked for and heeded."""
 
@@ -173,7 +173,7 @@ class SourceOptions:
         return self.assigned | self.starting.named | self.ending.named
 
     def chooses(self, partition: TopicPartition) -> bool:
-        """Whether a partition, which need not exist, is one that the user chose."""
+        """Whether the user chose a partition, which need not exist."""
         if self.assigned:
             return partition in self.assigned
         if self.topic_pattern is not None:
@@ -232,10 +232,10 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """What a write was told. Goes to executors in pickled form."""
+    """Options of a write. Go to executors in pickled form."""
 
     wire: WireOptions
-    """Where the brokers are."""
+    """Address of the cluster."""
     topic: str | None
     """Topic of all rows; None: the rows name theirs."""
     batch_bytes: int
@@ -268,7 +268,7 @@ class SinkOptions:
 
 
 def read_value_options(options: Mapping[str, str], use: Use) -> ValueOptions:
-    """Read what the options of `use` say of the column `value`.
+    """Read the options of `use` about the column `value`.
 
     Raises:
         OptionError: an option is unknown, wrong, or contradicts another.

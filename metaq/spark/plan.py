@@ -1,4 +1,4 @@
-"""What a batch reads, and how its tasks share the work. Pure.
+"""Ranges of a batch, and their division among tasks. Pure.
 
     backlog, limits  --plan_batch_end-->  end offsets  --plan_reads-->  read ranges
 
@@ -23,10 +23,11 @@ is, and a count or two that it is there."""
 PROBES_MAX: Final = 1000
 """The same within `WALK_BYTES`: there they are all, as a rule."""
 WALK_BYTES: Final = 256 * 1024
-"""What a broker walks record by record in less time than a second question takes."""
+"""Bytes that a broker walks record by record in less time than another request
+takes."""
 PIECES_PER_RANGE: Final = 4
-"""How much finer than the result boundaries are asked for; the ranges then come within
-a quarter of the asked size."""
+"""Factor by which boundaries are asked for finer than the result; the ranges then come
+within a quarter of the asked size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,10 @@ class LogSpan:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """What one Spark task reads of one partition; goes to executors in pickled form."""
+    """Range of one partition for one Spark task; goes to executors in pickled form."""
 
     partition: TopicPartition
-    """Whose log."""
+    """Partition of the log."""
     start: Offset
     """The first record."""
     end: Offset
@@ -57,7 +58,7 @@ class ReadRange:
 
 
 class SpanFacts(Protocol):
-    """What planning needs to know of logs; all answers are about [start, end)."""
+    """Log facts used by planning; all answers are about [start, end)."""
 
     def count(self, partition: TopicPartition, start: Offset, end: Offset) -> int:
         """Return how many records begin there.
@@ -91,15 +92,15 @@ class SpanFacts(Protocol):
             origin: where the search began, at `start` or before it.
 
         Returns:
-            Offsets strictly between `start` and `end`, ascending. Empty where nobody
-            knows of one, or where enough was searched.
+            Offsets strictly between `start` and `end`, ascending. Empty where none is
+            known, or where enough was searched.
         """
         ...
 
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
     ) -> Offset | None:
-        """Return where to begin to see what was put at `moment` or later.
+        """Return the offset from which on all messages put at `moment` or later lie.
 
         Returns:
             A record boundary; None where nothing is that young.
@@ -109,7 +110,7 @@ class SpanFacts(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
-    """How much one micro-batch may and must take; None is no limit."""
+    """Bounds of one micro-batch; None is no limit."""
 
     messages_max: int | None = None
     """At most that many messages, but one of each partition; 1 or more."""
@@ -122,7 +123,7 @@ class BatchLimits:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a limit."""
         limits = (self.messages_max, self.bytes_max, self.messages_min)
         return any(limit is not None for limit in limits)
 
@@ -141,7 +142,7 @@ def plan_batch_end(
 
     Args:
         backlog: per partition, from the next byte to read to the log end.
-        limits: what the batch may and must take.
+        limits: bounds of the batch.
         facts: asked only where a limit makes it necessary.
         waited_s: how long the oldest of the backlog has waited.
 
@@ -179,7 +180,7 @@ def plan_reads(
     """Cut spans into the ranges that tasks read.
 
     Args:
-        spans: what is to be read of each partition; empty ones give no range.
+        spans: the span to read of each partition; empty ones give no range.
         facts: asked only where a span has to be cut.
         ranges_min: a hint: cut large spans so that there are about so many ranges,
             1 or more; None leaves every span whole.

@@ -1,8 +1,8 @@
 """Filters that Spark hands down, as far as they help to leave out files.
 
-Every filter is evaluated by Spark once more, so what is taken from them here may be
-less than they say, and never more. Filters are told apart by the names of their
-classes, which Spark lacks before 4.1.
+Every filter is evaluated by Spark once more, so the conditions taken from them here may
+be weaker, and never stronger. Filters are told apart by the names of their classes,
+which Spark lacks before 4.1.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ _EQUALS: Final = frozenset({"EqualTo", "EqualNullSafe"})
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """What a set of filters, all of which must hold, says about files."""
+    """Conditions on files that follow from a set of filters, all of which must hold."""
 
     topics: frozenset[str] | None = None
     """Topics that can match; None: any."""
@@ -43,7 +43,7 @@ class PushedFilters:
 
 
 def read_filters(filters: Iterable[object]) -> PushedFilters:
-    """Return what Spark's filters say; such as say nothing about files are passed by.
+    """Return the conditions on files in Spark's filters; other filters are passed by.
 
     Args:
         filters: Objects of `pyspark.sql.datasource.Filter`.

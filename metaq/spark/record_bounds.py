@@ -1,4 +1,4 @@
-"""Which records of a partition are wanted: a range of offsets and one of times."""
+"""Bounds of the wanted records of a partition: ranges of offsets and of times."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ class Bounds:
     """Half-open ranges; a record is wanted when it lies in both.
 
     A record without a time (a Java broker stamped it) lies in every range of times:
-    nobody can say that it does not.
+    its time is unknown.
     """
 
     start: Offset = _FIRST
@@ -30,7 +30,7 @@ class Bounds:
     """Earliest time that is too late; None: none is."""
 
     def narrowed(self, other: "Bounds") -> "Bounds":
-        """Return what lies in these bounds and in others."""
+        """Return the intersection of these bounds with others."""
         starts = [b.start_ms for b in (self, other) if b.start_ms is not None]
         ends = [b.end_ms for b in (self, other) if b.end_ms is not None]
         return Bounds(

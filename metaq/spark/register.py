@@ -54,7 +54,7 @@ class _Callable(ModuleType):
     """Lets the module stand for its function: `metaq.spark.register(spark)`."""
 
     def __call__(self, spark: SparkSession) -> None:
-        """Do what `register` does."""
+        """Call `register`."""
         register(spark)
 
 

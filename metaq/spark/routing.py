@@ -1,9 +1,9 @@
-"""Where the batches of a write go: kept, so that a batch that is run again goes there.
+"""Routes of a write's batches: kept, so that a batch that is run again goes there.
 
 A row goes where its key, its place and the partitions of its topic say. Brokers
-recognise what they have stored already; so a batch that is run again has to go to the
-partitions of its first run, whatever brokers there are by then. Those are written down
-before its first row is sent:
+recognise batches they have stored already; so a batch that is run again has to go to
+the partitions of its first run, whatever brokers there are by then. Those are written
+down before its first row is sent:
 
     next       where the batch goes that comes next, or has begun; none right after a
                commit, because brokers may come and go until it begins
@@ -36,16 +36,16 @@ _NO_ROUTES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WriteRoutes:
-    """What is kept of one write."""
+    """Kept routes of one write."""
 
     committed: int = NO_BATCH
     """The last batch that is written as a whole."""
     query: str = ""
     """The query whose batch that was."""
     last: Route = field(default_factory=dict)
-    """Where that one went."""
+    """Route of the last batch."""
     next: Route = field(default_factory=dict)
-    """Where the one goes that comes next, of topics that it has begun to write."""
+    """Route of the next batch, of topics that it has begun to write."""
 
     def begun(self, available: Route) -> "WriteRoutes":
         """Return the same with topics that a batch begins to write now.
@@ -84,7 +84,7 @@ class WriteRoutes:
 
     @classmethod
     def from_json(cls, text: str | None) -> "WriteRoutes":
-        """Read what `to_json` wrote; None is nothing.
+        """Read the JSON of `to_json`; None is nothing.
 
         Raises:
             RoutesError: the text is something else.

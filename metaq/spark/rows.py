@@ -43,17 +43,17 @@ BATCH_RECORDS_MAX: Final = 10_000
 BATCH_BYTES_MAX: Final = SizeBytes(32 * 1024 * 1024)
 """Bytes of a batch, exceeded by less than one record."""
 RESYNC_BYTES: Final = SizeBytes(4 * 1024 * 1024)
-"""What a search for the next good record wants to see at least, four times the largest
-message that brokers take by default."""
+"""Least bytes for a search for the next good record, four times the largest message
+that brokers take by default."""
 
 
 class OnCorrupt(enum.Enum):
-    """What to do about a damaged record; the value is the option's text."""
+    """Reaction to a damaged record; the value is the option's text."""
 
     FAIL = "fail"
     """Stop with an error that names it."""
     SKIP = "skip"
-    """Go on at the next good record, and report what was left out."""
+    """Go on at the next good record, and report the skipped range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,13 @@ class RowDamage:
     """Bytes that were left out because they are no records."""
 
     partition: TopicPartition
-    """Where they lie."""
+    """Partition of the damage."""
     start: Offset
     """The first of them: where a record should have begun."""
     end: Offset
     """The next good record, or the end of the read."""
     detail: str
-    """What is wrong with the first record, with both numbers."""
+    """Fault of the first record, with both numbers."""
 
     def __str__(self) -> str:
         return f"{self.partition}: [{self.start}, {self.end}) left out: {self.detail}"
@@ -75,7 +75,7 @@ class RowDamage:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Where damage began, while the next good record is looked for."""
+    """Start of damage, while the next good record is looked for."""
 
     start: Offset
     detail: str
@@ -101,10 +101,10 @@ class RowDecoder:
         """Stand at `start`.
 
         Args:
-            partition: what is read.
+            partition: the partition to read.
             start: a record boundary.
             end: a record boundary, at or behind `start`; it is not read.
-            on_corrupt: what to do about a damaged record.
+            on_corrupt: reaction to a damaged record.
             may_be_torn: `end` is the size of a file that a broker writes: a record
                 that is cut short there, with none behind it, ends the read.
             payload_bytes_max: a longer payload is damage, 1..VALUE_BYTES_MAX.
@@ -120,12 +120,12 @@ class RowDecoder:
         self.partition = partition
         self.end = end
         self.next_offset = start
-        """Where the next data has to begin; a record, or where a search goes on."""
+        """Offset of the next data: a record boundary, or where a search goes on."""
         self.needed_bytes = SizeBytes(HEADER_BYTES)
         """From `next_offset` on, that much has to be there for any progress, unless
         `end` comes first."""
         self.damage: list[RowDamage] = []
-        """What was left out, in order."""
+        """Ranges left out, in order."""
         self._on_corrupt = on_corrupt
         self._may_be_torn = may_be_torn
         self._payload_bytes_max = payload_bytes_max
@@ -145,7 +145,7 @@ class RowDecoder:
 
         Args:
             data: the log from `next_offset` on, of any length; must not change until
-                the iterator is exhausted. What lies at or behind `end` is ignored.
+                the iterator is exhausted. Bytes at or behind `end` are ignored.
 
         Yields:
             Batches of `ROW_SCHEMA` that own their bytes, none of them empty. When one
@@ -205,7 +205,7 @@ class RowDecoder:
             self._go_on_at(behind)
 
     def _may_go_on(self, view: memoryview, position: int) -> bool:
-        """Say what the bytes at `position` are, which are no whole record.
+        """Judge the bytes at `position`, which are no whole record.
 
         Returns:
             False where the end of the data is all that is wrong.
@@ -237,7 +237,7 @@ class RowDecoder:
         elif data_end >= self.end:
             self._end_search_without_record()
         else:
-            # What is left over may be the beginning of a good record.
+            # The rest may be the beginning of a good record.
             self.next_offset = max(self.next_offset, Offset(data_end - RESYNC_BYTES))
             self.needed_bytes = SizeBytes(2 * RESYNC_BYTES)
         return found is not None

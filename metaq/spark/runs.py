@@ -45,7 +45,7 @@ def find_run(
     """
     view = data[start:]
     edges = _find_uniform(view, records_max, bytes_max, payload_max)
-    # What follows records of equal size may be one of another size.
+    # Behind records of equal size may be some of another size.
     _find_each(view, edges, records_max, bytes_max, payload_max)
     return edges
 

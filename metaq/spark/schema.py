@@ -4,7 +4,7 @@ Spark parses the DDL, so that no type of a JSON value is understood in two ways.
 
 The options of `CREATE TABLE ... USING metaq` travel with the columns. Spark hands them
 to a Python source while it creates the table, and to none of the queries that read it;
-what it keeps, and hands on each time, is the schema. So they are the comment of the
+it keeps, and hands on each time, the schema. So they are the comment of the
 first column, which `DESCRIBE` shows.
 """
 
@@ -31,9 +31,9 @@ ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"
 """The row with its value as bytes."""
 
 _TABLE: Final = "metaq table "
-"""How the comment begins that has the options of a table behind it, as JSON."""
+"""Start of a comment that has the options of a table behind it, as JSON."""
 _OF_TABLE: Final = "option."
-"""What Spark puts before the name of each option of a table that is created."""
+"""Prefix that Spark gives to each option of a table that is created."""
 
 _TAKES_ZONE: Final = "timezone" in inspect.signature(to_arrow_schema).parameters
 """Before 4.2 the zone of timestamps was always UTC, and there was nothing to say."""
@@ -43,7 +43,7 @@ def row_ddl(options: ValueOptions) -> str:
     """Return the columns that a source declares.
 
     Args:
-        options: what the column `value` holds, and whether bad values have columns.
+        options: format of the column `value`, and whether bad values have columns.
     """
     match options.format:
         case ValueFormat.BINARY:
@@ -59,7 +59,7 @@ def row_ddl(options: ValueOptions) -> str:
 
 
 def options_of_new_table(options: Mapping[str, str]) -> dict[str, str] | None:
-    """Return what OPTIONS say, out of all that Spark knows of a table that is created.
+    """Return the OPTIONS among all properties of a table that is created.
 
     Args:
         options: as Spark hands them over; None is returned for those of a read.
@@ -99,8 +99,8 @@ def value_type(schema: StructType, options: ValueOptions) -> pa.DataType:
     """Return the Arrow type of the column `value`.
 
     Args:
-        schema: as Spark hands it to a reader: ours, or what the user said instead.
-        options: what the column is to hold.
+        schema: as Spark hands it to a reader: ours, or the user's own.
+        options: format of the column.
 
     Raises:
         OptionError: The columns are others, or JSON is not read into the type.

@@ -1,4 +1,4 @@
-"""Values as text or as fields of JSON, with what is neither kept apart.
+"""Values as text or as fields of JSON, with others kept apart.
 
 JSON is read by Arrow, many rows in one go: one object behind the other, a line each.
 Every row is sure to begin with `{` and to end with `}`, and `}` newline `{` occurs in
@@ -23,7 +23,7 @@ from metaq.spark.options import BadRows, ValueFormat
 BAD_VALUE: Final = "bad_value"
 """Column for the bytes of a bad value; null where the value is good."""
 BAD_REASON: Final = "bad_reason"
-"""Column that says what is wrong with it; null where the value is good."""
+"""Column with the fault of a value; null where it is good."""
 
 REASON_CHARS_MAX: Final = 200
 """A reason is cut there: it may quote the value."""
@@ -34,14 +34,14 @@ _BLANKS: Final = b" \t\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What became of one batch."""
+    """Result of converting one batch."""
 
     rows: pa.RecordBatch
     """Rows of the asked schema, in order; without the rejected ones."""
     rejected: pa.RecordBatch | None = None
     """Rows of `ROW_SCHEMA` for the dead-letter topic; None where there are none."""
     reasons: tuple[str, ...] = ()
-    """What is wrong with each rejected row, in the same order."""
+    """Fault of each rejected row, in the same order."""
 
 
 class ValueConverter:
@@ -53,8 +53,8 @@ class ValueConverter:
         """Prepare for one format.
 
         Args:
-            value_format: what the column `value` is to hold.
-            bad_rows: what becomes of values that are not of the format.
+            value_format: format of the column `value`.
+            bad_rows: fate of values that are not of the format.
             value_type: Arrow type of the column: binary, string, or a struct.
 
         Raises:
@@ -74,7 +74,7 @@ class ValueConverter:
                 pa.field(BAD_REASON, pa.string()),
             ]
         self.schema = pa.schema(fields)
-        """What the converted batches look like."""
+        """Schema of the converted batches."""
 
     def convert(self, batch: pa.RecordBatch) -> Converted:
         """Convert the values of one batch.
@@ -176,7 +176,7 @@ class ValueConverter:
 
 
 def _as_text(values: pa.Array, reasons: dict[int, str]) -> pa.Array:
-    """Return values as text, null for what is no UTF-8; say why in `reasons`."""
+    """Return values as text, null for invalid UTF-8; put the faults in `reasons`."""
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,6 +1,6 @@
-"""What the PySpark that runs can do, and a sentence for what it cannot.
+"""Capabilities of the PySpark that runs, and a sentence for each missing one.
 
-Each capability is looked for by its own mark, not by a number: vendors put what is new
+Each capability is looked for by its own mark, not by a number: vendors put new features
 into older versions.
 """
 
@@ -22,8 +22,8 @@ HAS_ARROW_STREAM_WRITER: Final = hasattr(datasource, "DataSourceStreamArrowWrite
 HAS_LIMITS: Final = (
     "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 )
-"""From 4.2 on Spark tells a reader where it stands when it asks for more, and heeds
-what a reader does about `Trigger.AvailableNow`."""
+"""From 4.2 on Spark tells a reader its offsets when it asks for more, and heeds the
+reader's reaction to `Trigger.AvailableNow`."""
 
 _log = logging.getLogger(__name__)
 

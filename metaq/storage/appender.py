@@ -19,7 +19,7 @@ Theory of operation. A data directory has one storage thread, and this is all it
   `rest`s: the write would take the interpreter from a loop that has a reply to send,
   for a fifth of what a lonely put waits. A kill leaves whole records without an entry
   then, fewer bytes than a span is long; recovery keeps those.
-* A roll happens after the loop was told, so that nobody waits for it, but before the
+* A roll happens after the loop was told, so that no put waits for it, but before the
   next write of that log. If it fails for want of room, the next write tries again.
 * No room (`NoSpaceError`): the group is refused, and so is everything that was queued
   behind it for that log, because offsets were given out on the assumption that it
@@ -67,7 +67,7 @@ SIDE_SYNC_S_MAX: Final = 1.0
 too: thousands of partitions leave the rest of them to the kernel."""
 
 _BROKEN: Final = frozenset({"rename", "sync"})
-"""Operations after whose failure nobody knows which names are on the disk."""
+"""Operations after whose failure it is unknown which names are on the disk."""
 
 Post: TypeAlias = Callable[[Callable[[], None]], object]
 """Runs a callback on the loop's thread, in the order of the calls: what
@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 
 class AppendTicket(Protocol):
-    """Who wants to know what became of an append; called on the loop's thread."""
+    """Receives the outcome of an append, on the loop's thread."""
 
     def on_stored(self) -> None:
         """The records are stored as the log's durability mode promises."""
@@ -117,7 +117,7 @@ class AppendRequest(NamedTuple):
     version: int
     """The writer's version that the offset belongs to."""
     offset: Offset
-    """Where its first byte goes."""
+    """Offset of its first byte."""
     chunks: Sequence[Buffer]
     """Its bytes, whole records; owned by the request."""
     size_bytes: SizeBytes
@@ -127,16 +127,16 @@ class AppendRequest(NamedTuple):
     last_id: MessageId
     """Id of the last of them."""
     ticket: AppendTicket
-    """Who is told; used on the loop's thread only."""
+    """Receives the outcome; used on the loop's thread only."""
     batch: StoredBatch | None = None
-    """What is remembered of it, where a producer may send it again."""
+    """Its note in the producer file, where a producer may send it again."""
 
 
 Request: TypeAlias = AppendRequest | Task
 
 
 class WriterProgress(NamedTuple):
-    """What the loop's side of a log is told about its writer."""
+    """Events of a writer for the loop's side of its log."""
 
     log_end: Offset
     """Offset behind the last byte written."""

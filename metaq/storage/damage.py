@@ -34,16 +34,16 @@ EXPLANATIONS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What lies behind the last covered byte of a segment."""
+    """State of the bytes behind the last covered byte of a segment."""
 
     spans: tuple[Span, ...]
     """Valid records up to the first flaw, cut into spans; times are estimates."""
     end: Offset
     """End of the last valid record, behind damage too."""
     flaw: str | None
-    """What is wrong with the bytes at `end`, which a crash explains; None: none."""
+    """Fault at `end` that a crash explains; None if there is none."""
     damage: tuple[Damage, ...]
-    """What no crash explains, in order."""
+    """Faults that no crash explains, by offset."""
     last_id: MessageId
     """Largest id that was seen, -1 for none."""
 
@@ -74,7 +74,7 @@ def _damage_in_span(
 
     Where they do not explain that checksum something else is wrong in the span as well,
     in headers, which checksums of records do not cover. Then all of it is named, except
-    in a span that the end of the file cuts off: what is left has no other checksum.
+    in a span that the end of the file cuts off: the rest has no other checksum.
     """
     whole = segment.position_of(span.end_offset)
     end = min(whole, size)
@@ -116,7 +116,7 @@ def _damage_in_span(
 def _behind(
     reader: RangeReader, start: Position, end: Position, before: set[int]
 ) -> set[int]:
-    """Return what a checksum can be behind some bytes, for what it can be before."""
+    """Return the possible checksums behind some bytes, given those before."""
     found = {reader.checksum(start, end - start, value) for value in before}
     return {value for value in found if value is not None}
 
@@ -124,7 +124,7 @@ def _behind(
 def _explained(
     reader: RangeReader, start: Position, end: Position, before: set[int]
 ) -> set[int]:
-    """Return what a checksum can be behind damaged records, by one bad field of each.
+    """Return the possible checksums behind damaged records, by one bad field of each.
 
     Either a payload is damaged, and had the checksum of its header (31 bits of it); or
     the payload is good, and its length or checksum in the header is damaged.
@@ -133,7 +133,7 @@ def _explained(
         reader: Reads the segment.
         start: Where the damaged bytes begin.
         end: Where they end.
-        before: What the checksum of all bytes before can be.
+        before: The possible checksums of all bytes before.
 
     Returns:
         Nothing where that does not explain these bytes.
@@ -169,10 +169,10 @@ def _explained(
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a check found in one part of a segment."""
+    """Result of checking one part of a segment."""
 
     end: Offset
-    """Where the next part begins: a record boundary, or the end of the segment."""
+    """Start of the next part: a record boundary, or the end of the segment."""
     damage: tuple[Damage, ...]
     """Damaged ranges, apart and in order."""
     record_count: int
@@ -195,14 +195,14 @@ def check_part(
     """Check durable bytes of a segment from `start` on, about `bytes_max` of them.
 
     Bytes that the index covers are checked against it and record by record; others
-    record by record only. Nothing here may be torn: every flaw is damage, and so is
-    what the disk cannot read.
+    record by record only. Nothing here may be torn: every flaw is damage, and so are
+    unreadable bytes.
 
     Args:
         file: The segment's file.
         segment: Its base offset, and as size how far its bytes are durable, or should
             be.
-        index: What is believed of its index.
+        index: The valid part of its index.
         start: `end` of the part before, or the base offset; below the segment's end.
         bytes_max: The part ends with the span that reaches this many bytes.
         span_bytes_min: Size of the spans that are made.
@@ -349,7 +349,7 @@ def check_tail(
         end = segment.offset_at(walk.end)
         far = None
         if walk.flaw is not None and unsynced_bytes_max is not None:
-            # Cheap for what a crash leaves: nothing lies that far behind it.
+            # Cheap after a crash: nothing lies that far behind it.
             behind = Position(walk.end + max(1, unsynced_bytes_max))
             far = search_record(file, behind, size)
         if walk.flaw is None or far is None:

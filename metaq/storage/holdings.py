@@ -1,4 +1,4 @@
-"""What a data directory has held: its identity, its partitions and where they end.
+"""Record of the contents of a data directory: identity, partitions and their extents.
 
     <dataPath>/holdings
 
@@ -8,18 +8,18 @@
      "siblings": {"/other/data/path": ["90c2…", partition count], …}}
 
 A disk that is not mounted, a directory that was removed and a segment that is gone look
-as if nothing had ever been there. This record tells them from what is new. It is
+as if nothing had ever been there. This record tells them from new ones. It is
 written at each start, when segments roll and logs come or go, and *sealed* at a clean
-stop; never in step with puts. So an end in it is a synced one, and not more than what
-the disk has. What may be otherwise without a loss:
+stop; never in step with puts. So an end in it is a synced one, and not more than the
+disk has. Differences without a loss:
 
 * a later end: appends since the record was written, ours or a Java broker's;
 * a later start: retention. Only between a seal and the next start is none of ours
   possible; then a Java broker's is, and it leaves traces (see `find_losses`).
 
-Deleting the file loses no record of a log, only this knowledge. What it says about the
-other data directories of its broker is what is left when one of them is gone as a
-whole. This module is values and judgement; `inventory.py` reads and writes.
+Deleting the file loses no record of a log, only this knowledge. If another data
+directory of the broker is gone as a whole, its claim here is all that is left of it.
+This module is values and judgement; `inventory.py` reads and writes.
 """
 
 import json
@@ -46,11 +46,11 @@ CURE: Final = (
     "mount its disk or put it back; if it is gone for good, run"
     " 'metaq accept-loss {}' once and start again"
 )
-"""What to do about less than there was."""
+"""Advice at the end of errors about missing data."""
 
 
 class Extent(NamedTuple):
-    """Which offsets a partition has."""
+    """Offset range of a partition."""
 
     start: Offset
     """Log start."""
@@ -59,10 +59,10 @@ class Extent(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What one data directory remembers of another one of its broker."""
+    """Knowledge of a data directory about another one of its broker."""
 
     identity: str
-    """Of the other one."""
+    """Identity of the other directory."""
     partition_count: int
     """Partitions in it."""
 
@@ -78,13 +78,13 @@ class Holdings:
     is_sealed: bool = False
     """Written by a clean stop, behind the last change: starts and ends are exact."""
     is_accepted: bool = False
-    """An operator takes what the next start finds for all that there is."""
+    """An operator accepts the contents found by the next start as complete."""
     partitions: Mapping[str, Extent] = field(
         default_factory=lambda: MappingProxyType({})
     )
     """Directory name → offsets, for partitions that have or had any byte."""
     siblings: Mapping[str, Claim] = field(default_factory=lambda: MappingProxyType({}))
-    """Path → what is known of the broker's other data directories."""
+    """Path → claim about another data directory of the broker."""
 
 
 def encode_holdings(holdings: Holdings) -> bytes:
@@ -150,19 +150,19 @@ def check_directory(
 
     Args:
         path: the directory.
-        record: what it says itself; None: nothing that can be believed.
+        record: its own record; None: none that is valid.
         found: names of the partition directories that are there.
-        claims: who knows it (another data directory, ZooKeeper) → what it was.
+        claims: source (another data directory, ZooKeeper) → its claim.
 
     Raises:
-        DataMissingError: it holds less; the text says what to do.
+        DataMissingError: it holds less; the text tells the remedy.
     """
     if record is not None and record.is_accepted:
         return
     for witness, claim in claims.items():
         if record is not None and record.identity == claim.identity:
             continue
-        # Without its record it is believed by what it holds: deleting that costs
+        # Without its record it is believed by its contents: deleting the record costs
         # no more than knowledge.
         if record is not None or len(found) < claim.partition_count:
             got = "no record" if record is None else f"identity {record.identity}"
@@ -190,15 +190,15 @@ def find_losses(
     *,
     was_visited: bool,
 ) -> dict[str, Damage]:
-    """Return what is less than it was, by the name of the partition.
+    """Return the losses by partition name.
 
     A later start is a loss only behind a seal, and only where no other broker was at
     work meanwhile: it has appended to some partition, made one, or `was_visited`.
 
     Args:
         path: the data directory.
-        record: what it held.
-        found: name → what recovery found; None: no segment.
+        record: its contents before.
+        found: name → extent after recovery; None: no segment.
         was_visited: another broker has written beside the partitions since.
     """
     is_exact = record.is_sealed and not was_visited

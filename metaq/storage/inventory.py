@@ -1,13 +1,13 @@
-"""Keep the records of what the data directories of one broker hold.
+"""Records of the contents of one broker's data directories, kept on disk.
 
 Theory of operation. At a start every record is read before anything is recovered, the
-data directories are compared with what is known of them, and, after recovery, the
+data directories are compared with the records and, after recovery, so are the
 partitions. Less than there was refuses the start (a whole directory) or stops one
 partition. Then each record is written anew, unsealed. While the broker runs the loop's
 thread makes records and the storage thread of each directory writes them, so that a
 file has one writer; the last thing it writes at a clean stop is a sealed one.
 
-A log that is stopped keeps in the record what was known of it before, so that nothing
+A log that is stopped keeps its former extent in the record, so that nothing
 is forgotten by starting twice. Keep in step: `holdings.py` (layout and judgement).
 """
 
@@ -42,7 +42,7 @@ TRANSACTIONS: Final = "transactions"
 """Directory of the transaction journal below dataLogPath, of a Java broker and ours."""
 
 JAVA_STOP_FILE: Final = "heuristic.log"
-"""What a Java broker writes there at its stop, and nobody else does."""
+"""Files that only a Java broker writes there, at its stop."""
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def last_java_stop_ms(fs: FileSystem, directory: Path) -> Millis | None:
 
 
 class Inventory:
-    """What the data directories of one broker hold. Owner: the log manager."""
+    """Contents records of one broker's data directories. Owner: the log manager."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class Inventory:
         self._records: dict[Path, Holdings | None] = {}
         self._found: dict[Path, Collection[str]] = {}
         self._identities: dict[Path, str] = {}
-        # Of stopped logs: what was known of them before.
+        # Stopped logs: their extents before.
         self._kept: dict[LogId, Extent] = {}
 
     # -- at the start
@@ -158,12 +158,12 @@ class Inventory:
     def read(
         self, found: Mapping[Path, Collection[str]], left_out: Collection[str] = ()
     ) -> None:
-        """Read every record, and compare the data directories with what is known.
+        """Read every record and compare the data directories with them.
 
         Args:
             found: data directory → names of the partition directories in it.
-            left_out: topics that are being deleted: what records say of them is
-                forgotten, for their partitions may be gone already.
+            left_out: topics that are being deleted: forgotten in the records, for their
+                partitions may be gone already.
 
         Raises:
             DataMissingError: one of them holds less, as a whole.
@@ -234,7 +234,7 @@ class Inventory:
 
         Args:
             path: the data directory.
-            found: what recovery found; None: a partition without a segment.
+            found: its extent after recovery; None: a partition without a segment.
 
         Raises:
             StorageError: a disk refuses.
@@ -260,7 +260,7 @@ class Inventory:
         }
 
     def held(self, path: Path, name: str) -> Extent | None:
-        """Return what was known of a partition before this start."""
+        """Return the recorded extent of a partition before this start."""
         record = self._records[path]
         return None if record is None else record.partitions.get(name)
 
@@ -269,14 +269,14 @@ class Inventory:
         self._kept[log_id] = extent
 
     def forget(self, log_id: LogId) -> None:
-        """Remember a log by what it has, or not at all when it has gone."""
+        """Drop the former extent of a log."""
         self._kept.pop(log_id, None)
 
     def write_all(self, records: Mapping[Path, Holdings]) -> None:
         """Write the first records of a run, on the thread that opens the directories.
 
-        Those of new directories come last: what is told of a new identity before it
-        has come to its own directory does no harm, the other way round it does.
+        Records of new directories come last: a new identity may be known elsewhere
+        before its own directory has it, but not the other way round.
 
         Raises:
             StorageError: a disk refuses.
@@ -291,13 +291,13 @@ class Inventory:
         return self._identities[path]
 
     def check_claims(self, witness: str, claims: Mapping[str, tuple[str, int]]) -> None:
-        """Compare the data directories, as they were at the start, with what is known.
+        """Compare the data directories, as they were at the start, with `claims`.
 
         Args:
-            witness: who knows it.
+            witness: source of the claims, for errors.
             claims: path → identity and number of partitions; paths of no data
                 directory of ours are passed over. It may be older than a record that
-                was made anew: who has as many partitions is believed.
+                was made anew: a directory with as many partitions is accepted.
 
         Raises:
             DataMissingError: one of them held less.

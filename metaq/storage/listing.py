@@ -1,10 +1,10 @@
-"""What lies in a partition directory, by name and size: segments, holes, leftovers.
+"""List a partition directory by name and size: segments, holes, leftovers.
 
     <base offset>.meta                    a segment; any number of digits is read
     <base offset, 20 digits>.spans        its span index
     <name>.meta.arc, <name>.meta.zip      archived; not ours any more
     <name>.meta.torn-<offset>             a torn tail kept aside by recovery
-    producers                             what producers may send again
+    producers                             batches that producers may send again
     <any of these but the first>.tmp      half of one: a crash left it
 
 Recovery, the scrub and `metaq verify` read a directory through `check_names`; nothing
@@ -53,7 +53,7 @@ class Names:
     leftovers: tuple[Path, ...] = ()
     """Temporary files of an interrupted step, and indexes of deleted segments."""
     bad_name: str = ""
-    """What is wrong with a name; not empty: the whole directory is refused."""
+    """Fault of a file name; if not empty, the whole directory is refused."""
 
 
 def check_names(fs: FileSystem, directory: Path, *, in_use: bool = False) -> Names:
@@ -177,7 +177,7 @@ def check_contiguity(fs: FileSystem, segments: Sequence[Segment]) -> Iterator[Da
 def check_neighbours(
     fs: FileSystem, one: Segment, two: Segment, good: Offset | None
 ) -> Iterator[Damage]:
-    """Yield what is wrong where one segment ends and the next one begins.
+    """Yield the faults between one segment and the next.
 
     Args:
         fs: The disk.
@@ -251,7 +251,7 @@ def find_lost(
 
     Args:
         fs: The disk.
-        segment: What the log believes; of an active one the size is not asked.
+        segment: The segment as the log has it; an active one's size is ignored.
         end: Where a reader would end.
         is_sealed: The log has a segment behind it.
 
@@ -277,7 +277,7 @@ def find_lost(
 
 
 def index_of(fs: FileSystem, segment: Segment, *, is_told: bool = True) -> SpanIndex:
-    """Return what is believed of the index of a segment, without spans where it is not.
+    """Return the valid spans of a segment's index; none if the index is invalid.
 
     Raises:
         StorageError: The disk refused, and it is not about this file.

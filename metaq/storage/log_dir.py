@@ -6,7 +6,7 @@
 
 `LogDir` belongs to the event loop's thread, which decides; the storage thread behind
 `submit` writes and syncs (`appender.py`). A directory goes offline once and loudly:
-every log in it fails what is in flight, and refuses everything until a restart has
+every log in it fails requests in flight, and refuses everything until a restart has
 recovered it.
 """
 
@@ -47,7 +47,7 @@ READER_THREADS: Final = 2
 and those that hang are of one disk."""
 
 RECORD_INTERVAL_S: Final = 10.0
-"""Least time between two records of what a directory holds, but for the last one."""
+"""Least time between two records of a directory's contents, but for the last one."""
 
 SILENCE_S_MAX: Final = 30.0
 """A storage thread that takes longer to answer waits for a disk that hangs: a group of
@@ -58,7 +58,7 @@ REFUSAL_LOG_INTERVAL_S: Final = 60.0
 
 
 class DirState(enum.Enum):
-    """Whether a data directory can be used."""
+    """State of a data directory."""
 
     NEW = "new"
     ONLINE = "online"
@@ -67,7 +67,7 @@ class DirState(enum.Enum):
 
 
 class DirEvent(enum.Enum):
-    """What happens to a data directory."""
+    """Event in the life of a data directory."""
 
     OPEN = "open"
     DISK_ERROR = "disk error"
@@ -124,7 +124,7 @@ class LogDir:
         self.path: Final = path
         """The directory."""
         self.state = DirState.NEW
-        """Whether it can be used."""
+        """State of the directory."""
         self.size_bytes = SizeBytes(0)
         """Bytes of all its logs, kept up by the logs themselves."""
         self.offline_cause: StorageError | None = None
@@ -185,7 +185,7 @@ class LogDir:
                     f" {self.path.parent} first, or mount what it is to be on"
                 ) from error
             # The parent of a mount point may be closed to us; its name is as durable
-            # as whoever made it wanted.
+            # as its creator made it.
             if error.errno_name != "EACCES" or not self._fs.is_directory(self.path):
                 raise
         self._fs.sync_directory(self.path)
@@ -193,7 +193,7 @@ class LogDir:
         self._on_free_space(self._fs.free_bytes(self.path))
 
     def start(self) -> None:
-        """Start the storage thread; what was recovered may be used now."""
+        """Start the storage thread; recovered logs may be used now."""
         self._apply(DirEvent.OPEN)
         self._worker.start()
 
@@ -218,7 +218,7 @@ class LogDir:
         """Raise `NoSpaceError` where a put of so many bytes is not to be accepted.
 
         Compares cached figures only: the free space is looked at by the storage
-        thread, and what was accepted since then is subtracted here.
+        thread, and bytes accepted since then are subtracted here.
         """
         if self._has_too_little_for(size_bytes):
             self._lacking_bytes = max(self._lacking_bytes, size_bytes)
@@ -238,7 +238,7 @@ class LogDir:
         """Take note that the disk itself had no room.
 
         Args:
-            error: what it said.
+            error: the error of the storage thread.
             size_bytes: bytes of the appends that failed with it.
         """
         self._is_disk_full = True
@@ -287,7 +287,7 @@ class LogDir:
             _log.error("data directory does not answer: directory=%s", self.path)
 
     def is_record_due(self, now_s: float) -> bool:
-        """Tell whether what it holds is to be written down."""
+        """Tell whether the record of the directory's contents is to be written."""
         return (
             self.is_layout_changed
             and self.state is DirState.ONLINE
@@ -295,7 +295,7 @@ class LogDir:
         )
 
     def write_record(self, record: Holdings) -> None:
-        """Have what it holds written down, unless it is offline."""
+        """Have the record of the directory's contents written, unless it is offline."""
         if self.state is DirState.ONLINE:
             self.is_layout_changed = False
             self._record_s = self._clock.monotonic_s()
@@ -312,7 +312,7 @@ class LogDir:
         Args:
             logs: both sides of every log in this directory.
             seal: called on the storage thread when the logs are closed; returns the
-                record of what it holds then.
+                record of its contents then.
             on_closed: called on the loop's thread when all files are closed; `unlock`
                 is its business.
         """
@@ -341,7 +341,7 @@ class LogDir:
         """Raise where another process could become the owner; on the storage thread.
 
         Raises:
-            StorageError: the directory, or its lock file, is not what it was.
+            StorageError: the directory, or its lock file, was replaced.
         """
         lock = self._lock
         if lock is not None and not lock.is_in_place():

@@ -1,9 +1,9 @@
 """All partition logs of a broker, in one or several data directories.
 
     <dataPath>/<topic>-<partition>/     one partition log
-    <dataPath>/.lock                    who owns the data directory
-    <dataPath>/holdings                 what it has held (`holdings.py`)
-    <dataPath>/deleted/                 what is left of deleted topics (`set_aside.py`)
+    <dataPath>/.lock                    held by the owner of the data directory
+    <dataPath>/holdings                 record of its contents (`holdings.py`)
+    <dataPath>/deleted/                 deleted topics, to be removed (`set_aside.py`)
 
 `open` blocks: it locks every data directory and recovers every partition in it, some
 at a time, before the broker listens. After that everything belongs to the event loop's
@@ -54,17 +54,17 @@ from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
 
 FREE_SPACE_IDLE_S: Final = 30.0
-"""How often the free space is looked at when nobody writes."""
+"""Interval of free-space checks without writes."""
 
 FREE_SPACE_LOW_S: Final = 1.0
-"""How often it is looked at while puts are refused for want of it."""
+"""Interval of free-space checks while puts are refused for lack of space."""
 
 NO_MESSAGE_ID: Final = MessageId(-1)
-"""What `last_message_id` says when no record with an id of ours is stored."""
+"""Value of `last_message_id` when no record with an id of ours is stored."""
 
 
 IDENTITY_BYTES: Final = 16
-"""Of the random name of a data directory; no two have the same."""
+"""Size of the random name of a data directory; no two have the same."""
 
 
 def new_identity() -> str:
@@ -73,7 +73,7 @@ def new_identity() -> str:
 
 
 Told: TypeAlias = Callable[[Exception | None], None]
-"""Is told what went wrong, or None."""
+"""Callback that takes the error, or None."""
 
 
 class LogManager:
@@ -267,7 +267,7 @@ class LogManager:
 
         Args:
             topic: its name.
-            on_done: told on the loop's thread what held it up, or None when no data
+            on_done: takes, on the loop's thread, the error, or None when no data
                 directory has a partition of the topic any more.
         """
 
@@ -287,7 +287,7 @@ class LogManager:
             on_done(error)
 
     def forget(self, log_ids: Collection[LogId], on_forgotten: Told) -> None:
-        """Close logs for good, and no longer count them among what should be there.
+        """Close logs for good, and no longer expect them.
 
         Their files stay where they are. Until the callback the logs refuse appends.
 
@@ -384,7 +384,7 @@ class LogManager:
             begin(directory, partial(done, directory))
 
     def remove_deleted(self) -> None:
-        """Remove what is left of deleted topics; blocks, on a worker thread.
+        """Remove the files of deleted topics; blocks, on a worker thread.
 
         Raises:
             StorageError: a disk refuses; to be repeated.
@@ -433,7 +433,7 @@ class LogManager:
             log.set_interval_ms(config.topic(log.log_id.topic).unflush_interval_ms)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due by time: syncs of threshold mode, looks at the free space.
+        """Do periodic work: syncs of threshold mode, checks of free space.
 
         Cheap; called by the broker's housekeeping, about as often as the shortest
         sync interval.
@@ -468,11 +468,11 @@ class LogManager:
         """Raise where a data directory held less at the start than is known elsewhere.
 
         Args:
-            witness: who knows it, for the text.
-            claims: what `claims` returned in an earlier run.
+            witness: source of the claims, for the text.
+            claims: the result of `claims` in an earlier run.
 
         Raises:
-            DataMissingError: the text says what to do.
+            DataMissingError: the text tells the remedy.
         """
         self._inventory.check_claims(witness, claims)
 
@@ -547,7 +547,8 @@ class LogManager:
         for log in self._logs.values():
             if log.state is not LogState.CLOSING:
                 log.begin_close()
-        # A run of retention that goes on may remove what a seal would vouch for.
+        # A run of retention that goes on may remove segments that a seal would vouch
+        # for.
         is_exact = not self._retention.is_running
         records = self._make_records()
         left: set[LogDir | Retention] = {*self._directories.values(), self._retention}
@@ -649,7 +650,7 @@ class LogManager:
         )
 
     def _require_wanted(self) -> None:
-        """Raise ClosedError when what is being opened is not wanted any more."""
+        """Raise ClosedError if opening was cancelled by a close."""
         if self._is_closing:
             raise ClosedError("the logs were called off while they were opened")
 
@@ -737,7 +738,7 @@ def _sealed(
 ) -> Holdings:
     """Return the last record of a directory whose logs are closed.
 
-    Called on the storage thread: what it reads of a log does not change any more.
+    Called on the storage thread; the logs do not change any more.
     """
     extents = {
         str(log.log_id): Extent(log.log_start_offset, log.writer.synced_end)

@@ -1,4 +1,4 @@
-"""What retention and the scrub are shown of the logs: values of one moment, no logs.
+"""Snapshots of the logs for retention and the scrub.
 
 Retention leaves stopped logs alone: nothing of them may go before an operator has
 looked at the damage. The scrub reads them too, for there may be more of it.

@@ -1,4 +1,4 @@
-"""What a partition log may be asked, what changes that, and a snapshot of its numbers.
+"""State, events and statistics of a partition log.
 
 OPEN ----damage----> STOPPED     puts are refused, gets outside damage go on
 OPEN, STOPPED --disk error--> OFFLINE    nothing is believed until a restart
@@ -14,7 +14,7 @@ from metaq.stats import counter, gauge
 
 
 class LogState(enum.Enum):
-    """What a partition log may be asked."""
+    """Requests that a partition log accepts."""
 
     OPEN = "open"
     """Everything."""
@@ -29,7 +29,7 @@ class LogState(enum.Enum):
 
 
 class LogEvent(enum.Enum):
-    """What happens to a partition log."""
+    """Event in the life of a partition log."""
 
     DAMAGE = "damage"
     DISK_ERROR = "disk error"
@@ -55,11 +55,11 @@ class LogStatistics:
     """A snapshot of one partition log."""
 
     log_id: LogId
-    """Which partition."""
+    """Partition of the log."""
     state: LogState
-    """What it may be asked."""
+    """State: which requests it takes."""
     next_offset: Offset
-    """Where the next append will lie."""
+    """Offset of the next append."""
     size_bytes: SizeBytes = gauge("metaq_log_size_bytes", "Bytes of a log on disk.")
     segment_count: int = gauge("metaq_log_segments", "Files of a log.")
     record_count: int = gauge("metaq_log_records", "Records stored in a log.")

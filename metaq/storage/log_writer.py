@@ -1,4 +1,4 @@
-"""The storage thread's side of one partition: its active segment and what is synced.
+"""The storage thread's side of one partition: active segment and synced bytes.
 
 Everything here blocks, and belongs to the storage thread of the data directory. The
 loop's side of the same partition is `partition_log.py`; the two exchange values only.
@@ -44,7 +44,7 @@ so large once, and what they left on a disk is judged by that."""
 
 PLACE_CHECK_S: Final = 1.0
 """How long appends may be acknowledged before the active segment is looked for under
-its name again: what goes to a file without a name is gone when it is closed."""
+its name again: bytes of a file without a name are gone when it is closed."""
 
 _FEW_DESCRIPTORS: Final = frozenset({"EMFILE", "ENFILE"})
 
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """What a writer is told when its log is opened."""
+    """Settings of a writer, fixed when its log is opened."""
 
     segment_bytes_max: int
     """Roll when the active segment has this size, bytes, 1 or more."""
@@ -90,7 +90,7 @@ class ActiveSegment:
         self.spans = spans
 
     def as_segment(self) -> Segment:
-        """Return what the loop's side is told about it."""
+        """Return the active segment as a value for the loop's side."""
         return Segment(self.file.path, self.base_offset, self.size_bytes)
 
 
@@ -120,7 +120,7 @@ class LogWriter:
             last_id: last message id in the log; negative when there is none.
             sync_latency: gets a sample for each sync; shared by the writers of one
                 storage thread.
-            batches: what is remembered of the producers.
+            batches: remembered batches of producers.
         """
         self._fs = fs
         self._clock = clock
@@ -180,7 +180,7 @@ class LogWriter:
         )
 
     def is_sync_due(self) -> bool:
-        """Tell whether what was written has to be synced before it is acknowledged."""
+        """Tell whether written bytes have to be synced before they are acknowledged."""
         if self._options.is_group_commit:
             return True
         if self.unsynced_records > self._options.unflush_threshold:
@@ -265,10 +265,10 @@ class LogWriter:
             )
 
     def cover(self, data: Buffer, *, record_count: int) -> None:
-        """Take what `write` has written into the index, in memory; see `index`.
+        """Take written bytes into the index, in memory; see `index`.
 
-        It is not part of `write` so that nobody waits for the checksum it computes:
-        while that runs the loop may take the interpreter for long.
+        Separate from `write`, so that no append waits for its checksum: while that is
+        computed the loop may take the interpreter for long.
         """
         if self._active is not None and self._active.spans is not None:
             self._active.spans.extend(data, record_count=record_count)
@@ -296,7 +296,7 @@ class LogWriter:
         self.unsynced_records = 0
 
     def index(self) -> None:
-        """Cover what was synced by the span index, unless more was written since.
+        """Cover synced bytes by the span index, unless more was written since.
 
         Raises:
             DiskError: nothing is known about the index any more.
@@ -331,7 +331,7 @@ class LogWriter:
                 if sealed.spans is not None:
                     sealed.spans.seal()
             finally:
-                # Nobody knows it any more.
+                # It is no longer referenced.
                 sealed.file.close()
         _log.info(
             "segment rolled: directory=%s offset=%d size_bytes=%d",
@@ -342,14 +342,14 @@ class LogWriter:
         return sealed.as_segment(), active.as_segment()
 
     def close(self, *, syncs_side_files: bool = True) -> None:
-        """Sync what is unsynced and close the files; a second call does nothing.
+        """Sync unsynced bytes and close the files; a second call does nothing.
 
         Args:
             syncs_side_files: the index and the producer file, too; else they are as
                 durable as before, and whole unless the power goes.
 
         Raises:
-            DiskError: what was not synced may be lost; the files may be open.
+            DiskError: unsynced bytes may be lost; the files may be open.
         """
         self._is_closed = True
         if self._active is not None:
@@ -424,7 +424,7 @@ class LogWriter:
 
 @contextmanager
 def _few_descriptors_are_no_space() -> Iterator[None]:
-    """Report exhausted descriptors as what they are: a lack that passes by itself."""
+    """Report exhausted descriptors as a lack that passes by itself."""
     try:
         yield
     except DiskError as error:

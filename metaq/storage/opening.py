@@ -1,8 +1,8 @@
 """From a data directory to recovered partitions: names, recovery, writers.
 
 The first half of `LogManager.open`, which blocks. Nothing here outlives it: a failure
-closes what was opened, and the manager makes logs of what was found.
-Source: broker spec 2.1, 2.3.
+closes all files again, and the manager makes logs of the result. Source: broker spec
+2.1, 2.3.
 """
 
 import logging
@@ -39,22 +39,22 @@ class RecoveredPartition:
     """One partition between recovery and service."""
 
     log_id: LogId
-    """Which one."""
+    """Partition of the log."""
     data_path: Path
     """The data directory it lies in."""
     settings: TopicConfig
-    """Of its topic."""
+    """Settings of its topic."""
     found: RecoveredLog
-    """What lies on the disk."""
+    """Contents of the directory after repair."""
     writer: LogWriter
     """Open at the end of the active segment, unless there is damage."""
     batches: tuple[StoredBatch, ...]
-    """What is remembered of its producers, in the order of the appends."""
+    """Remembered batches of its producers, in the order of the appends."""
     last_id: MessageId
     """Largest id that was stored, or noted for a batch that was not: ids go on behind
     it, for a note is believed when a record at its offset has its id. -1 for none."""
     newest_append_ms: Millis | None
-    """When the last record was appended; None where nobody knows."""
+    """Time of the last append; None if unknown."""
 
 
 def log_directory_name(log_id: LogId) -> str:
@@ -136,10 +136,10 @@ def recover_partitions(
 ) -> list[RecoveredPartition]:
     """Recover every partition of one data directory, as many at a time as CPUs.
 
-    Directories without a dash are nobody's business; one that has a dash and is no
-    partition is worth a warning. Partitions of the topics `left_out` are not touched.
-    `sync_latency` is for the writers; `require_wanted` is called before each partition,
-    on several threads.
+    Directories without a dash are ignored; one that has a dash and is no partition is
+    worth a warning. Partitions of the topics `left_out` are not touched. `sync_latency`
+    is for the writers; `require_wanted` is called before each partition, on several
+    threads.
 
     Raises:
         StorageError: the disk refuses; nothing stays open.
@@ -200,11 +200,11 @@ def extent_of(segments: Sequence[Segment]) -> Extent | None:
 
 
 def stop_for(each: RecoveredPartition, loss: Damage) -> RecoveredPartition:
-    """Return a partition that is stopped for what is missing of it, and close it.
+    """Close a partition with missing data and return it as stopped.
 
     Args:
-        each: what recovery found: segments, and no damage.
-        loss: what is missing.
+        each: result of recovery: segments, and no damage.
+        loss: the missing data.
     """
     _log.error("log stopped: %s", loss)
     each.writer.abandon()
@@ -227,7 +227,7 @@ def missing_partition(
         clock: for its writer.
         config: settings.
         log_id: which partition.
-        loss: what is missing; its path is the partition's directory.
+        loss: the missing data; its path is the partition's directory.
         held: its offsets before.
         sync_latency: for its writer.
     """

@@ -84,13 +84,13 @@ class PartitionLog:
             damage: damaged ranges; any makes the log start in STOPPED.
         """
         self.log_id: Final = log_id
-        """Which partition."""
+        """Partition of the log."""
         self.log_dir: Final = log_dir
-        """Where it lies."""
+        """Its data directory."""
         self.writer: Final = writer
         """The storage thread's side; not to be touched on the loop's thread."""
         self.producers: Final = producers
-        """Which batches of which producers it has, those in flight included."""
+        """Batches of its producers, those in flight included."""
         self._files = files
         self._is_group_commit = is_group_commit
         self._size_bytes_max = size_bytes_max
@@ -113,11 +113,11 @@ class PartitionLog:
         self._sync_s = 0.0
         log_dir.size_bytes = SizeBytes(log_dir.size_bytes + self.size_bytes)
 
-    # -- what it is
+    # -- state
 
     @property
     def state(self) -> LogState:
-        """Return what the log may be asked."""
+        """Return the state of the log."""
         return self._state
 
     @property
@@ -210,7 +210,7 @@ class PartitionLog:
             record_count: number of records, 1 or more.
             last_id: id of the last of them.
             ticket: told on this thread, in the order of the appends, once.
-            batch: what to remember in `producers`; forgotten again when it fails.
+            batch: to be remembered in `producers`; forgotten again when it fails.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -372,7 +372,7 @@ class PartitionLog:
     # -- what happens to it
 
     def on_progress(self, progress: WriterProgress) -> None:
-        """Take note of written and synced bytes; answer what they answer."""
+        """Take note of written and synced bytes; answer the appends they cover."""
         if self._state in {LogState.OFFLINE, LogState.CLOSED}:
             return
         self._is_sync_queued = False
@@ -397,7 +397,7 @@ class PartitionLog:
         self.log_dir.is_layout_changed = True
 
     def on_refused(self, error: NoSpaceError) -> None:
-        """Fail everything in flight: there was no room, and what comes next is void."""
+        """Fail everything in flight: the disk is full, and later requests are void."""
         self._version += 1
         lacking = sum(request.size_bytes for request in self._in_flight)
         self.log_dir.note_full(error, lacking)
@@ -442,7 +442,7 @@ class PartitionLog:
         self._wake_waiters()
 
     def finish_close(self) -> None:
-        """Refuse everything, and fail what the storage thread never answered."""
+        """Refuse everything, and fail requests that were never answered."""
         self._apply(LogEvent.CLOSED)
         cause = self.log_dir.offline_cause or f"partition {self.log_id} was closed"
         self._fail_in_flight(MayBeStoredError(cause))
@@ -475,7 +475,7 @@ class PartitionLog:
     def _take_answered(self) -> list[AppendRequest]:
         """Return the appends that the high watermark has passed, oldest first.
 
-        Threshold mode promises less: there it is the end of what was written.
+        Threshold mode promises less: there it is the end of the written bytes.
         """
         end = self._high_watermark if self._is_group_commit else self._log_end
         in_flight, done = self._in_flight, []

@@ -1,12 +1,12 @@
-"""The producer file: what a partition remembers of its producers, across a restart.
+"""The producer file: batches of producers that a partition remembers across a restart.
 
 Theory of operation. The storage thread notes each batch that has a producer here
 *before* it writes the records of the group; so after a kill every stored batch is
 noted. The file is not synced with the group: that would be a second wait for the device
 (docs/decisions/0010-the-producer-file-is-not-synced.md). So after a power cut a batch
 may be stored and not noted, and its repetition is stored again. A note is believed only
-where the log has the batch: all of its bytes, and its first id at its offset. What was
-noted and then not written, or refused for want of room, is told apart by that.
+where the log has the batch: all of its bytes, and its first id at its offset. Batches
+noted and then not written, or refused for lack of space, are told apart by that.
 
     name: producers, in the partition's directory; a Java broker ignores it
 
@@ -71,12 +71,12 @@ _CRC_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a producer file says."""
+    """Contents of a producer file."""
 
     batches: tuple[StoredBatch, ...] = ()
     """Undamaged entries, in the order of the file."""
     flaw: str = ""
-    """What is wrong with the rest; "" for nothing."""
+    """Fault behind the valid part; "" for none."""
 
 
 # -- bytes ----------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def encode_entry(batch: StoredBatch) -> bytes:
 
 
 def decode_notes(data: bytes) -> Notes:
-    """Return what can be believed of the bytes of a producer file."""
+    """Return the valid notes of a producer file."""
     if data[: HEADER.size] != encode_header():
         return Notes((), "header is damaged")
     size = len(data) - HEADER.size
@@ -128,7 +128,7 @@ def _decode_entry(data: bytes) -> StoredBatch | None:
     name, sequence, count, checksum, first_id, offset, size, crc = ENTRY.unpack(data)
     if crc != crc32(data[:-_CRC_BYTES]):
         return None
-    # The checksum was ours to write, so what it covers is a name of ours.
+    # The checksum was ours to write, so it covers a name of ours.
     producer = name.rstrip(b"\0").decode("ascii", "replace")
     return StoredBatch(
         producer,
@@ -177,7 +177,7 @@ def stored_batches(
     *,
     producer_count_max: int,
 ) -> tuple[StoredBatch, ...]:
-    """Return what is to be remembered of the noted batches: those that the log has.
+    """Return the noted batches that are still in the log.
 
     Args:
         fs: The disk.
@@ -218,7 +218,7 @@ def torn_batch(
         fs: The disk.
         segment: The active segment.
         noted: Entries of the producer file.
-        covered_end: End of what the span index covers: never cut.
+        covered_end: End of the bytes that the span index covers: never cut.
         end: End of the last whole record.
 
     Raises:
@@ -240,7 +240,7 @@ def _is_stored(fs: FileSystem, segments: Sequence[Segment], batch: StoredBatch) 
 
 
 def _first_id(fs: FileSystem, segment: Segment, offset: Offset) -> MessageId | None:
-    """Return what would be the id of a record that begins at `offset`."""
+    """Return the possible id of a record that begins at `offset`."""
     file = fs.open_read(segment.path)
     try:
         size = SizeBytes(RECORD_HEADER_BYTES)
@@ -294,7 +294,7 @@ class ProducerFile:
         self._file.write_at(position, b"".join(map(encode_entry, batches)))
 
     def keep(self, batches: Sequence[StoredBatch]) -> None:
-        """Take note that the records of what was noted last are written."""
+        """Note that the records of the last notes are written."""
         self._entries += len(batches)
         for batch in batches:
             self._table.add(batch)
@@ -319,7 +319,7 @@ class ProducerFile:
                 file.close()
 
     def _rewrite(self) -> None:
-        """Replace the file by one that has only what is remembered, and open it."""
+        """Replace the file by one with the remembered batches only, and open it."""
         self.abandon()
         entries = [encode_entry(batch) for batch in self._table]
         self._fs.write_atomically(self._path, encode_header() + b"".join(entries))

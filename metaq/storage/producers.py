@@ -1,15 +1,16 @@
 """Producers of a partition: which batches were stored, so that none is stored twice.
 
 A producer numbers its records per partition; a batch is named by the producer, the
-sequence of its first record and its count. Whoever repeats a batch, because the outcome
-of the first attempt is unknown, is told where the first one lies. For that the last
-`BATCHES_KEPT` batches of each producer are remembered, as many as may be in flight.
+sequence of its first record and its count. A producer that repeats a batch, because the
+outcome of the first attempt is unknown, is told where the first one lies. For that the
+last `BATCHES_KEPT` batches of each producer are remembered, as many as may be in
+flight.
 
     sequence   0        4000      8000      8100
                | batch  | batch   | batch   | expected
                |-- may be repeated ---------|-- is new, a gap is no error
 
-What is remembered is bounded, so a producer that nobody knows may begin anywhere.
+Memory is bounded, so an unknown producer may begin anywhere.
 This module is pure; `producer_file.py` keeps the same on disk. Source:
 docs/protocol.md, *Retries*.
 """
@@ -33,7 +34,7 @@ class StoredBatch:
     """A batch as it is remembered."""
 
     producer: str
-    """Who sent it: 1..64 ASCII characters."""
+    """Name of the producer: 1..64 ASCII characters."""
     sequence: int
     """Number of its first record among the producer's records for the partition."""
     count: int
@@ -73,7 +74,7 @@ class ProducerTable:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[StoredBatch]:
-        """Yield what is remembered; adding it in this order gives the same table."""
+        """Yield the remembered batches; adding them in order gives the same table."""
         for batches in self._batches.values():
             yield from batches
 
@@ -111,7 +112,7 @@ class ProducerTable:
             self.forgotten_count += 1
 
     def remove(self, batch: StoredBatch) -> None:
-        """Forget a batch that was not stored; harmless when nobody remembers it."""
+        """Forget a batch that was not stored; does nothing if it is unknown."""
         batches = self._batches.get(batch.producer, [])
         if batch in batches:
             batches.remove(batch)

@@ -1,8 +1,8 @@
-"""Open one partition directory: find what is there, repair a torn tail, stop at damage.
+"""Open one partition directory: list segments, repair a torn tail, stop at damage.
 
-Theory of operation. Recovery is a sequence of named passes; each looks at what the ones
-before it left, and the result is a value. The broker that runs afterwards may assume a
-log without flaws, or is told that the log is stopped.
+Theory of operation. Recovery is a sequence of named passes; each starts from the
+results of those before it, and the result is a value. The broker that runs afterwards
+may assume a log without flaws, or is told that the log is stopped.
 
     1 check_names         names → segments, indexes, leftovers; refuses wrong names;
                           base offset + size = next base offset, no segment is missing
@@ -18,8 +18,8 @@ Four things can be found in the active segment, and they are results, not errors
 * a clean end;
 * a *torn tail*: the first bad byte lies behind the last covered byte, and no whole
   record lies further behind it than one unsynced write can be long
-  (`unsynced_bytes_max`). Only a crash explains it, nobody was promised these bytes:
-  they are cut, and kept in `<name>.torn-<offset>`;
+  (`unsynced_bytes_max`). Only a crash explains it, and these bytes were never
+  acknowledged: they are cut, and kept in `<name>.torn-<offset>`;
 * a part of a batch that its producer will send again: whole records, but not all of
   those that the producer file has noted. It is cut as a torn tail;
 * *corruption*: anything else. An entry of the index proves that its bytes were on disk;
@@ -88,23 +88,23 @@ _TORN: Final = re.compile(r"[0-9]+\.meta\.torn-([0-9]+)")
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """What was cut off the active segment."""
+    """The bytes cut off the active segment."""
 
     path: Path
     """The segment."""
     offset: Offset
     """Offset of the first byte that was cut: the log end since."""
     cut_bytes: SizeBytes
-    """How many."""
+    """Number of bytes."""
     flaw: str
-    """What was wrong at `offset`."""
+    """Fault at `offset`."""
     kept_as: Path | None
     """Copy of the cut bytes; None when the disk had no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """What lies in a partition directory, after repair."""
+    """Contents of a partition directory after repair."""
 
     segments: tuple[Segment, ...]
     """Sorted by base offset and contiguous, the last one active; where a file does not
@@ -125,18 +125,18 @@ class RecoveredLog:
 
 @dataclass(frozen=True, slots=True)
 class _Active:
-    """What was found in the active segment."""
+    """State of the active segment as found."""
 
     index: SpanIndex
     """Everything valid, if there is no damage: believed entries and walked spans."""
     believed: SpanIndex | None
-    """What the file said."""
+    """Valid part of the index file; None if there is none."""
     end: Offset
     """Log end: the end of the last valid record."""
     last_id: MessageId
     damage: tuple[Damage, ...]
     flaw: str | None
-    """What is wrong at `end` when there are bytes behind it."""
+    """Fault at `end`, if there are bytes behind it."""
 
 
 def recover_log(
@@ -152,7 +152,7 @@ def recover_log(
 
     Args:
         fs: The disk.
-        directory: The partition directory; nobody else uses it.
+        directory: The partition directory; exclusively ours.
         unsynced_bytes_max: How many bytes one crash may tear: the bound of one group
             commit. None: any number (threshold mode).
         span_bytes_min: For the index that is made here, and for its writer.
@@ -203,7 +203,7 @@ def recover_log(
 
 
 def _clear_way(fs: FileSystem, directory: Path, leftovers: Iterable[Path]) -> None:
-    """Finish what a crash interrupted, and make room for the names of our files."""
+    """Finish an interrupted operation, and clear the names of our files."""
     for path in leftovers:
         if not _moved_aside(fs, path):
             fs.unlink(path)
@@ -231,7 +231,7 @@ def _check_active(
     span_bytes_min: int,
     now_ms: Millis,
 ) -> _Active:
-    """Verify the spans, walk what lies behind them, and tell torn from corrupt."""
+    """Verify the spans, walk the bytes behind them, and tell torn from corrupt."""
     read = partial(read_index, fs, segment.path, segment.base_offset)
     believed = without_index(read, None)
     index = believed or SpanIndex(segment.base_offset)
@@ -344,8 +344,8 @@ def _cut_torn_tail(
         _copy_tail(fs, segment.path, position, temporary)
         fs.rename(temporary, kept)
     except NoSpaceError:
-        # A full disk must not keep the log from starting: nobody was promised these
-        # bytes, and they are reported all the same.
+        # A full disk must not keep the log from starting: these bytes were never
+        # acknowledged, and they are reported all the same.
         kept = None
         with suppress(StorageError):
             fs.unlink(temporary)
@@ -456,7 +456,7 @@ def _cut_index(fs: FileSystem, path: Path, believed: SpanIndex) -> None:
 
 
 def _report(result: RecoveredLog) -> RecoveredLog:
-    """Log what an operator wants to know about this log; return it."""
+    """Log a summary of this log for operators; return it."""
     for damage in result.damage:
         logger.error("log stopped: %s", damage)
     torn = result.torn

@@ -1,4 +1,4 @@
-"""Which segments may go: a pure plan from facts, and a clock that may be wrong.
+"""Plan of retention: a pure plan from facts, and a clock that may be wrong.
 
 Theory of operation. Segments leave a log from the oldest on and never out of order, so
 that the log stays contiguous; the active segment never leaves. A segment goes
@@ -24,7 +24,7 @@ down or idle. Up to `LEAD_MS_MAX` that is an *absence* and nothing to doubt: age
 behind for the hold all the same, since a clock set wrong meanwhile looks the same.
 
 So a jump forward deletes nothing within the hold, and a jump back never does; a broker
-that was down for long deletes a day late. What is stamped on a segment may be wrong as
+that was down for long deletes a day late. The time stamped on a segment may be wrong as
 well: a time in the future is replaced by that of the next segment, and no segment
 counts as older than the one before it. Source: broker spec 2.9 (strict comparison).
 
@@ -43,12 +43,12 @@ STEP_MS_MAX: Final = Millis(60_000)
 """A difference up to this is a clock being set right, not a jump."""
 
 DRIFT_PER_MS: Final = 1000
-"""One millisecond of difference more is allowed for this many that passed: twice what
-a clock is slewed by."""
+"""One millisecond of difference more is allowed for this many that passed: twice the
+rate at which clocks are slewed."""
 
 HOLD_MS: Final = Millis(24 * 3_600_000)
-"""How long a jumped clock has to run evenly before it is believed: a day, in which
-somebody may notice the error that is logged at each look."""
+"""Time for which a jumped clock has to run evenly before it is believed: a day, in
+which an operator may notice the error that is logged at each look."""
 
 LEAD_MS_MAX: Final = Millis(30 * 24 * 3_600_000)
 """A longer jump forward while the broker runs is believed after a restart only."""
@@ -73,7 +73,7 @@ class TrustedTime:
     is_absence: bool = False
     """It is ahead by as much as at the start, and no more than an absence explains."""
     lead_ms: int = 0
-    """How far the wall clock was ahead at the last look; 0 when it is believed."""
+    """Milliseconds by which the wall clock was ahead at the last look; 0: believed."""
     since_ms: Millis | None = None
     """Time since the boot at which it began to be ahead by that much; None: believed.
     """
@@ -81,14 +81,14 @@ class TrustedTime:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the clocks gives."""
+    """Result of one comparison of the clocks."""
 
     trusted: TrustedTime
-    """For the next look."""
+    """Trusted time for the next look."""
     now_ms: Millis
     """Ages count up to here."""
     doubt: str | None
-    """Why the wall clock is doubted, for the log; None: it is not."""
+    """Reason for doubting the wall clock, for the log; None: it is believed."""
 
 
 def trust_at_start(
@@ -151,7 +151,7 @@ def look_at_clocks(trusted: TrustedTime, *, wall_ms: Millis, boot_ms: Millis) ->
 
 
 class Reason(enum.Enum):
-    """Why a segment goes."""
+    """Reason for removing a segment."""
 
     AGE = "age"
     LOG_SIZE = "log size"
@@ -163,9 +163,9 @@ class SegmentFacts:
     """One segment, as far as retention asks."""
 
     base_offset: Offset
-    """What names it within its log."""
+    """Name of the segment within its log."""
     size_bytes: SizeBytes
-    """Its size."""
+    """Size of the segment."""
     is_active: bool
     """The last of its log: it stays, whatever the rest says."""
     newest_append_ms: Millis | None
@@ -181,7 +181,7 @@ class LogFacts:
     """One log, as far as retention asks."""
 
     log_id: LogId
-    """Which one."""
+    """Partition of the log."""
     segments: tuple[SegmentFacts, ...]
     """From the oldest on."""
     age_ms: int
@@ -195,11 +195,11 @@ class Removal:
     """One segment goes. Per log the actions are in order, oldest first."""
 
     log_id: LogId
-    """Its log."""
+    """Partition of the segment."""
     base_offset: Offset
     """The segment: its log's first one once the actions before are done."""
     reason: Reason
-    """Why."""
+    """Reason for removing it."""
 
 
 def plan_retention(

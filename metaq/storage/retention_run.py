@@ -2,13 +2,13 @@
 
 The loop's thread begins a run with an immutable snapshot of the logs; the run itself
 blocks, for minutes when it compresses, and belongs on a worker thread of the caller. It
-never touches a log: what it removed it posts to the loop. Runs never overlap.
+never touches a log: removals are posted to the loop. Runs never overlap.
 
 A segment stays in its log until its file is gone; a get that comes in between is told
 that the log starts behind it. An action that fails ends the run for its log: segments
 go in order or not at all. A stop waits for the run, which ends between two actions, or
 within one that compresses; that segment then stays. A log that is stopped meanwhile
-keeps all that it has from that moment on: somebody has to look at the damage. Keep in
+keeps all that it has from that moment on: a person has to look at the damage. Keep in
 step: `retention.py` (the plan).
 
 What becomes of a segment, by the policy of its topic:
@@ -77,7 +77,7 @@ _ZIP_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 """Earliest time that a zip entry can have."""
 
 _HARMLESS: Final = frozenset({"open", "read", "stat"})
-"""Operations whose failure says nothing about what was written."""
+"""Operations whose failure casts no doubt on written bytes."""
 
 
 class RemovalReceiver(Protocol):
@@ -101,7 +101,7 @@ class LogSnapshot:
     active: Segment
     """The segment that stays."""
     policy: DeletePolicy
-    """Age and what becomes of a segment."""
+    """Age and fate of a segment."""
     is_stopped: Callable[[], bool]
     """Tells on any thread whether nothing may go any more."""
 
@@ -111,7 +111,7 @@ class DirectorySnapshot:
     """One data directory as it was when the run began."""
 
     path: Path
-    """Which one."""
+    """Path of the directory."""
     logs: tuple[LogSnapshot, ...]
     """Logs that retention may touch: stopped ones are left out."""
     log_bytes_max: int
@@ -124,16 +124,16 @@ class DirectorySnapshot:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a run did."""
+    """Result of a run."""
 
     segment_count: int
     """Segments deleted or archived."""
     size_bytes: SizeBytes
-    """Their size."""
+    """Size of the removed segments, bytes."""
     failures: tuple[str, ...]
     """One line for each action that failed; its source is where it was."""
     doubt: str | None
-    """Why the wall clock was not believed; None: it was."""
+    """Reason for not believing the wall clock; None: it was believed."""
 
 
 class Retention:
@@ -154,7 +154,7 @@ class Retention:
         """A job was handed out and has not ended."""
 
     def start(self, newest_append_ms: Millis | None) -> None:
-        """Learn at the start what time it was when the last record was stored."""
+        """Take the time of the newest append for the first look at the clocks."""
         trusted = trust_at_start(
             newest_append_ms, wall_ms=self._clock.wall_ms(), boot_ms=self._boot_ms()
         )
@@ -277,7 +277,7 @@ class Retention:
             self._tell(log, segment, action.reason)
 
     def _require_wanted(self, log: LogSnapshot) -> None:
-        """Raise ClosedError when somebody waits for the run to end.
+        """Raise ClosedError when the logs are being closed.
 
         Raises:
             LogOfflineError: the log was stopped.
@@ -473,7 +473,7 @@ def _compress(
 
 
 class _Stream:
-    """What `zipfile` asks of a stream that it cannot seek in."""
+    """Stream interface of `zipfile` without seeking."""
 
     def __init__(self, file: AppendFile) -> None:
         self._file = file

@@ -16,12 +16,12 @@ With the first segment of a log its names and sizes are checked, as at a start: 
 overlaps, files that are too long. Damage goes to `on_damage`, which stops the log; the
 scrub goes on in a log that is stopped, but writes nothing there. A sealed segment
 without a whole span index (a Java broker wrote it, a disk was full, or does not give it
-any more) gets one from what was read: damage to an index is none to the log.
+any more) gets one from the bytes read: damage to an index is none to the log.
 
 A pass does not begin at the same segment every time: the first one after a start is
 chosen by the clock, so that a broker that is restarted often does not leave out the
-same segments for ever. Bytes that are in the page cache are checked there; what lies on
-the disk below them shows when they are read again. Keep in step: docs/storage.md.
+same segments for ever. Bytes that are in the page cache are checked there; the disk
+below them when they are read again. Keep in step: docs/storage.md.
 """
 
 import logging
@@ -64,9 +64,10 @@ class ScrubTarget:
     """One segment that is to be checked."""
 
     log_id: LogId
-    """Its log."""
+    """Partition of the log."""
     segment: Segment
-    """Its size is how far its bytes are durable: an active one's high watermark."""
+    """Segment to check, with the size of its durable bytes: up to the high
+    watermark."""
     is_sealed: bool
     """Nothing is appended to it any more."""
     is_first: bool = False
@@ -105,7 +106,7 @@ class ScrubStep:
     span_bytes_min: int
     """Size of the spans of an index that is made."""
     index: SpanIndex | None = None
-    """Its index as a step before read it; None: not read yet."""
+    """Its index as read by an earlier step; None: not read yet."""
     made: tuple[Span, ...] = ()
     """Spans made by the steps before, behind the end of the index."""
     is_intact: bool = True
@@ -114,18 +115,18 @@ class ScrubStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step."""
+    """Result of a step."""
 
     end: Offset
-    """Where the next step begins; the segment's end when it is done or gone."""
+    """Start of the next step; the segment's end when it is done or gone."""
     checked_bytes: SizeBytes
     """Bytes that were checked."""
     damage: tuple[Damage, ...]
     """Damaged ranges, in order."""
     index: SpanIndex | None
-    """For the next step."""
+    """Index for the next step."""
     made: tuple[Span, ...]
-    """For the next step."""
+    """Spans made so far, for the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class ScrubState:
 
 
 class Scrub:
-    """Decides what to check next. Owner: one thread; one step at a time."""
+    """Schedule of checks. Owner: one thread; one step at a time."""
 
     def __init__(
         self,
@@ -180,7 +181,7 @@ class Scrub:
         self._due_s = 0.0
         self._pass_began_s: float | None = None
         self._origin: _Key | None = None
-        """Where this pass began; None between passes."""
+        """Start of this pass; None between passes."""
         self._ahead: deque[LogId] = deque()
         """The log at hand, and those behind it; that of the origin comes twice."""
         self._log_count = 0
@@ -196,7 +197,7 @@ class Scrub:
         """Return the next step when it is due, or None.
 
         Args:
-            source: What is to be checked; asked only when a step is due.
+            source: The logs to check; read only when a step is due.
             monotonic_s: Monotonic clock.
         """
         if not self._bytes_per_s or monotonic_s < self._due_s:
@@ -218,7 +219,7 @@ class Scrub:
     def finish_step(
         self, step: ScrubStep, result: StepResult, monotonic_s: float
     ) -> None:
-        """Take in what came of a step; call `on_damage` for what it found."""
+        """Take in the result of a step; call `on_damage` for damage found."""
         self._due_s = monotonic_s + result.checked_bytes / self._bytes_per_s
         self._checked_bytes += result.checked_bytes
         self._damage_count += len(result.damage)
@@ -292,7 +293,7 @@ class Scrub:
         assert self._origin is not None
         key = target.key
         if key[0] == self._origin[0]:
-            # At first what lies behind the origin, at last what lies before it.
+            # At first keys behind the origin, at last keys before it.
             is_first = len(self._ahead) > self._log_count
             if is_first != (key >= self._origin):
                 return False

@@ -1,4 +1,4 @@
-"""One segment as everybody sees it: a file, its base offset and its size.
+"""Segment: a file, its base offset and its size.
 
     <dataPath>/<topic>-<partition>/00000000000000004096.meta
                                    base offset, 20 digits
@@ -16,7 +16,7 @@ from metaq.errors import CorruptRecordError
 from metaq.model import LogId, Offset, Position, SizeBytes
 
 META_SUFFIX: Final = ".meta"
-"""What the name of a segment ends with; names of nothing else may."""
+"""Suffix of segment files; no other file may have it."""
 
 NAME_DIGITS: Final = 20
 """Digits of the base offset in a name that we write; MetaQ reads any number."""
@@ -36,7 +36,7 @@ class Segment:
     base_offset: Offset
     """Offset of its first byte."""
     size_bytes: SizeBytes
-    """Its size; of the active segment, the size it had when this value was made."""
+    """Its size; of the active segment, the size when this value was made."""
 
     @property
     def end_offset(self) -> Offset:
@@ -71,9 +71,9 @@ class Damage:
     offset: Offset
     """First offset that cannot be believed."""
     next_good_offset: Offset | None
-    """Where a reader can go on; None: nowhere behind it."""
+    """Offset where a reader can resume; None: nowhere behind it."""
     detail: str
-    """What is wrong, with both numbers."""
+    """Description of the damage, with both numbers."""
 
     @property
     def is_empty(self) -> bool:
@@ -95,7 +95,7 @@ class Damage:
 
 
 class DamagedSegmentError(CorruptRecordError):
-    """What is asked for lies in a damaged range, which the error knows."""
+    """A requested offset lies in a damaged range, which the error carries."""
 
     def __init__(self, damage: Damage, log_id: LogId | None = None) -> None:
         subject = "" if log_id is None else f"partition {log_id}: "

@@ -16,7 +16,7 @@ from metaq.model import Position, SizeBytes
 
 
 class SegmentSource(Protocol):
-    """Where a reader of a segment takes its bytes from; it owns and closes it."""
+    """Byte source of a segment reader, which owns and closes it."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
         """Return `size` bytes from `position`; fewer only where the segment ends."""
@@ -53,8 +53,8 @@ def open_source(fs: FileSystem, path: Path, *, is_zip: bool) -> SegmentSource:
 class ZipSource:
     """The only entry of a zip, read forwards; not thread-safe.
 
-    It owns the file, also when the constructor raises. Memory: what one call returns,
-    twice, and a window of the decompressor.
+    It owns the file, also when the constructor raises. Memory: twice the result of one
+    call, and a window of the decompressor.
     """
 
     def __init__(self, file: ReadFile) -> None:
@@ -81,7 +81,7 @@ class ZipSource:
         """Bytes of the segment, as the table of the zip says."""
 
     def read_at(self, position: Position, size: SizeBytes) -> bytes:
-        """Return bytes from `position` on, which lies in what the last call returned.
+        """Return bytes from `position` on, which lies in the result of the last call.
 
         Fewer than `size` are returned where the segment ends, or before damage.
 
@@ -118,7 +118,7 @@ class ZipSource:
 
 
 class _FileStream(io.RawIOBase):
-    """What `zipfile` asks of a file, over one of ours; it does not own it."""
+    """Seekable input stream for `zipfile` over a file that it does not own."""
 
     def __init__(self, file: ReadFile) -> None:
         self._from = file
@@ -158,5 +158,5 @@ _BAD_ZIP: Final = (
 
 
 def _corrupt(error: Exception) -> CorruptRecordError:
-    """Return what the caller, who knows offsets too, names the file in."""
+    """Return the error for the caller, who names the file and offsets in it."""
     return CorruptRecordError(f"archive is damaged: {error}")

@@ -4,8 +4,8 @@
 
 A partition's directory leaves the data directory with one rename, so it is there as a
 whole or not at all. Recovery, `metaq verify` and a Java broker take no name without a
-dash for a partition, so nothing below `deleted` is ever served. What lies there may be
-removed at any time, by anybody; the broker does it in the background.
+dash for a partition, so nothing below `deleted` is ever served. It may be removed by
+hand at any time; the broker does it in the background.
 """
 
 import logging
@@ -58,7 +58,7 @@ def set_aside(fs: FileSystem, data_path: Path, topic: str, wall_ms: Millis) -> N
 
 
 def remove_set_aside(fs: FileSystem, data_path: Path) -> None:
-    """Remove what was set aside; blocks for as long as the disk needs.
+    """Remove set-aside directories; blocks for as long as the disk needs.
 
     Raises:
         StorageError: the disk refuses; the rest is there still.

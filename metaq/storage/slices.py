@@ -54,8 +54,8 @@ class OpenFile:
     def open(self) -> ReadFile:
         """Return the file, opened now if it is not yet; blocks, on any thread.
 
-        To be called by a user: nobody closes it meanwhile. What failed once is tried
-        again by the next.
+        Only for registered users, so that it is not closed meanwhile. The next user
+        repeats a failed attempt.
 
         Raises:
             StorageError: the file cannot be opened.
@@ -174,9 +174,9 @@ class Slice:
         self.reader = reader
         """Threads for whatever may wait for the disk."""
         self.position = position
-        """Where in the file it starts."""
+        """Position of its first byte in the file."""
         self.size_bytes = size_bytes
-        """Its length, 1 or more; these bytes do not change any more."""
+        """Its length, bytes, 1 or more; these bytes do not change any more."""
 
     @property
     def is_open(self) -> bool:

@@ -1,11 +1,11 @@
-"""The span index: what the bytes of a segment cannot tell, in a small file beside it.
+"""The span index: facts that a segment's bytes cannot tell, in a small file beside it.
 
 Theory of operation. A *span* is a run of whole records that one or a few group commits
 made durable. The spans of a segment follow each other without a gap, from its base
 offset on. An entry is written *after* the sync of its bytes, so an entry on disk proves
 that its bytes were on disk, and bytes without an entry are the only ones that a crash
 may have torn. While the last span is shorter than `span_bytes_min` the next commit
-grows its entry in place; so what was acknowledged gets an entry, without one entry per
+grows its entry in place; so acknowledged bytes get an entry, without one entry per
 tiny commit. It gets it when `span_bytes_min` bytes have none, or the storage thread has
 nothing else to do (a kill before that leaves whole records without an entry, and
 recovery keeps those). The file is synced only when the segment is sealed or closed
@@ -41,7 +41,7 @@ start add up ten thousand segments without reading their entries; as an entry of
 0 it is never believed to be a span, and an index without it is as good, only slower.
 
 Read defensively: entries are believed from the front as long as each has its checksum
-and begins where the one before ended. A damaged bit only shortens what is believed, and
+and begins where the one before ended. A damaged bit only shortens the valid part, and
 the index is never trusted over the log. Keep in step: docs/storage.md.
 """
 
@@ -79,7 +79,7 @@ NO_ID: Final = MessageId(-1)
 """Stands where no message id is known."""
 
 SPAN_BYTES_MAX: Final = 2**32 - 1
-"""What the length field can say; also bounds the record count."""
+"""Greatest value of the length field; also bounds the record count."""
 
 INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
 """A larger file is not read at all: no index of ours comes near it."""
@@ -151,7 +151,7 @@ class SpanIndex:
 
 @dataclass(frozen=True, slots=True)
 class SpanTotals:
-    """What the entries of an index add up to."""
+    """Sums over the entries of an index."""
 
     end_offset: Offset
     """Offset behind the last covered byte."""
@@ -185,7 +185,7 @@ def encode_entry(span: Span) -> bytes:
 
 
 def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
-    """Return what can be believed of an index file.
+    """Return the valid part of an index file.
 
     Args:
         data: The bytes of the file, read and not kept.
@@ -222,7 +222,7 @@ def read_index(
     """Read the index of a segment.
 
     Returns:
-        What can be believed; None when there is no file, or no header to believe.
+        The valid part; None when there is no file, or no valid header.
 
     Raises:
         StorageError: The disk refused a read.
@@ -244,7 +244,7 @@ def read_index(
 
 
 def read_totals(fs: FileSystem, segment_path: Path, base_offset: Offset) -> SpanTotals:
-    """Return what the index of a sealed segment adds up to, from its seal if it can.
+    """Return the sums of a sealed segment's index, from its seal if possible.
 
     Raises:
         StorageError: The disk refused a read.
@@ -277,18 +277,18 @@ def is_unreadable(error: DiskError) -> bool:
 
 
 def without_index(read: Callable[[], T], otherwise: T, *, is_told: bool = True) -> T:
-    """Return what `read` finds in a span index; `otherwise` if it cannot be read.
+    """Return the result of `read`; `otherwise` if the index cannot be read.
 
     An index is made of the bytes of its segment, so one that is unreadable is as good
     as none.
 
     Args:
-        read: Reads one index and nothing else.
-        otherwise: What it would find if there were none.
+        read: Reads one index.
+        otherwise: Its result if there were no index.
         is_told: Log it; a caller that asks again and again says it once.
 
     Raises:
-        StorageError: What `read` raised, where the file is not at fault.
+        StorageError: Raised by `read`, and the file is not at fault.
     """
     try:
         return read()
@@ -319,7 +319,7 @@ def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
 
 
 def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals | None:
-    """Return what a seal says; None where there is none to believe.
+    """Return the sums in a seal; None where there is no valid seal.
 
     Args:
         header: The first 32 bytes of the index.
@@ -364,7 +364,7 @@ class SpanIndexWriter:
             self._settled -= 1
             self._open = [index.spans[-1]]
         self._unsynced: list[Span] = []
-        """What becomes of the tail of `_open` at the next commit."""
+        """Replaces the tail of `_open` at the next commit."""
         self._regrown = 0
         """Entries at the end of `_open` that `_unsynced` replaces: 0 or 1."""
         self._end = index.end_offset
@@ -408,7 +408,7 @@ class SpanIndexWriter:
         *,
         span_bytes_min: int,
     ) -> "SpanIndexWriter":
-        """Go on behind `index`, which is exactly what the file holds."""
+        """Go on behind `index`, which equals the file."""
         file = fs.open_update(spans_path(segment_path, index.base_offset))
         return cls(file, index, span_bytes_min=span_bytes_min)
 
@@ -465,7 +465,7 @@ class SpanIndexWriter:
             self._write_open()
 
     def seal(self) -> None:
-        """Write what is left, sync and close: the segment will not change any more.
+        """Write remaining entries, sync and close: the segment will not change.
 
         Everything taken in has been committed. Without room on the disk the index
         stays short: recovery and the scrub make it whole.
@@ -476,7 +476,7 @@ class SpanIndexWriter:
         self._finish(_encode_seal(self._end, self.record_count))
 
     def close(self, *, is_synced: bool = True) -> None:
-        """Write what is left, sync if wanted, close: for a clean stop; see `seal`."""
+        """Write remaining entries, sync if wanted, close: for a clean stop."""
         self._finish(b"", is_synced=is_synced)
 
     def abandon(self) -> None:

@@ -4,8 +4,8 @@ An index has 65,000 entries per GiB, and most questions are about a few of them:
 are found by bisection, in blocks that are read when they are needed. Sums are made of
 whole blocks. Each entry is believed on its own checksum, so one that is damaged hides
 one span and no other (`span_index.decode_index` believes those before it only, because
-recovery must know where the last one is). What no entry covers is a gap: somebody who
-needs it walks it.
+recovery must know where the last one is). Bytes that no entry covers are a gap; callers
+that need its records walk it.
 """
 
 from array import array
@@ -55,7 +55,7 @@ _LONGS: Final = ENTRY_BYTES // 8
 
 
 class IndexFile(Protocol):
-    """What a look-up reads: a file, or an index in memory."""
+    """Input of a look-up: a file, or an index in memory."""
 
     def size(self) -> SizeBytes:
         """Return how many bytes there are."""
@@ -89,7 +89,7 @@ class SpanLookup:
 
         Args:
             file: the index, owned by the caller; None where there is none.
-            segment: what it is beside.
+            segment: the segment of the index.
         """
         self._file = file
         self._segment = segment
@@ -115,7 +115,7 @@ class SpanLookup:
     def pieces(
         self, start: Offset, end: Offset, *, is_merged: bool = True
     ) -> Iterator[Span]:
-        """Yield what covers [start, end) of the segment, in order and without a gap.
+        """Yield spans that cover [start, end) of the segment, in order, without a gap.
 
         Args:
             start: any offset of the segment; the first piece may begin before it.
@@ -229,7 +229,7 @@ class MadeIndexes:
 
     A directory that a Java broker wrote has no indexes until the scrub has been there,
     which may take days. The first question about such a segment walks its record
-    headers; what it finds answers the next ones. For any thread: one walks, others
+    headers; its result answers the next ones. For any thread: one walks, others
     that need an index wait for it.
     """
 
@@ -275,7 +275,7 @@ def open_spans(
 
     Args:
         fs: The disk.
-        segment: What the index is beside.
+        segment: The segment of the index.
         made: Has one for a segment without; None leaves that without spans.
 
     Raises:

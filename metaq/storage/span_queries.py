@@ -3,7 +3,7 @@
 All functions block: they read indexes, and records where an index does not reach or a
 span is cut by the question. A segment without an index is walked, so the answers are
 the same, only slower. They are asked about durable bytes of a log without damage: an
-index is believed here without reading what it covers.
+index is believed here without reading the bytes it covers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

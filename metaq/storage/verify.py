@@ -1,14 +1,14 @@
 """Check every stored byte of a data directory, without changing any of it.
 
 Each segment is held against its span index and walked record by record, names and sizes
-are held against each other. What is wrong comes back as values: the caller prints them.
+are held against each other. Faults come back as values: the caller prints them.
 Where there is no index (a Java broker wrote the segment), the checksum of each payload
 is all there is: ids and flags of such records are covered by nothing.
 
 A directory that a broker is using can be checked too. Then a flaw behind the last
 entry of an active segment's index is a write under way, as long as a crash would
 explain it; a segment that is gone when its turn comes was deleted by retention; and
-what is wrong in a partition has to be wrong at a second look too.
+a fault in a partition has to be there at a second look too.
 """
 
 import enum
@@ -40,7 +40,7 @@ PART_BYTES: Final = 8 << 20
 
 
 class FindingKind(enum.Enum):
-    """What sort of thing is wrong; the value is the word for reports."""
+    """Kind of a finding; the value is the word for reports."""
 
     DAMAGE = "damage"
     """Bytes contradict a checksum or an invariant: the log will be stopped."""
@@ -59,21 +59,21 @@ class Finding:
     """One thing that is wrong."""
 
     kind: FindingKind
-    """What sort of thing."""
+    """Kind of fault."""
     log_id: LogId
-    """In which partition."""
+    """Partition of the fault."""
     path: Path
-    """In which file."""
+    """File of the fault."""
     offset: Offset | None
     """First offset that is concerned; None where it is about the whole file."""
     next_good_offset: Offset | None
-    """Where a reader can go on; None: nowhere behind it, or it does not matter."""
+    """Offset where a reader can resume; None: nowhere behind it, or irrelevant."""
     detail: str
-    """What is wrong, with both numbers."""
+    """Description of the fault, with both numbers."""
 
     @property
     def place(self) -> tuple[FindingKind, Path, Offset | None, Offset | None]:
-        """Return what stays the same when it is found again."""
+        """Return the key that stays the same when a fault is found again."""
         return self.kind, self.path, self.offset, self.next_good_offset
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckProgress:
-    """How far a check has come."""
+    """Progress of a check."""
 
     log_id: LogId
     """Partition at hand."""
@@ -100,7 +100,7 @@ class CheckProgress:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a check of one data directory found."""
+    """Result of checking one data directory."""
 
     log_count: int
     """Partitions."""
@@ -111,7 +111,7 @@ class VerifyReport:
     record_count: int
     """Good records."""
     findings: tuple[Finding, ...]
-    """What is wrong; empty: nothing."""
+    """Faults found; empty: none."""
 
 
 def verify_directory(
@@ -173,7 +173,7 @@ def list_logs(fs: FileSystem, directory: Path) -> Iterator[tuple[LogId, Path]]:
 
 
 class _Look:
-    """One look at a partition directory; collects what it finds."""
+    """One look at a partition directory; collects its findings."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class _Look:
                 self._check_segment(segment, is_active=segment is names.segments[-1])
             except DiskError as error:
                 if is_unreadable(error):
-                    # Name it, and go on with what can be read.
+                    # Name it, and go on with the readable rest.
                     start, end = segment.base_offset, segment.end_offset
                     self._damage.append(Damage(segment.path, start, end, str(error)))
                 elif not (self._in_use and error.errno_name == "ENOENT"):
@@ -268,7 +268,7 @@ class _Look:
         self._tell(segment.path)
 
     def _check_tail(self, file: ReadFile, segment: Segment, start: Offset) -> None:
-        """Check what lies behind the index of the active segment, as a start would."""
+        """Check the bytes behind the active segment's index, as a start would."""
         tail = check_tail(
             file,
             segment,
@@ -289,7 +289,7 @@ class _Look:
         self._tell(segment.path)
 
     def _read_index(self, segment: Segment, *, is_settled: bool) -> SpanIndex:
-        """Return what is believed of an index; a settled one is compared with that."""
+        """Return the valid part of an index; a settled file must have no more."""
         nothing = SpanIndex(segment.base_offset)
         try:
             index = read_index(self._fs, segment.path, segment.base_offset)
@@ -304,7 +304,7 @@ class _Look:
         return index or nothing
 
     def _check_index(self, segment: Segment, index: SpanIndex | None) -> None:
-        """Compare what is believed of an index with what its file has."""
+        """Compare the valid part of an index with its file."""
         path = spans_path(segment.path, segment.base_offset)
         if not self._fs.exists(path):
             return

@@ -1,4 +1,4 @@
-"""Who waits for a log to grow: long polls.
+"""Waiters for a log to grow: long polls.
 
 Owner: the event loop's thread. A waiter is called back at most once: when a byte at its
 offset is readable, or when nothing more is to be expected. Most wait at the high
@@ -58,10 +58,10 @@ class LogWaiters:
         self._handles.pop(handle, None)
 
     def wake_below(self, offset: Offset | None) -> None:
-        """Wake, in the order they came, who waits for a byte below `offset`.
+        """Wake waiters for a byte below `offset`, in the order they came.
 
         Args:
-            offset: the high watermark; None wakes everybody.
+            offset: the high watermark; None wakes all.
         """
         if not self._handles:
             return

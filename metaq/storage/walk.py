@@ -2,7 +2,7 @@
 
 Recovery, the scrub and `metaq verify` share these walks. All of them read in windows of
 bounded size, whatever a damaged length field claims, and none of them raises because of
-what the bytes say: only the disk can refuse. Positions are relative to the file.
+the content: only the disk can refuse. Positions are relative to the file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -27,11 +27,11 @@ SEARCH_BYTES: Final = 4 << 20
 """Looked at at a time when records are searched byte by byte."""
 
 SEARCH_PAYLOAD_BYTES_MAX: Final = 1 << 20
-"""Longer payloads are not found by the search, which is what keeps it fast."""
+"""Longer payloads are not found by the search, which keeps it fast."""
 
 MTIME_LAG_MS: Final = 10
-"""How far the kernel's time of a change, which moves by ticks of up to 10 ms, may lie
-before the clock that stamped what was written."""
+"""How far a file's time of change, which moves by kernel ticks of up to 10 ms, may lie
+before the clock that stamped its bytes."""
 
 _UNLIMITED: Final = 1 << 63
 
@@ -45,7 +45,7 @@ class Walk:
     end: Position
     """End of the last valid record."""
     flaw: str | None
-    """What is wrong at `end`; None when the records fill the range."""
+    """Fault at `end`; None when the records fill the range."""
     last_id: MessageId
     """Largest id among the last ones of the spans; -1 when all are negative."""
 
@@ -167,7 +167,8 @@ def _walk_large(
     """Check a record that is longer than a window, or cut by `end`.
 
     Returns:
-        The checksum of all its bytes and its id; what is wrong where it is no record.
+        The checksum of all its bytes and its id; a description of the fault if it is no
+        record.
     """
     left = end - position
     if needed > left:

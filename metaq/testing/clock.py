@@ -9,10 +9,10 @@ from typing import Any, Final, TypeVar
 from metaq.model import Millis
 
 WALL_MS: Final = Millis(1_700_000_000_000)
-"""What the wall clock shows at first: 2023-11-14 22:13:20 UTC."""
+"""Initial wall time: 2023-11-14 22:13:20 UTC."""
 
 _ROUNDS: Final = 20
-"""Turns of the event loop after which everybody who can go on has gone on."""
+"""Turns of the event loop after which every task that can go on has gone on."""
 
 T = TypeVar("T")
 
@@ -67,7 +67,7 @@ class ManualClock:
         await woken
 
     async def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, jumping to the next sleeper when everyone sleeps.
+        """Run `work` to its end, jumping to the next sleeper when all tasks sleep.
 
         Raises:
             AssertionError: The work waits, and not for this clock.

@@ -32,7 +32,7 @@ from metaq.zk.znodes import decode_registration
 HOST: Final = "127.0.0.1"
 
 DEFAULT_TOPICS: Final[Mapping[str, int]] = {"test": 1}
-"""What a broker has when nobody says otherwise."""
+"""Default topics of a broker."""
 
 TIMEOUT_S: Final = 20.0
 """Bound on every start, stop and wait."""
@@ -86,7 +86,7 @@ class EmbeddedBroker:
                 `metaq broker --set`.
         """
         self.zookeeper = zookeeper or MemoryZooKeeper()
-        """Where it registers; tests may stop it, start it, and expire sessions."""
+        """ZooKeeper of the broker; tests may stop it, start it, and expire sessions."""
         self.port = 0
         """The port it listens on; valid after `start`, and kept over restarts."""
         self.data_path = data_path
@@ -113,7 +113,7 @@ class EmbeddedBroker:
 
     @property
     def coordinator_factory(self) -> Callable[[Clock], Coordinator]:
-        """What makes a session with this broker's ZooKeeper, for any loop."""
+        """Factory of sessions with this broker's ZooKeeper, for any loop."""
         return self.zookeeper.coordinator
 
     @property
@@ -140,7 +140,7 @@ class EmbeddedBroker:
         self.port = broker.port
 
     def stop(self) -> None:
-        """Withdraw, answer what is in flight, sync and close. May be repeated.
+        """Withdraw, answer requests in flight, sync and close. May be repeated.
 
         Raises:
             MetaqError: a part of the broker had failed.

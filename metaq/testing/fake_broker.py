@@ -4,7 +4,7 @@
         broker.inject(FaultKind.DROP_STORED, verb="put")     # the next put
         broker.reorder = True
         ...
-        assert broker.statistics().commands["get"] < 20      # nobody polls in a loop
+        assert broker.statistics().commands["get"] < 20      # no polling in a loop
 
 It answers as `fake_metaq.py` says and knows none of our extensions: a command that
 MetaQ does not know closes the connection as soon as its line is there. Everything runs
@@ -164,7 +164,7 @@ class FakeBroker:
 
     @property
     def address(self) -> BrokerAddress:
-        """Where clients reach it; valid after `start`."""
+        """Address for clients; valid after `start`."""
         return BrokerAddress(HOST, self.port)
 
     def start(self) -> None:

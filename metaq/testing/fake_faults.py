@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 class FaultKind(enum.Enum):
-    """What happens to a command in place of a plain answer."""
+    """Fault injected in place of a plain answer."""
 
     REFUSE = "not carried out; answered with a status"
     SWALLOW = "not carried out; never answered"
@@ -19,7 +19,7 @@ class FakeFault:
     """A fault that waits for its commands; see `FakeBroker.inject`."""
 
     kind: FaultKind
-    """What happens."""
+    """Kind of the fault."""
     verb: str
     """To which commands; "" is every one."""
     after: int

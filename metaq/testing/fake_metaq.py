@@ -1,4 +1,4 @@
-"""What a MetaQ 1.4 broker answers, from memory: commands in, replies out, no I/O.
+"""Behaviour of a MetaQ 1.4 broker in memory: commands in, replies out, no I/O.
 
 Held to the recorded conversations of a Java broker, and to a real one by tests/java. It
 knows no extension: a get never waits, a batch is an unknown word, ids are negative
@@ -71,7 +71,7 @@ _HELP: Final = (
 )
 
 Known: TypeAlias = Put | Get | OffsetQuery | Version | Stats | TransactionCommand | Sync
-"""What MetaQ 1.4 answers."""
+"""Commands that MetaQ 1.4 answers."""
 
 
 class FakeLog:
@@ -177,7 +177,7 @@ class FakeMetaq:
         return self.logs.setdefault(LogId(topic, partition), FakeLog())
 
     def peek(self, topic: str, partition: int) -> FakeLog:
-        """Return a partition's log; an empty one that nobody keeps if there is none."""
+        """Return a partition's log, or an empty one that is not kept."""
         return self.logs.get(LogId(topic, partition)) or FakeLog()
 
     def next_id(self) -> MessageId:

@@ -34,7 +34,7 @@ LIMITS: Final = WireLimits(
 
 
 class Host(Protocol):
-    """What a connection asks of its broker; all of it on the broker's loop."""
+    """Broker interface used by connections; all of it on the broker's loop."""
 
     delay_s: float
     """Each answer leaves so many seconds later."""
@@ -122,7 +122,7 @@ class FakeSession(asyncio.Protocol):
     # -- the broker's side ------------------------------------------------------------
 
     def cut(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once; the queue is lost."""
         self._is_over = True
         self._transport.abort()
 

@@ -1,9 +1,10 @@
-"""Ports that stay with who picked them, also while nobody listens there.
+"""Ports reserved for a test, also while no server listens there.
 
-A port that was free a moment ago goes to whoever asks the system for one next: tests
-that run side by side take it from a broker that restarts. On Linux a socket that is
-bound and does not listen keeps it. Connecting is refused, no other program is given the
-port; a server that names it and reuses addresses, as all of ours do, may listen there.
+A port that was free a moment ago goes to the next program that asks the system for one:
+tests that run side by side take it from a broker that restarts. On Linux a socket that
+is bound and does not listen keeps it. Connecting is refused, no other program is given
+the port; a server that names it and reuses addresses, as all of ours do, may listen
+there.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ def reserved_port(port: int = 0) -> Iterator[int]:
     """Keep a port inside the block.
 
     Args:
-        port: on which nobody listens; 0: any free one.
+        port: without a listener; 0: any free one.
 
     Raises:
         OSError: it is taken.

@@ -34,7 +34,7 @@ from metaq.testing.ports import reserve_port
 HOST: Final = "127.0.0.1"
 
 BUFFER_BYTES_MAX: Final = 256 * 1024
-"""What a flow holds before it stops reading its source, about."""
+"""Bytes that a flow holds before it stops reading its source, about."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """How long the server may take to accept; the client is reset then."""
@@ -161,7 +161,7 @@ class _End(asyncio.Protocol):
             self.transport.close()
 
     def reset(self) -> None:
-        """Close with a reset; what is held is lost."""
+        """Close with a reset; held bytes are lost."""
         if self.transport is None or self.transport.is_closing():
             return
         sock = self.transport.get_extra_info("socket")
@@ -172,8 +172,8 @@ class _End(asyncio.Protocol):
 class Proxy:
     """One proxy. Owner: the test.
 
-    Lifecycle: `start` (or `with`), then `stop`, which is bounded and resets what is
-    open. The port is picked at the start and kept.
+    Lifecycle: `start` (or `with`), then `stop`, which is bounded and resets open
+    connections. The port is picked at the start and kept.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -208,7 +208,7 @@ class Proxy:
 
     @property
     def address(self) -> BrokerAddress:
-        """Where clients reach the proxy; valid after `start`."""
+        """Address for clients of the proxy; valid after `start`."""
         return BrokerAddress(HOST, self.port)
 
     def start(self) -> None:
@@ -222,7 +222,7 @@ class Proxy:
         self._thread = thread
 
     def stop(self) -> None:
-        """Reset what is open and end the thread. May be repeated."""
+        """Reset open connections and end the thread. May be repeated."""
         if self._thread is None:
             return
         thread, self._thread = self._thread, None

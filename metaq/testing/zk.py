@@ -52,7 +52,7 @@ from metaq.zk.session import (
 from metaq.zk.znodes import Node
 
 SESSION_TIMEOUT_S: Final = 20.0
-"""What sessions are told; a test says `expire` when it is over."""
+"""Time-out that sessions are told; a test ends one with `expire`."""
 
 
 def _parent(path: str) -> str:
@@ -94,14 +94,14 @@ class MemoryZooKeeper:
         """Return the client whose session an ephemeral node lives with.
 
         Raises:
-            LookupError: there is no such node, or nobody has its session.
+            LookupError: there is no such node, or no coordinator has its session.
         """
         with self._lock:
             number = self.nodes[path].owner_session_id
             for coordinator in self._coordinators:
                 if number != 0 and coordinator.status.session_id == number:
                     return coordinator
-        raise LookupError(f"{path}: nobody has its session {number}")
+        raise LookupError(f"{path}: no coordinator has its session {number}")
 
     # -- what a test may do to it -----------------------------------------------------
 
@@ -164,7 +164,7 @@ class MemoryZooKeeper:
             self._remove(list(self.nodes))
 
     def put(self, path: str, data: bytes, *, session_id: int = 0) -> None:
-        """Write a node as somebody else would, parents included."""
+        """Write a node as another client would, parents included."""
         with self._lock:
             self._ensure_parents(path)
             self.nodes[path] = Node(data, owner_session_id=session_id, version=0)
@@ -181,7 +181,7 @@ class MemoryZooKeeper:
                 )
 
     def remove(self, path: str) -> None:
-        """Delete a node as somebody else would."""
+        """Delete a node as another client would."""
         with self._lock:
             self._remove([path])
 
@@ -355,7 +355,7 @@ class MemoryCoordinator:
         if threading.get_ident() == self._thread_id:
             self._loop.call_soon(callback, *args)
             return
-        # A loop that is closed has nobody left who could hear.
+        # A closed loop has no listeners left.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -426,7 +426,7 @@ class MemoryCoordinator:
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless somebody changed it since it was read."""
+        """Write a persistent node, unless it was changed since it was read."""
         await self._ask("replace", path, deadline_s)
         with self._serving("replace", path):
             old = self._server.nodes.get(path)

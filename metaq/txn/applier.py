@@ -38,7 +38,7 @@ class Applier:
         self._on_applied = on_applied
         self._on_settled: Callable[[], None] | None = None
         self.decided: dict[BrokerTransaction, None] = {}
-        """What is not applied yet, oldest first."""
+        """Transactions that are not applied yet, oldest first."""
         self.failed_count = 0
         """Batches that were refused, each time."""
 

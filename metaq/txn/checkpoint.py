@@ -30,7 +30,7 @@ class JournalPosition(NamedTuple):
 
 
 NOWHERE: Final = JournalPosition(0, 0)
-"""What is replayed without a checkpoint: everything."""
+"""Start of replay without a checkpoint: everything."""
 
 
 def encode_checkpoint(place: JournalPosition) -> bytes:

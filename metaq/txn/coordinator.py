@@ -695,4 +695,4 @@ class _VerdictTicket:
 
 
 def _ignore(_error: MetaqError | None) -> None:
-    """Take no note: nobody asked."""
+    """Take no note: there is no command to answer."""

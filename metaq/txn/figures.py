@@ -23,7 +23,7 @@ class TransactionLimits:
 
 @dataclass(slots=True)
 class TransactionCounters:
-    """What happened since the start; only ever grows."""
+    """Events since the start; only ever grows."""
 
     begun_local: int = 0
     """Local transactions begun."""
@@ -66,7 +66,7 @@ class TransactionView:
     prepared_age_ms: int | None
     """Since it was prepared, as far as it is known; None: it is not."""
     detail: str = ""
-    """What holds it up."""
+    """Cause that holds it up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,4 +123,4 @@ class TransactionFigures:
     )
     """Why there are no transactions until a restart."""
     notes: tuple[str, ...] = ()
-    """What was found at the start."""
+    """Findings of the start, one sentence each."""

@@ -17,7 +17,7 @@ the thread of the journal, which takes everything queued at once:
   does what comes later of those transactions: a commit must not lack a put.
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
-  group are on the disk, nobody knows.
+  group are on the disk, is unknown.
 * `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
   costs the checksums of what follows in that file, and nothing else.
 
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class JournalTicket(Protocol):
-    """Who wants to know what became of an entry; called once, on the loop's thread."""
+    """Receives the outcome of an entry, once, on the loop's thread."""
 
     def on_journalled(self, position: int) -> None:
         """It is written from this byte of its file on, and synced if that was due."""
@@ -87,7 +87,7 @@ class RedoFile:
 
 
 class Slot:
-    """Where the entries of one transaction go. Owner: the journal's thread."""
+    """Redo file of one transaction's entries. Owner: the journal's thread."""
 
     __slots__ = ("error", "file", "position")
 
@@ -114,7 +114,7 @@ class JournalEntry(NamedTuple):
     is_last: bool
     """Nothing of this transaction is needed any more."""
     ticket: JournalTicket
-    """Who is told."""
+    """Receives the outcome."""
 
 
 class Release(NamedTuple):
@@ -137,7 +137,7 @@ StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
 
 @dataclass(frozen=True, slots=True)
 class JournalFigures:
-    """What the journal has done; a snapshot."""
+    """Counts of the journal; a snapshot."""
 
     size_bytes: int = 0
     """Bytes of all redo files."""
@@ -177,7 +177,7 @@ class Journal:
             start_worker: makes the thread.
         """
         self.directory: Final = directory
-        """Where it lies."""
+        """Its directory."""
         self.offline_cause: StorageError | None = None
         """The error that took it offline."""
         self.figures = JournalFigures()

@@ -49,7 +49,7 @@ class RestoredTransaction(NamedTuple):
     """A transaction that is not finished, and where its records lie now."""
 
     replayed: ReplayedTransaction
-    """What the journal says."""
+    """Transaction as replayed."""
     slot: Slot
     """For what follows."""
     commit_position: int
@@ -57,16 +57,16 @@ class RestoredTransaction(NamedTuple):
 
 
 class OpenedJournal(NamedTuple):
-    """What a journal held."""
+    """Contents of a journal."""
 
     transactions: tuple[RestoredTransaction, ...]
     """Prepared, or committed and not applied; oldest first."""
     outcomes: dict[str, KeptOutcome]
-    """What operators decided."""
+    """Outcomes decided by operators."""
     next_id: MessageId
     """Behind all ids of ours in it; negative without one."""
     notes: tuple[str, ...]
-    """What an operator should know, one sentence each."""
+    """Notes for an operator, one sentence each."""
 
 
 def open_journal(

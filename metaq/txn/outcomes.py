@@ -31,7 +31,7 @@ _BYTES_MAX: Final = SizeBytes(64 << 20)
 
 
 class KeptOutcome(NamedTuple):
-    """What an operator decided."""
+    """Decision of an operator."""
 
     outcome: HeuristicOutcome
     """Which way."""
@@ -105,7 +105,7 @@ def write_outcomes(
 
 
 def has_java_outcomes(fs: FileSystem, directory: Path) -> bool:
-    """Tell whether a Java broker left outcomes that nobody here can read."""
+    """Tell whether a Java broker left outcomes, which cannot be read here."""
     path = directory / JAVA_OUTCOMES_FILE
     if not fs.exists(path):
         return False

@@ -1,4 +1,4 @@
-"""What transactions need from outside; they are given these, and import none.
+"""Interfaces that transactions use; they are given these, and import none.
 
 Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
 `broker/transactions.py` a `MessageSink`.
@@ -11,7 +11,7 @@ from metaq.model import LogId, MessageId, Offset
 
 
 class StoredTicket(Protocol):
-    """Who wants to know what became of a batch; called once, on the caller's thread."""
+    """Receives the outcome of a batch, once, on the caller's thread."""
 
     def on_stored(self) -> None:
         """The batch is stored as the durability mode of its partition promises."""
@@ -23,7 +23,7 @@ class StoredTicket(Protocol):
 
 
 class StoredBatches(Protocol):
-    """Where replay looks whether a batch was applied already."""
+    """Stored batches, as replay looks for them."""
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
@@ -51,7 +51,7 @@ class StoredBatches(Protocol):
 
 
 class MessageSink(Protocol):
-    """Where the puts of a committed transaction go."""
+    """Logs that take the puts of a committed transaction."""
 
     def plan_append(self, log_id: LogId, size_bytes: int) -> Offset:
         """Return a bound for the next append: it will not lie below, whatever comes.

@@ -59,7 +59,7 @@ _VARINT: Final = rb"([\x80-\xff]{0,9}[\x00-\x7f])"
 _PUT_HEAD: Final = re.compile(
     rb"\x08\x01\x12" + _VARINT + rb"\x08" + _VARINT + rb"\x12" + _VARINT
 )
-"""What stands between the length of a record and its put."""
+"""Bytes between the length of a record and its put."""
 _OPERATION_HEAD: Final = re.compile(
     rb"\x08\x02\x12" + _VARINT + rb"\x08([\x01-\x05])\x10([\0\x01])\x1a" + _VARINT
 )
@@ -68,7 +68,7 @@ _FORCES: Final = (b"", b"\x18\x01", b"\x18\0")
 
 
 class RedoOperation(enum.IntEnum):
-    """What an operation record says; the numbers are the format's."""
+    """Kinds of operation records; the numbers are the format's."""
 
     XA_PREPARE = 1
     XA_COMMIT = 2
@@ -85,7 +85,7 @@ _OPERATIONS: Final = tuple(RedoOperation)
 
 
 class BatchPlace(NamedTuple):
-    """Where the puts of a commit to one partition lie, or from where on."""
+    """Place of a commit's puts in one partition, or a bound in front of it."""
 
     log_id: LogId
     """The partition."""
@@ -124,7 +124,7 @@ class OperationRecord(NamedTuple):
 
 
 class LoggedPut(NamedTuple):
-    """What a put record says of its message."""
+    """Message of a put record."""
 
     log_id: LogId
     """The partition."""
@@ -293,7 +293,7 @@ def _decode_operation(
             return _with_attachment(
                 found[2][0], key, was_prepared, size, data=data, stop=stop, end=end
             )
-    # Fields in another order, or absent: nobody writes that, and it means the same.
+    # Fields in another order, or absent: no broker writes that, and it means the same.
     fields = read_fields(data[start:stop])
     content = fields.get(2)
     if fields.get(1) != 2 or not isinstance(content, bytes):

@@ -56,7 +56,7 @@ class JournalDamagedError(StorageError):
 
 @dataclass(slots=True)
 class ReplayedTransaction:
-    """What the journal says of one transaction."""
+    """Records of one transaction in the journal."""
 
     key: str
     """Its key."""
@@ -86,7 +86,7 @@ class Replay:
     commits: list[ReplayedTransaction] = field(default_factory=list)
     """In the order of their records."""
     notes: list[str] = field(default_factory=list)
-    """What was torn or ignored, one sentence each."""
+    """Bytes that were torn or ignored, one sentence each."""
     last_id: MessageId = MessageId(-1)  # noqa: RUF009  # a NewType is its number
     """The largest id of a put."""
     record_count: int = 0
@@ -304,12 +304,12 @@ def _record_bytes(commit: ReplayedTransaction) -> int:
 
 
 class Location(NamedTuple):
-    """Where a batch that is not whole will lie."""
+    """Place of a batch that is not whole."""
 
     offset: Offset
     """There or behind."""
     applied_bytes: int
-    """What of it lies there already, at the end of the log."""
+    """Bytes of it that lie there already, at the end of the log."""
 
 
 def locate(

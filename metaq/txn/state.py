@@ -23,7 +23,7 @@ from metaq.errors import TransactionError
 
 
 class TxState(enum.Enum):
-    """Where a transaction is."""
+    """State of a transaction."""
 
     STARTED = "started"
     """Begun, without a put."""
@@ -44,7 +44,7 @@ class TxState(enum.Enum):
 
 
 class TxEvent(enum.Enum):
-    """What happens to a transaction; the value is the word in an error."""
+    """Event of a transaction; the value is the word in an error."""
 
     PUT = "put"
     PREPARE = "prepare"
@@ -58,7 +58,7 @@ class TxEvent(enum.Enum):
 
 
 class HeuristicOutcome(enum.Enum):
-    """What an operator decided about a prepared transaction."""
+    """Decision of an operator about a prepared transaction."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"

@@ -1,4 +1,4 @@
-"""What a redo file cannot tell, in a small file beside it: which bytes are whole.
+"""Checksums of a redo file, in a small file beside it: they tell which bytes are whole.
 
 Records of a redo file have no checksum in MetaQ's format. So beside `redo.N` lies
 `sums.N`, which a Java broker does not look at: entries of one size, appended, each
@@ -61,7 +61,7 @@ class SumSpan(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """What a side file says; empty without one."""
+    """Contents of a side file; empty without one."""
 
     spans: list[SumSpan] = field(default_factory=list)
     """In order, from byte 0 on, without a gap."""

@@ -13,14 +13,14 @@ from metaq.txn.recovery import make_batches
 from metaq.txn.state import TxState, is_xa
 
 PUT_OVERHEAD_BYTES: Final = 200
-"""What a put counts for besides its payload: record header and objects."""
+"""Bytes that a put counts for besides its payload: record header and objects."""
 
 Told: TypeAlias = Callable[[MetaqError | None], None]
 """Is told what went wrong, or None; once, on the loop's thread."""
 
 
 class PendingBatch:
-    """What a transaction puts to one partition."""
+    """Puts of a transaction to one partition."""
 
     __slots__ = (
         "bound", "chunks", "is_in_flight", "is_stored", "last_id", "log_id", "offset",
@@ -40,7 +40,7 @@ class PendingBatch:
         self.bound = Offset(-1)
         """It lies there or behind; as in the commit record."""
         self.offset = Offset(-1)
-        """Where it was appended."""
+        """Offset of its append."""
         self.is_in_flight = False
         self.is_stored = False
 
@@ -68,7 +68,7 @@ class BrokerTransaction:
         self.was_prepared = False
         self.commit_position = -1
         self.waiters: list[Told] = []
-        """Who waits for the verdict at hand."""
+        """Waiters for the verdict at hand."""
         self.stuck: MetaqError | None = None
         """Why a batch of a decided one is not in its partition."""
         self.is_doubtful = False

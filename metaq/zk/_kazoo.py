@@ -12,21 +12,21 @@ a replaced client from those of the present one.
 
 A session is believed in for LIFE of its time-out after the sending of the last beat
 that was answered, whatever kazoo thinks of its connection; then the client is replaced.
-The server counts from when a request arrives, which is later: whoever loses a session
-knows it before anybody else can see its nodes go. kazoo by itself needs up to a whole
+The server counts from when a request arrives, which is later: so a client knows that it
+lost its session before others can see its nodes go. kazoo by itself needs up to a whole
 time-out to see that a network went silent, and longer while requests are sent into it.
 The time-out is the one that the server chose (`_kazoo_client.py`), whatever was asked
 for: a server that allows less would give a member's partitions away while it still
 believed in its session. A beat is a question of ours every BEAT of the time-out; one at
 a time, because requests hold kazoo's own pings up, and those find a dead connection.
 
-That also ends what a client cannot find out: a server that came back without its data
-refuses clients that have seen a later transaction than it has, for ever, without a word
-about their sessions. If the session does live on, it is one whose nodes the new session
-takes over.
+That also ends a state that a client cannot detect: a server that came back without its
+data refuses clients that have seen a later transaction than it has, for ever, without a
+word about their sessions. If the session does live on, it is one whose nodes the new
+session takes over.
 
 A request is only handed to kazoo while the session is connected. kazoo would queue it
-otherwise, and carry it out at some later time that nobody waits for any more.
+otherwise, and carry it out later, when the caller has stopped waiting.
 
 Keep in step: `session.py`, `watch.py`, `metaq/testing/zk.py`.
 """
@@ -73,9 +73,9 @@ from metaq.zk.znodes import Node
 
 log = logging.getLogger(__name__)
 
-# A dead client is replaced slowly: what killed it is likely to be there still.
+# A dead client is replaced slowly: its cause is likely to be there still.
 REVIVE_DELAY_S: Final = 5.0
-# Parts of the session time-out; what LIFE leaves is for timers that come late.
+# Parts of the session time-out; the rest beyond LIFE is for timers that come late.
 BEAT: Final = 1 / 6
 LIFE: Final = 0.9
 DEAD_CLIENT_STATES: Final = frozenset({"CLOSED", "AUTH_FAILED"})
@@ -83,8 +83,8 @@ WATCH_TIMEOUT_S: Final = 10.0
 # A broker of many topics has thousands of watches, and reads all of them when it comes
 # back; a question that is not about them has to wait for so many answers at most.
 WATCH_READS_AT_ONCE: Final = 64
-# A set that finds no node and a create that finds one may alternate when somebody
-# else keeps creating and deleting it; this often is coincidence enough.
+# A set that finds no node and a create that finds one may alternate when another client
+# keeps creating and deleting it; this often is coincidence enough.
 SET_OR_CREATE_TRIES: Final = 3
 ANY_VERSION: Final = -1
 """ZooKeeper's own number for it."""
@@ -136,7 +136,7 @@ class KazooCoordinator:
 
         Args:
             hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
-            session_timeout_ms: what to ask for; the server may shorten it.
+            session_timeout_ms: the wanted time-out; the server may shorten it.
             clock: gives meaning to deadlines.
 
         Raises:
@@ -200,7 +200,7 @@ class KazooCoordinator:
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         """Run `callback` on the loop; called on kazoo's threads."""
         assert self._loop is not None
-        # A closed loop means that nobody listens any more.
+        # A closed loop means that no listener is left.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, *args)
 
@@ -251,7 +251,7 @@ class KazooCoordinator:
             return
         assert self._loop is not None
         for callback in tuple(self._listeners):
-            # One callback's failure is the loop's to report and nobody else's.
+            # One callback's failure must not keep the others from being called.
             self._loop.call_soon(callback, status)
         if status.session_version != session_version:
             self._beat_at_s = self._clock.monotonic_s()
@@ -425,7 +425,7 @@ class KazooCoordinator:
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless somebody changed it since it was read."""
+        """Write a persistent node, unless it was changed since it was read."""
         if version is None:
             request = partial(self._client.create_async, path, data, makepath=True)
         else:

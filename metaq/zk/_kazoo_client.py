@@ -27,7 +27,7 @@ RECONNECT_DELAY_S_MAX: Final = 5.0
 # when a client comes before its data is loaded); with a single server named that wait
 # would cost the session, so that servers are named often enough for this many tries.
 GREETINGS_PER_SESSION_TIMEOUT: Final = 3
-# What is wrapped in `_watch_greetings`, and the releases that were tried with it.
+# The arguments wrapped in `_watch_greetings`, and the releases tried with it.
 INVOKE_PARAMETERS: Final = ("timeout", "request", "xid")
 KAZOO_KNOWN: Final = "kazoo>=2.10,<2.12"
 
@@ -39,7 +39,7 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
 
     Args:
         hosts: `host:port,host:port` and optionally `/chroot`, as zk.zkConnect.
-        session_timeout_s: what to ask for; the server may change it.
+        session_timeout_s: the wanted time-out; the server may change it.
 
     Raises:
         ConfigError: `hosts` is not of that form.
@@ -64,7 +64,7 @@ def make_client(hosts: str, session_timeout_s: float) -> Any:
 
 
 def check_hosts(hosts: object) -> None:
-    """Refuse what says nowhere where ZooKeeper is; connects to nobody.
+    """Refuse a string that names no ZooKeeper server; makes no connection.
 
     Args:
         hosts: as in `make_client`.
@@ -107,7 +107,7 @@ def close_on_thread(client: Any, post_closed: Callable[[], None]) -> None:
     try:
         threading.Thread(target=close, name="zk-close", daemon=True).start()
     except RuntimeError:
-        # The interpreter is ending, and lets no thread begin; nobody else is kept.
+        # The interpreter is ending, and lets no thread begin; no other client is kept.
         close()
 
 

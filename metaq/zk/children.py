@@ -3,11 +3,11 @@
 Theory of operation: ZooKeeper watches a list of names and a payload, never a list of
 payloads. `ValuesWatch` puts one watch on the list and one on each child that matters,
 so that a payload that is replaced in place, or by deleting and creating the child, is
-seen as well as a child that comes or goes. What happened together arrives in pieces;
-`Settler` waits until the pieces have settled and everything that is named was read.
+seen as well as a child that comes or goes. Changes made together arrive in pieces;
+`Settler` waits until the pieces have settled and every named child was read.
 
-Children that vanish between the list and the read are left out, and so are those whose
-payload nobody can read; the latter are logged, once for each payload.
+Children that vanish between the list and the read are left out, and so are those with
+an unreadable payload; the latter are logged, once for each payload.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 READS_AT_ONCE: Final = 64
 """Requests of one reader that are in flight together."""
 SETTLE_S: Final = 0.02
-"""How long nothing is said after a change: what belongs together comes together."""
+"""Quiet time after a change, for changes that come together."""
 INCOMPLETE_S_MAX: Final = 5.0
-"""After this time what was read must do: one node may be barred from us for good."""
+"""After this time partial results are used: one node may be barred from us for good."""
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class ValuesWatch(Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything that is named was read."""
+        """Whether every named child was read."""
         return self._has_names and self._children.keys() == self._values.keys()
 
     @property
@@ -194,7 +194,7 @@ class Settler:
 
     def _on_settled(self) -> None:
         self._settling = None
-        # What is missing yet will be noted when it comes.
+        # A missing child will be noted when it comes.
         if self._is_complete():
             self._end()
 

@@ -1,9 +1,9 @@
 """The cluster as clients see it: immutable snapshots, kept current by watches.
 
-Theory of operation: `ClusterWatch` watches the brokers and, for each topic that
-somebody asked about, both of its topic nodes and its record in the catalog: names and
-payloads, so that a count that changes in place is seen, which MetaQ's clients miss.
-What is recorded and not served is away: it exists, and cannot be read.
+Theory of operation: `ClusterWatch` watches the brokers and, for each requested topic,
+both of its topic nodes and its record in the catalog: names and payloads, so that a
+count that changes in place is seen, which MetaQ's clients miss. A topic that is
+recorded and not served is away: it exists, and cannot be read.
 
 Each burst of changes gives one snapshot with the next version; snapshots that say the
 same are one. Nothing is created: a watch on a node that is missing fires when it
@@ -57,7 +57,7 @@ _Counted: TypeAlias = ValuesWatch[int]
 
 @dataclass(frozen=True, slots=True)
 class BrokerCopies:
-    """Where the copies of one broker's partitions are."""
+    """Addresses of the copies of one broker's partitions."""
 
     leader: BrokerAddress | None
     """Takes puts; None while it is not there."""
@@ -67,7 +67,7 @@ class BrokerCopies:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """What was known at one moment."""
+    """Immutable state of the cluster at one moment."""
 
     version: int = 0
     """Number of the snapshot; 0 before the first one."""
@@ -84,17 +84,17 @@ class ClusterSnapshot:
     """Partitions that there are, served or not, as far as brokers have recorded them;
     of watched topics. Java brokers record nothing."""
     silent: frozenset[BrokerAddress] = frozenset()
-    """Named addresses that have never answered: what they serve is not known. Empty
-    with ZooKeeper."""
+    """Named addresses that have never answered, so their topics are unknown. Empty with
+    ZooKeeper."""
     topics: frozenset[str] = frozenset()
-    """The watched topics that this snapshot knows about, also those nobody serves."""
+    """Watched topics known to this snapshot, including those without a broker."""
 
     def put_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return what producers choose from, in numeric order; () for none."""
+        """Return the partitions for producers, in numeric order; () for none."""
         return _partitions(topic, self.puts)
 
     def get_partitions(self, topic: str) -> tuple[TopicPartition, ...]:
-        """Return what groups divide, in string order (`0-10` before `0-2`)."""
+        """Return the partitions that groups divide, in string order."""
         return tuple(sorted(_partitions(topic, self.gets), key=partition_name))
 
     def away(self, topic: str) -> tuple[TopicPartition, ...]:
@@ -165,8 +165,8 @@ SnapshotCallback = Callable[[ClusterSnapshot], None]
 class ClusterWatch:
     """Keeps a `ClusterSnapshot` current for a set of topics that grows.
 
-    Lifecycle: `start` once, then use, then `close`; the coordinator belongs to whoever
-    assembled the client, and may connect before or after.
+    Lifecycle: `start` once, then use, then `close`. The caller owns the coordinator,
+    which may connect before or after.
 
     Concurrency: everything on one event loop; callbacks are called on it.
     """
@@ -371,7 +371,7 @@ class ClusterWatch:
         self._changed.set()
         self._changed = asyncio.Event()
         for callback in tuple(self._listeners):
-            # One callback's failure is the loop's to report and nobody else's.
+            # One callback's failure must not keep the others from being called.
             asyncio.get_running_loop().call_soon(callback, self._snapshot)
 
     def _read_brokers(self) -> dict[BrokerId, BrokerCopies]:

@@ -1,4 +1,4 @@
-"""Topics that were made by command: the definition, and what a broker made of it. Pure.
+"""Topics made by command: the definition, and its status on each broker. Pure.
 
     node               bytes: JSON, UTF-8, keys sorted, no spaces
     -----------------  -----------------------------------------------------------------
@@ -12,7 +12,7 @@ A client writes the definition, each broker that has to do with it writes its st
 writes them: a status with another number speaks of an older definition.
 
 Properties of a definition that are not known here are kept when it is altered: a later
-version may have written them. What makes no sense is a PayloadError.
+version may have written them. An invalid definition is a PayloadError.
 
 Keep in step: `paths.py`, this package's README.
 """
@@ -41,7 +41,7 @@ _KNOWN: Final = frozenset({"brokers", "partitions", "settings", "state"})
 
 
 class TopicState(enum.Enum):
-    """What the cluster is to do about a topic."""
+    """Wanted state of a topic in the cluster."""
 
     ACTIVE = "active"
     """Serve it."""
@@ -56,11 +56,11 @@ class TopicDefinition:
     partitions: int
     """Partitions on each of its brokers, 1 or more."""
     brokers: tuple[BrokerId, ...] | None = None
-    """Who serves it, ascending; None: every broker."""
+    """Brokers that serve it, ascending; None: every broker."""
     settings: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Keys of a topic section of `server.ini`, in their spelling, and their text."""
     state: TopicState = TopicState.ACTIVE
-    """What is to be done about it."""
+    """Its wanted state."""
     others: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     """Properties that are not known here, ready for JSON."""
 
@@ -75,7 +75,7 @@ class TopicDefinition:
 
 
 class Effect(enum.Enum):
-    """What a broker made of a definition."""
+    """Result of a definition on one broker."""
 
     IN_EFFECT = "in effect"
     """It serves the topic as defined; the text is of `NO_PUTS` and `NO_GETS`."""
@@ -84,18 +84,18 @@ class Effect(enum.Enum):
     REFUSED = "refused"
     """It cannot serve the topic like that; the text says why."""
     DELETING = "deleting"
-    """It has not removed its data yet; the text says what holds it up."""
+    """It has not removed its data yet; the text tells the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStatus:
-    """What one broker says about a definition."""
+    """Status of a definition on one broker."""
 
     definition: int
     """`TopicDefinition.checksum` of the definition it speaks of; 0 where there is none,
     and `server.ini` has such a section."""
     effect: Effect
-    """What it made of it."""
+    """Result of the definition."""
     text: str = ""
     """See `Effect`."""
 

@@ -1,10 +1,10 @@
-"""The end of a topic that is being deleted: who has it still, and its last traces.
+"""Deletion of a topic: the brokers that still have it, and its last traces.
 
 Each broker that has the topic removes its data, registers without it, which takes its
-record away, and then deletes its status. When nobody has it any more, the offsets of
-groups go, for a topic of that name that is made later begins at offset 0; then the
-empty parents, and the definition at last: as long as it is there, nobody makes the
-topic anew, and whoever comes back finds that it is to be deleted.
+record away, and then deletes its status. When no broker has it any more, the offsets of
+groups are deleted, for a new topic of that name begins at offset 0; then the empty
+parents, and the definition last: while it exists the topic cannot be made anew, and a
+broker that comes back finds that it is to be deleted.
 
 Every step may be repeated, and be taken by several brokers at once.
 """

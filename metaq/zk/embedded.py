@@ -1,8 +1,8 @@
 """A real ZooKeeper server as a child process, for one machine and for tests.
 
-Theory of operation: the server is Apache ZooKeeper itself, taken from a class path
-that somebody else installed (PySpark's wheel carries all its jars). It runs in
-`<data_dir>` with one listening socket on loopback. Three promises:
+Theory of operation: the server is Apache ZooKeeper itself, taken from an installed
+class path (PySpark's wheel carries all its jars). It runs in `<data_dir>` with one
+listening socket on loopback. Three promises:
 
 * It answers when `start` returns; if it cannot, the error carries the end of its log.
 * It dies with its parent, also when the parent is killed with SIGKILL: the kernel
@@ -15,7 +15,7 @@ that somebody else installed (PySpark's wheel carries all its jars). It runs in
 It runs with `<data_dir>` as its working directory, so that no path, whatever
 characters it has, needs to be written into Java's property files. Files there:
 `zoo.cfg` and the two logging configurations, written at each start; `zookeeper.log`,
-what the server says; `zookeeper.out`, what Java says; `data/`, what it stores.
+the server's log; `zookeeper.out`, Java's output; `data/`, its data.
 """
 
 import importlib.util
@@ -126,7 +126,7 @@ os.execv(java[0], java)
 
 
 class EmbeddedZooKeeperError(CoordinationError):
-    """The server cannot be run; the message says what is missing or what it said."""
+    """The server cannot be run; the message says why or quotes its log."""
 
     retriable = False
 
@@ -262,7 +262,7 @@ class EmbeddedZooKeeper:
         if threading.current_thread() is not threading.main_thread():
             # The server would be killed when this thread ends.
             raise RuntimeError("the embedded zookeeper is started on the main thread")
-        # What pip brings comes before what the system's packages do.
+        # Jars installed by pip come before those of the system's packages.
         classpath, java = find_classpath(), find_java()
         deadline_s = time.monotonic() + timeout_s
         for attempt in range(START_TRIES):

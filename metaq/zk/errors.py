@@ -1,8 +1,8 @@
-"""What ZooKeeper may answer, as errors of our own tree.
+"""ZooKeeper's refusals as errors of our own tree.
 
 kazoo's exceptions are mapped to these in `_kazoo.py` and nowhere else. All of them are
-`CoordinationError`s; `retriable` says whether the same call can succeed later without
-anybody changing anything.
+`CoordinationError`s; `retriable` says whether the same call can succeed later with
+nothing changed.
 """
 
 from metaq.errors import CoordinationError
@@ -25,7 +25,7 @@ class NodeExistsError(CoordinationError):
 
 
 class NodeChangedError(CoordinationError):
-    """Somebody wrote, created or deleted the node since it was read: read it again."""
+    """The node was written, created or deleted since it was read: read it again."""
 
 
 class NodeNotEmptyError(CoordinationError):
@@ -41,7 +41,7 @@ class NodeNameError(CoordinationError):
 
 
 class PayloadError(CoordinationError):
-    """A node holds bytes that are not what its path promises."""
+    """A node's payload is not of the form that its path promises."""
 
     retriable = False
 

@@ -1,9 +1,9 @@
-"""One member of a consumer group: its place in the group, and what it owns there.
+"""One member of a consumer group: its registration and its claims.
 
 Theory of operation: a member is an ephemeral node, and so is every partition it owns.
 Both live and die with the session, so a member that hangs or is cut off loses its
-partitions without anybody's help; and both carry the member's name, by which MetaQ's
-consumers know whose they are.
+partitions by itself; and both carry the member's name, by which MetaQ's consumers know
+whose they are.
 
 A name is not enough, because one member may leave nodes of several sessions behind: a
 session that ended for us may live on in ZooKeeper for up to its time-out, and a node of
@@ -107,7 +107,7 @@ class GroupMembership:
 
     Lifecycle: `register` when the session is connected, and again after every new
     session; then `claim` and `release` as the plan of the group says; `unregister` at
-    the end. The coordinator belongs to whoever assembled the client.
+    the end. The caller owns the coordinator.
 
     Every request raises what `Coordinator` raises; after an error whose outcome is
     unknown the same call is right again.
@@ -154,7 +154,7 @@ class GroupMembership:
 
     @property
     def claims(self) -> frozenset[TopicPartition]:
-        """What we own under the present session; nothing once the session is lost."""
+        """Partitions owned under the present session; empty once it is lost."""
         status = self._coordinator.status
         if status.state is SessionState.LOST:
             return frozenset()
@@ -164,15 +164,15 @@ class GroupMembership:
     def unanswered_claims(self) -> frozenset[TopicPartition]:
         """Partitions whose last claim failed: their nodes may be there, and be ours.
 
-        Who does not claim them again has to release them, or nobody can own them for
-        as long as our session lives.
+        The caller has to claim them again or release them; otherwise no member can own
+        them for as long as our session lives.
         """
         return frozenset(self._unanswered)
 
     def claims_of_session_version(
         self, session_version: int
     ) -> frozenset[TopicPartition]:
-        """Return what was claimed under a session and not released since."""
+        """Return the partitions claimed under a session and not released since."""
         return frozenset(
             p for p, bound in self._claims.items() if bound == session_version
         )
@@ -186,9 +186,9 @@ class GroupMembership:
             The version of the session that the membership is bound to.
 
         Raises:
-            MemberTakenError: somebody else is registered under our name. That may be
-                what a killed process left behind, which goes with its session: try
-                again for longer than the session time-out.
+            MemberTakenError: our name is registered by another session. That may be the
+                node of a killed process, which goes with its session: try again for
+                longer than the session time-out.
         """
         data = encode_member_topics(sorted(set(topics)))
         path = self._paths.member(self._group, self._member)
@@ -334,13 +334,13 @@ class GroupMembership:
 
         Args:
             path: the node.
-            data: what it shall hold.
+            data: the wanted payload.
             mine: payloads by which an earlier node of ours is recognised.
             deadline_s: when to give up.
 
         Returns:
-            The session it belongs to, and the node of somebody else that stands there
-            instead, if one does.
+            The session it belongs to, and the foreign node in its place, if there is
+            one.
         """
         for _ in range(TAKE_TRIES):
             status = self._coordinator.status
@@ -391,7 +391,7 @@ class GroupMembership:
         )
 
     def _require_same_session(self, status: SessionStatus, path: str) -> None:
-        """Refuse to go on with what was read under another session."""
+        """Refuse to go on with results read under another session."""
         present = self._coordinator.status
         if present.session_version != status.session_version:
             raise SessionLostError(

@@ -1,18 +1,18 @@
-"""How far a group has read: its offsets in ZooKeeper, and who may write them.
+"""Committed offsets of a group in ZooKeeper, and the right to write them.
 
-Theory of operation: an offset node is persistent, and MetaQ's consumers write it
-whoever they are. A member that was cut off and comes back late would so throw the
-group back to where *it* was. `commit_offset` does not:
+Theory of operation: an offset node is persistent, and every MetaQ consumer may write
+it. A member that was cut off and comes back late would so throw the group back to where
+*it* was. `commit_offset` does not:
 
     1. the session must be the one that the partition was claimed under;
     2. the version of the offset node is read, and *then* the owner node, which must be
        ours: name and session;
     3. the offset is written only if its node still has that version.
 
-Whoever lost the partition between 2 and 3 fails at 3 as soon as the next owner has
-committed once; before that, a late commit throws nobody back, for it is not behind
-where the next owner began. A version that somebody else changed while we own the
-partition (a tool, or ourselves, when an answer got lost) sends the commit back to 2.
+A member that lost the partition between 2 and 3 fails at 3 as soon as the next owner
+has committed once; before that, a late commit throws no owner back, for it is not
+behind the offset where the next owner began. If the version changed while we own the
+partition (a tool, or ourselves, when an answer got lost), the commit goes back to 2.
 
 Keep in step: `groups.py`, `znodes.py`.
 
@@ -33,7 +33,7 @@ from metaq.zk.znodes import (
     encode_owner,
 )
 
-# Nobody but a tool writes the offset of a partition that we own.
+# Only tools write the offset of a partition that we own.
 COMMIT_TRIES: Final = 3
 
 
@@ -112,7 +112,7 @@ class GroupOffsets:
     async def set_offset(
         self, partition: TopicPartition, group_offset: GroupOffset, *, deadline_s: float
     ) -> None:
-        """Store an offset, whoever owns the partition: for tools and groups of one.
+        """Store an offset regardless of the owner: for tools and groups of one.
 
         An owner that runs goes on from where it is, and overwrites this.
         """

@@ -3,7 +3,7 @@
 Theory of operation: `TEMPLATES` is the only place where path text is written down.
 Builders fill a template in, `NodePaths.parse` matches a path against all of them, and
 the table in this package's README is checked against it. A `{name}` stands for exactly
-one step of the path; what it may hold is in `FIELD_PATTERNS`.
+one step of the path; `FIELD_PATTERNS` has the allowed texts.
 
 Keep in step: `README.md` of this package, `znodes.py` (payloads).
 
@@ -21,7 +21,7 @@ from metaq.model import BrokerId, TopicPartition
 from metaq.zk.errors import NodeNameError
 
 DEFAULT_ROOT: Final = "/meta"
-"""`zk.zkRoot` when nobody sets it."""
+"""Default of `zk.zkRoot`."""
 
 NUMBER: Final = r"\d{1,20}"
 """A number in a name; int() is never fed thousands of digits, which it refuses."""
@@ -31,7 +31,7 @@ _PARTITION: Final = re.compile(rf"({NUMBER})-({NUMBER})", re.ASCII)
 
 
 class NodeKind(enum.Enum):
-    """What a node of the tree is for."""
+    """Purpose of a node of the tree."""
 
     BROKER = "broker"
     LEADER = "leader"
@@ -68,7 +68,7 @@ TEMPLATES: Final[Mapping[NodeKind, str]] = {
     # Ours alone: MetaQ has no queries.
     NodeKind.QUERY_START: "/queries/{query}/start",
     NodeKind.QUERY_ROUTES: "/queries/{query}/routes",
-    # The catalog: what there is when nobody is there to say it. MetaQ does not list it.
+    # The catalog: what exists while its broker is away. MetaQ does not list it.
     NodeKind.RECORDED_BROKER: "/catalog/brokers/{broker}",
     NodeKind.RECORDED_PARTITIONS: "/catalog/partitions/{topic}/{broker}",
     NodeKind.TOPIC_DEFINITION: "/catalog/topics/{topic}",
@@ -90,7 +90,7 @@ FIELD_PATTERNS: Final[Mapping[str, str]] = {
     "query": r"[^/]+",
 }
 
-# What ZooKeeper refuses inside a path (PathUtils.validatePath): NUL and the other
+# Refused by ZooKeeper inside a path (PathUtils.validatePath): NUL and the other
 # control characters, surrogates, the private use area and the specials at the end of
 # the basic plane. A topic may legally hold some of these, so this is checked as data.
 _REFUSED_CHARACTERS: Final = re.compile(
@@ -128,7 +128,7 @@ def normalize_root(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BrokerRole:
-    """Which copy of a broker's partitions somebody serves."""
+    """The copy of a broker's partitions that a process serves."""
 
     broker_id: BrokerId
     """The number all copies share."""
@@ -180,12 +180,12 @@ def parse_partition(text: str) -> tuple[BrokerId, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class NodeName:
-    """What a path says: its kind and the text of each step that varies."""
+    """Parsed path: its kind and the text of each variable step."""
 
     kind: NodeKind
-    """Which template the path matches."""
+    """Template that the path matches."""
     fields: Mapping[str, str]
-    """The text of each `{name}` of that template, and nothing else."""
+    """The text of each `{name}` of that template."""
 
 
 def _compiled(template: str) -> re.Pattern[str]:
@@ -202,7 +202,7 @@ _PATTERNS: Final = {kind: _compiled(text) for kind, text in TEMPLATES.items()}
 class NodePaths:
     """Builds and reads paths below one root.
 
-    Builders raise NodeNameError where a name holds what ZooKeeper refuses; numbers
+    Builders raise NodeNameError where ZooKeeper refuses a name; numbers
     never do.
     """
 
@@ -350,18 +350,18 @@ class NodePaths:
         return self.root + template.removesuffix("/{topic}/{broker}")
 
     def topic_statuses(self, topic: str) -> str:
-        """Return the parent of what brokers made of a definition, one child each."""
+        """Return the parent of a definition's statuses, one child per broker."""
         path = self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker="*")
         return path.removesuffix("/*")
 
     def topic_status(self, topic: str, broker_id: BrokerId) -> str:
-        """Return the node with what a broker made of the definition of a topic."""
+        """Return the node with a broker's status of the definition of a topic."""
         return self._fill(NodeKind.TOPIC_STATUS, topic=topic, broker=broker_id)
 
     # -- back -------------------------------------------------------------------------
 
     def parse(self, path: str) -> NodeName | None:
-        """Return what `path` names, or None when it is no node with a payload."""
+        """Return the parsed path, or None when it is no node with a payload."""
         if not path.startswith(f"{self.root}/"):
             return None
         below = path[len(self.root) :]
@@ -373,7 +373,7 @@ class NodePaths:
 
 
 def require_legal_path(path: str) -> None:
-    """Refuse what ZooKeeper would refuse.
+    """Refuse a path that ZooKeeper would refuse.
 
     Raises:
         NodeNameError: not an absolute path of legal steps.

@@ -1,11 +1,11 @@
-"""What a broker wants to see in ZooKeeper, and the steps that get it there. Pure.
+"""Wanted nodes of a broker in ZooKeeper, and the steps to get there. Pure.
 
 Theory of operation: a `BrokerSnapshot` says who a broker is and which topics it has.
 `desired_groups` turns it into nodes, in groups: the broker's own nodes first, then one
 group per topic, in MetaQ's order of registration. For each group the shell
-(`registry.py`) reads what is there, asks `plan_group` for the steps, and takes them in
-order. Steps are only planned for what differs, so that the plan for a tree that is as
-it should be is empty, and doing everything again after any failure is always right.
+(`registry.py`) reads the present nodes, asks `plan_group` for the steps, and takes them
+in order. Steps are only planned for differences, so that the plan for a tree that is
+as it should be is empty, and doing everything again after any failure is always right.
 
 How a node is looked after (`Upkeep`) follows from how others watch it: readers of a
 topic watch the children of its parent, so a changed count must disappear and come
@@ -14,10 +14,10 @@ catalog records of a broker stays when the broker withdraws: it is written befor
 nodes that it outlives, and deleted with a topic that the broker does not have any more.
 
 An ephemeral node of another session is never left alone: it is a dead process's, about
-to vanish, or somebody took our id. Below `ids/N` the address tells which: our own
-address is a former life of ours and is replaced; another one raises
-BrokerIdTakenError, because two brokers with one id would mix two logs into one. Once
-that node is ours, so is every other node of role N, whatever it says.
+to vanish, or another broker took our id. Below `ids/N` the address tells which: our own
+address is a former life of ours and is replaced; another one raises BrokerIdTakenError,
+because two brokers with one id would mix two logs into one. Once that node is ours, so
+is every other node of role N, whatever it says.
 
 Keep in step: `paths.py`, `registry.py`.
 
@@ -62,16 +62,16 @@ class BrokerSnapshot:
     """All that a broker tells the world at one moment."""
 
     role: BrokerRole
-    """Which copy of which broker this is."""
+    """Copy and broker of the snapshot."""
     address: BrokerAddress
-    """Where clients reach it."""
+    """Address for clients."""
     config_checksum: int
     """Unsigned CRC-32 of the configuration file's bytes."""
     topics: tuple[AdvertisedTopic, ...] = ()
-    """In the order of registration; each name once."""
+    """Topics in the order of registration; each name once."""
     has_record: bool = True
-    """Whether the catalog is to have it; MetaQ 1.4, which tests play, has no catalog.
-    Followers leave that to their leader."""
+    """Whether it is recorded in the catalog; MetaQ 1.4, which tests play, has no
+    catalog. Followers leave that to their leader."""
 
     @property
     def is_recorded(self) -> bool:
@@ -80,7 +80,7 @@ class BrokerSnapshot:
 
 
 class Upkeep(enum.Enum):
-    """How a node is brought and kept in step."""
+    """Way in which a node is made and kept in step."""
 
     CLAIM = "ephemeral; says who we are, and refuses another address"
     WRITTEN = "persistent; written in place"
@@ -98,11 +98,11 @@ class DesiredNode:
     """One node as it should be."""
 
     path: str
-    """Where."""
+    """Path of the node."""
     data: bytes
-    """Its exact payload; b"" when it must not exist."""
+    """Exact payload; b"" when the node must not exist."""
     upkeep: Upkeep
-    """How to get there."""
+    """Way to make it so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class DesiredGroup:
     topic: str | None
     """The topic they belong to; None for the broker's own nodes."""
     nodes: tuple[DesiredNode, ...]
-    """In the order of registration."""
+    """Nodes in the order of registration."""
 
 
 class Verb(enum.Enum):
-    """What a step does to a node."""
+    """Change that a step makes to a node."""
 
     CREATE_EPHEMERAL = "create ephemeral"
     SET_OR_CREATE = "set or create"
@@ -130,14 +130,14 @@ class Step:
     """One change, to be taken in the order of the plan."""
 
     verb: Verb
-    """What to do."""
+    """The change."""
     path: str
-    """To which node."""
+    """Path of the node."""
     data: bytes = b""
     """The payload to write, where there is one."""
 
 
-# -- what should be -------------------------------------------------------------------
+# -- wanted nodes ---------------------------------------------------------------------
 
 
 def broker_group(snapshot: BrokerSnapshot, paths: NodePaths) -> DesiredGroup:
@@ -162,7 +162,7 @@ def topic_group(
     """Return the record of a topic, if there is one, and the topic's three nodes.
 
     The oldest of the three ignores the accept flags. A topic that takes neither puts
-    nor gets is served to nobody, and is not recorded.
+    nor gets is not served, and is not recorded.
 
     Raises:
         NodeNameError: ZooKeeper cannot hold this topic's name.
@@ -242,8 +242,8 @@ def plan_group(
     """Return the steps that bring a group in step, deletions first.
 
     Args:
-        group: what should be.
-        found: what is: for each path of the group the node, or None.
+        group: the wanted nodes.
+        found: for each path of the group the present node, or None.
         session_id: our session, owner of ephemeral nodes.
 
     Returns:
@@ -293,8 +293,8 @@ def plan_removal(group: DesiredGroup, *, is_sure: bool = True) -> tuple[Step, ..
 def plan_record_removal(path: str) -> tuple[Step, ...]:
     """Return the steps that take one record of a topic away.
 
-    The last one takes the topic's name with it, so that the catalog names no topic
-    that nobody has.
+    The last step deletes the topic's node if it is empty, so that the catalog names no
+    topic without a broker.
     """
     parent = path.rpartition("/")[0]
     return Step(Verb.DELETE, path), Step(Verb.DELETE_CHILDLESS, parent)
@@ -303,9 +303,9 @@ def plan_record_removal(path: str) -> tuple[Step, ...]:
 def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
     """Return the steps of a graceful stop, in MetaQ's order.
 
-    The role's node goes first, so that nobody new comes; then the checksum; then the
+    The role's node goes first, so that no new client comes; then the checksum; then the
     broker's persistent node, which stays with empty text while it has followers; then
-    the topics. What the catalog records stays.
+    the topics. The records in the catalog stay.
     """
     steps: list[Step] = []
     for group in groups:
@@ -313,7 +313,7 @@ def plan_withdrawal(groups: tuple[DesiredGroup, ...]) -> tuple[Step, ...]:
         if group.topic is not None:
             steps += plan_removal(replace(group, nodes=tuple(ours)))
             continue
-        # Sorted stably: what is written in place goes last.
+        # Sorted stably: nodes that are written in place go last.
         for node in sorted(ours, key=lambda node: node.upkeep is Upkeep.WRITTEN):
             is_kept = node.upkeep is Upkeep.WRITTEN
             verb = Verb.DELETE_OR_EMPTY if is_kept else Verb.DELETE

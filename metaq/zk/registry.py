@@ -1,10 +1,10 @@
 """A broker's registration in ZooKeeper, kept true for as long as the broker runs.
 
 Theory of operation: there is one wanted snapshot, one task, and one loop: when the
-session is connected, compare what is wanted with what is there, take the steps that
-`plan.py` gives, and sleep until something happens. What may happen:
+session is connected, compare the wanted nodes with the present ones, take the steps
+that `plan.py` gives, and sleep until something happens. Events:
 
-    a new snapshot         only the groups that differ from what was applied
+    a new snapshot         only the groups that differ from the applied ones
     a new session          everything, because the old ephemeral nodes are gone, and
                            the records of topics that this broker has no more
     a node of ours that    its group, after REPAIR_DELAY_S; until then the registration
@@ -14,7 +14,7 @@ session is connected, compare what is wanted with what is there, take the steps 
     a failure              the same again after a back-off that doubles
 
 Nothing happens while the session is suspended: the nodes live on in ZooKeeper.
-Nobody waits for this task except `register` and `withdraw`, both with a deadline; puts
+Only `register` and `withdraw` wait for this task, both with a deadline; puts
 and gets never do. Snapshots that arrive while one is being applied replace each other,
 so however many new topics appear at once, there is one pass for all of them.
 
@@ -65,8 +65,8 @@ BACKOFF: Final = Backoff(first_s=0.1, max_s=10.0)
 """Between passes that fail."""
 # How often everything is compared, whatever the watches have told.
 CHECK_INTERVAL_S: Final = 60.0
-# What others delete together is put back together; and two that write one node, each
-# over the other, do so this often at most.
+# Nodes that others delete together are put back together; and two processes that write
+# one node, each over the other, do so this often at most.
 REPAIR_DELAY_S: Final = 0.5
 PATHS_NAMED_MAX: Final = 3
 """Nodes that a sentence about missing ones names."""
@@ -78,7 +78,7 @@ _UNWATCHED: Final = frozenset({Upkeep.ABSENT, Upkeep.RECORDED})
 
 
 class RegistrationState(enum.Enum):
-    """How the wanted snapshot and ZooKeeper relate."""
+    """Relation of the wanted snapshot and ZooKeeper."""
 
     IDLE = "idle"
     PENDING = "pending"
@@ -123,7 +123,7 @@ class RegistrationStatistics:
     )
     repair_count: int = counter(
         "metaq_registration_repairs_total",
-        "Nodes put back because somebody had deleted them.",
+        "Nodes put back after they had been deleted.",
     )
     last_error: str = ""
     """Text of the last failure, and nodes that others deleted or overwrote and that
@@ -133,8 +133,8 @@ class RegistrationStatistics:
 class BrokerRegistry:
     """Registers one broker in ZooKeeper and keeps it registered.
 
-    Lifecycle: `start`, `register` (after recovery and listen: whoever reads the nodes
-    will connect at once), `update` any number of times, `withdraw` (before the drain),
+    Lifecycle: `start`, `register` (after recovery and listen: clients that read the
+    nodes connect at once), `update` any number of times, `withdraw` (before the drain),
     `stop`. The coordinator is started before and stopped after, by its owner; stopping
     it ends the session. After `withdraw`, wait zk.zkSyncTimeMs before the listener
     closes, so that clients can react. A broker with zk.zkEnable=false makes neither
@@ -205,7 +205,7 @@ class BrokerRegistry:
         """Register, and wait until it is done.
 
         Args:
-            snapshot: what to register.
+            snapshot: the nodes to register.
             deadline_s: when to stop waiting, on the clock's monotonic scale. The
                 registration itself is never given up.
 
@@ -255,8 +255,8 @@ class BrokerRegistry:
     async def withdraw(self, *, deadline_s: float) -> None:
         """Take everything out of ZooKeeper in MetaQ's order; final, never raises.
 
-        Returns at the deadline at the latest. What could not be deleted by then
-        vanishes with the session; the persistent node `ids/N` may stay.
+        Returns at the deadline at the latest. Ephemeral nodes that are left vanish with
+        the session; the persistent node `ids/N` may stay.
         """
         is_registered = self._session_version != 0 and bool(self._applied)
         self._state = RegistrationState.WITHDRAWN
@@ -432,7 +432,7 @@ class BrokerRegistry:
         found = dict(zip(paths, nodes, strict=True))
         steps = plan_group(group, found, status.session_id)
         if steps or self._applied.get(group.topic) != group:
-            # What changes now changes because of us.
+            # Changes from now on are our own.
             self._unwatch(paths)
         for step in steps:
             await self._take(step, self._operation_deadline_s())
@@ -463,7 +463,8 @@ class BrokerRegistry:
                 except NodeNotEmptyError:
                     await coordinator.set_or_create(path, b"", deadline_s=deadline_s)
 
-    # -- what others do to our nodes --------------------------------------------------
+    # -- changes by others
+    # ----------------------------------------------------------------
 
     def _watch(self, group: DesiredGroup) -> None:
         """Watch the nodes of a group that is as it should be."""
@@ -526,7 +527,7 @@ class BrokerRegistry:
         self._is_check_due = False
         self._last_error = ""
         if self._missing:
-            # What is missing again since it was looked at; the repair is due.
+            # Nodes are missing again since the check; the repair is due.
             return
         if self._state is not RegistrationState.REGISTERED:
             self._state = RegistrationState.REGISTERED

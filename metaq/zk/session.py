@@ -8,13 +8,13 @@ mixed up, and the right reactions are opposites.
                 may still be there. Assume nothing new, give nothing up.
     LOST        there is no session. Every ephemeral node of the last one is gone, or
                 will be without our doing anything. A session whose server was not
-                heard of for nearly its time-out counts as lost, whoever is to blame:
+                heard of for nearly its time-out counts as lost, for whatever reason:
                 so its end is known here before others can see it.
 
-`SessionTracker` turns what the client library reports into these states. Each *new*
-session gets the next version; coming back to the same session keeps it. Whoever
-created ephemeral nodes remembers the version they belong to, and compares: it never
-repeats within a process, session ids might.
+`SessionTracker` turns reports of the client library into these states. Each *new*
+session gets the next version; coming back to the same session keeps it. The creator of
+ephemeral nodes remembers their version, and compares: it never repeats within a
+process, session ids might.
 
          ESTABLISHED (version + 1)         DISCONNECTED
     LOST -----------------------> CONNECTED ------------> SUSPENDED
@@ -25,7 +25,7 @@ repeats within a process, session ids might.
     Invariant: the version grows exactly when an ESTABLISHED event names a session other
     than the last one, or follows LOST.
 
-`Coordinator` is all that anybody may ask of ZooKeeper. It is implemented by
+`Coordinator` is our whole interface to ZooKeeper. It is implemented by
 `_kazoo.KazooCoordinator` and, in memory, by `metaq.testing.zk`; one suite of contract
 tests runs on both.
 
@@ -42,7 +42,7 @@ from metaq.zk.znodes import Node
 
 
 class SessionState(enum.Enum):
-    """What may be assumed about the session; see the top of this file."""
+    """Assumptions that hold about the session; see the top of this file."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -50,7 +50,7 @@ class SessionState(enum.Enum):
 
 
 class SessionEvent(enum.Enum):
-    """What the client library reports."""
+    """Event reported by the client library."""
 
     ESTABLISHED = "established"
     DISCONNECTED = "disconnected"
@@ -77,14 +77,14 @@ class SessionStatus:
     """A snapshot of the session."""
 
     state: SessionState
-    """What may be assumed."""
+    """State of the session."""
     session_version: int
     """Number of the current or last session; 0 before the first one."""
     session_id: int
     """ZooKeeper's number for that session, owner of our ephemeral nodes; 0 if none."""
     timeout_s: float = 0.0
-    """How long that session lives without a word from us, in seconds; the server's
-    choice, which may be less or more than was asked for. 0 before the first one."""
+    """Seconds that the session lives without a word from us; the server's choice, which
+    may be less or more than was asked for. 0 before the first session."""
 
     def require_connected(self) -> None:
         """Raise when nothing can be asked of ZooKeeper now.
@@ -115,10 +115,10 @@ class SessionTracker:
     def apply(
         self, event: SessionEvent, session_id: int = 0, timeout_s: float = 0.0
     ) -> SessionStatus | None:
-        """Take in what the client library reported.
+        """Take in a report of the client library.
 
         Args:
-            event: what happened.
+            event: the report.
             session_id: for ESTABLISHED, the session that is connected now.
             timeout_s: for ESTABLISHED, its time-out.
 
@@ -144,10 +144,10 @@ Cancel = Callable[[], None]
 
 
 class Coordinator(Protocol):
-    """What may be asked of ZooKeeper; all of it from one event loop.
+    """Interface to ZooKeeper; all of it from one event loop.
 
-    Lifecycle: `start` once, then use, then `stop` once; the owner is whoever assembled
-    the process. `start` does not wait for a connection: a status callback tells.
+    Lifecycle: `start` once, then use, then `stop` once; its creator owns it. `start`
+    does not wait for a connection: a status callback tells.
 
     Deadlines are absolute times of the clock the coordinator was made with. Unless a
     method says otherwise it raises:
@@ -204,7 +204,7 @@ class Coordinator(Protocol):
         """Create a node that lives as long as this session; parents as needed.
 
         Raises:
-            NodeExistsError: somebody has created it already.
+            NodeExistsError: it exists already.
         """
         ...
 
@@ -218,7 +218,7 @@ class Coordinator(Protocol):
     async def replace(
         self, path: str, data: bytes, *, version: int | None, deadline_s: float
     ) -> None:
-        """Write a persistent node, unless somebody changed it since it was read.
+        """Write a persistent node, unless it was changed since it was read.
 
         Args:
             path: the node.

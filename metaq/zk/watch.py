@@ -3,7 +3,7 @@
 Theory of operation: ZooKeeper's watches fire once and say nothing but "look again".
 `Watch` reads with a watch set, delivers the snapshot if it differs from the last one,
 and reads again whenever it is told to: when the watch fired, and on every reconnect.
-What fired in between does not matter, and firing twice costs one read.
+Events in between do not matter, and firing twice costs one read.
 """
 
 import asyncio

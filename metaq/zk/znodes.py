@@ -16,7 +16,7 @@
 Java peers compare some of these as text and refuse unknown JSON properties, so the
 encoders write exactly what the Java broker writes. The decoders accept white space
 around values, any order of JSON properties and properties they do not know, because
-other writers exist; what they cannot make sense of is a PayloadError.
+other writers exist; any other payload is a PayloadError.
 
 Keep in step: `paths.py`, this package's README.
 
@@ -56,7 +56,7 @@ class Node:
     owner_session_id: int
     """The session it lives and dies with; 0 for a persistent node."""
     version: int
-    """How often the payload was set since the node was created."""
+    """Number of writes since the node was created."""
 
     @property
     def is_ephemeral(self) -> bool:
@@ -141,12 +141,12 @@ def decode_partition_count(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicRegistration:
-    """What a node below topics-pub or topics-sub says."""
+    """Payload of a node below topics-pub or topics-sub."""
 
     partition_count: int
     """Partitions 0..partition_count-1 exist on that broker."""
     role: BrokerRole
-    """Whose they are; the same as in the node's name."""
+    """Copy of the broker that registered it; the same as in the node's name."""
 
 
 def encode_registration(registration: TopicRegistration) -> bytes:
@@ -226,7 +226,7 @@ def decode_owner(data: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """How far a group has read a partition."""
+    """Committed offset of a group in a partition."""
 
     offset: Offset
     """The group's next offset."""

@@ -378,7 +378,7 @@ def test_a_live_socket_with_a_full_queue_is_not_stolen_either(data_dir: Path) ->
 
 
 def test_a_file_in_the_way_is_kept(data_dir: Path) -> None:
-    """What is no socket is never replaced."""
+    """A file that is no socket is never replaced."""
     (data_dir / SOCKET_NAME).write_text("mine")
     with pytest.raises(AdminError, match="file in the way"):
         asyncio.run(new_server(data_dir, Actions()).start())
@@ -408,7 +408,7 @@ def test_a_path_longer_than_an_address_works(tmp_path: Path) -> None:
 
 
 def test_a_long_line_is_refused(data_dir: Path) -> None:
-    """Whoever exceeds the bound is told, and closed."""
+    """A client that exceeds the bound is told, and closed."""
 
     async def body(_: AdminServer) -> None:
         (answer,) = await exchange(data_dir, b"x" * (REQUEST_BYTES_MAX + 1))
@@ -504,7 +504,7 @@ def test_what_is_no_broker_is_recognised(data_dir: Path, answer: bytes) -> None:
 
 
 def test_a_request_that_is_too_long_is_not_sent(data_dir: Path) -> None:
-    """The bound is told before anybody is asked."""
+    """The bound is told before a request is sent."""
     request = {"command": "open_partitions", "topic": "t" * REQUEST_BYTES_MAX}
     with pytest.raises(AdminError, match="request is too long"):
         call_admin(data_dir, request, timeout_s=TIMEOUT_S)

@@ -429,7 +429,7 @@ def test_a_disk_that_is_not_mounted_refuses_the_start(tmp_path: Path) -> None:
 
 
 def test_zookeeper_that_comes_later_takes_an_empty_broker_out(tmp_path: Path) -> None:
-    """It serves as long as nobody knows better; then the alarm says what is missing."""
+    """It serves as long as the loss is unknown; then the alarm says what is missing."""
     data = tmp_path / "data"
 
     async def scenario() -> None:
@@ -531,7 +531,7 @@ def test_a_host_is_found_when_none_is_configured(tmp_path: Path) -> None:
 def test_who_is_told_loopback_is_listened_to_on_loopback(
     tmp_path: Path, host: str, wanted: str
 ) -> None:
-    """A broker for this machine lets nobody else in."""
+    """A broker for this machine lets no other machine in."""
     text = CONFIG.replace("hostName=127.0.0.1\n", f"hostName={host}\n" if host else "")
     assert listening_host(make_config(tmp_path, text=text)) == wanted
 
@@ -604,7 +604,7 @@ def test_errors_of_the_start_are_metaq_errors() -> None:
 def test_settings_without_effect_are_named_at_start(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A foreign section, a filter that nobody runs, a setting that a topic keeps."""
+    """A foreign section, a filter that is never run, a setting that a topic keeps."""
     text = f"{CONFIG}\n[gregor]\nx=1\n[topic=filtered]\ngroup.g=com.example.Filter\n"
     text += "deletePolicy=delete,24h\n"
 

@@ -1,4 +1,4 @@
-"""What connections share: one bound on memory, and turns of the loop."""
+"""Bounds shared by connections: one on memory, and turns of the loop."""
 
 import asyncio
 import contextlib
@@ -181,7 +181,7 @@ class NoMemory:
 def test_no_memory_to_receive_closes_who_holds_most(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What could not be received stays in the socket, and is answered then."""
+    """Bytes without room stay in the socket, and are answered then."""
 
     async def scenario(broker) -> None:
         async with Peer(broker) as large, Peer(broker) as peer:
@@ -310,7 +310,7 @@ def test_half_frames_under_a_memory_limit_leave_the_others_served(
 
 
 def test_turns_run_one_piece_each_in_rotation() -> None:
-    """Whoever asks while others wait comes behind them; nothing runs in between."""
+    """A caller comes behind those that wait; nothing runs in between."""
     due: list[Callable[[], None]] = []
     turns, seen = Turns(due.append), []
 

@@ -1,4 +1,4 @@
-"""What a broker makes of definitions: one table, without a broker."""
+"""Decisions of a broker about definitions: one table, without a broker."""
 
 from dataclasses import replace
 from typing import Any
@@ -127,14 +127,14 @@ def test_what_cannot_be_is_refused_and_the_old_stays(
 
 
 def test_a_first_definition_that_is_refused_leaves_the_settings_unknown() -> None:
-    """What lies there must not age by other settings."""
+    """Messages of the topic must not age by other settings."""
     outcome = decided(WRONG, logs=("t",))
     assert (outcome.defined, outcome.accepted) == ({}, {})
     assert outcome.refused == {"t"}
 
 
 def test_what_cannot_be_read_is_a_problem_and_no_missing_topic() -> None:
-    """The old one stays, and nothing is said of a definition that nobody knows."""
+    """The old one stays, and an unreadable definition has no status."""
     outcome = decided("topic definition: expected JSON, got 'x'", OLDER)
     assert outcome.accepted == {"t": OLDER}
     assert outcome.defined["t"].partition_count == 2
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_a_problem_and_no_missing_topic() -> None:
 
 
 def test_zookeeper_that_was_never_read_changes_nothing() -> None:
-    """What was accepted is judged again, under the settings of today."""
+    """The accepted definition is judged again, under the present settings."""
     outcome = decided(None, ACTIVE, is_read=False)
     assert outcome.accepted == {"t": ACTIVE}
     assert outcome.defined["t"].partition_count == 4
@@ -152,7 +152,7 @@ def test_zookeeper_that_was_never_read_changes_nothing() -> None:
 
 
 def test_a_definition_that_is_gone_stays_as_long_as_there_is_data() -> None:
-    """Nobody has said that its retention is over; it is a problem, with a cure."""
+    """Its retention was not ended; it is a problem, with a remedy."""
     outcome = decided(None, ACTIVE, logs=("t",))
     assert outcome.accepted == {"t": ACTIVE}
     assert outcome.defined["t"].partition_count == 4

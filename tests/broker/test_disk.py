@@ -1,4 +1,4 @@
-"""What clients and operators hear when the disk lets the broker down."""
+"""Errors that clients and operators see when the disk fails."""
 
 import asyncio
 import errno
@@ -85,7 +85,7 @@ def test_a_failed_sync_is_500_for_every_waiter_and_for_ever(
 def test_a_put_whose_sync_failed_may_be_found_by_the_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sender hears that nobody knows; what came later is certainly not stored."""
+    """The sender hears that it is in doubt; later puts are certainly not stored."""
 
     def fail(_calls: LinuxCalls, _fd: int) -> None:
         raise OSError(errno.EIO, "the bytes stay in the page cache")

@@ -1,4 +1,4 @@
-"""What is wrong with a broker, and how it is told."""
+"""Problems of a broker, and their reports."""
 
 import json
 from dataclasses import replace
@@ -181,7 +181,7 @@ def test_a_missing_registration_is_only_a_warning() -> None:
 
 
 def test_failing_alarms_come_first() -> None:
-    """Whoever reads one line reads the worst."""
+    """The first line is the worst one."""
     broker = status(state=State.FAILED, jobs=(BROKEN_JOB,), logs=(STOPPED,))
     alarms = [problem.severity for problem in find_problems(broker)]
     assert alarms == sorted(alarms, key=list(Severity).index)

@@ -46,7 +46,7 @@ ODD: dict[str, st.SearchStrategy[object]] = {
     "length": st.just("05"),
     "opaque": st.sampled_from(["007", "+5", "-0", -(2**31), "0000000000000000001"]),
 }
-"""What is unusual about a put that is answered all the same, one field at a time."""
+"""Unusual fields of a put that is answered all the same, one at a time."""
 
 ODD_PUTS = st.sampled_from(sorted(ODD)).flatmap(
     lambda field: st.builds(put, **{field: ODD[field]})
@@ -59,7 +59,7 @@ BROKEN = st.one_of(
     st.builds(put, opaque=st.sampled_from(["2147483648", "x", "1_0", "-", "٣"])),
     st.sampled_from([b"putt test 0 1 0 0 1\r\n", b"put\r\n", b"put ", b"\r\n"]),
 )
-"""What ends the connection, or leaves a frame open; at most one, at the end."""
+"""Bytes that end the connection, or leave a frame open; at most one, at the end."""
 
 ORDINARY = st.builds(
     put,
@@ -76,7 +76,7 @@ EVERY_FORM = st.builds(
     flag=st.sampled_from([0, 1, -7]),
     checksum=st.sampled_from([None, -1]),
 ) | st.sampled_from([b"put test 0 3 0 12\r\nold", b"put meta-test -1 3 5 -7\r\nold"])
-"""What is stored and has a form of its own, mixed."""
+"""Puts that are stored and have an unusual form, mixed."""
 OTHERS = st.sampled_from(
     [
         b"put test 0 3 0 12\r\nold",
@@ -233,7 +233,7 @@ def test_an_oddity_in_a_row_is_treated_the_same(frame: bytes, tmp_path: Path) ->
 
 
 def test_a_row_is_taken_as_a_row(tmp_path: Path) -> None:
-    """What one row taught is used for the next one, and forgotten with the heads."""
+    """A row's pattern is used for the next one, and forgotten with the heads."""
     row = b"".join(put(opaque=o) for o in range(ROW_MIN))
 
     async def scenario() -> None:

@@ -112,7 +112,7 @@ def test_the_same_error_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
 
 
 def test_a_bug_is_logged_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    """What nobody expected has to be found again; a known error needs no traceback."""
+    """An unexpected error has to be found; a known error needs no traceback."""
     bench = Bench()
 
     async def body(keeping: Housekeeping) -> None:
@@ -179,7 +179,7 @@ def test_waking_brings_a_job_forward_and_never_back() -> None:
 
 
 def test_the_task_wakes_by_itself() -> None:
-    """Nobody calls `run_due` in a broker: the task does, when it is time."""
+    """A broker never calls `run_due`: the task does, when it is time."""
     turns = []
 
     async def main() -> None:

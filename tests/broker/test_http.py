@@ -163,7 +163,7 @@ def test_connections_are_bounded() -> None:
 
 
 def test_an_old_connection_makes_room() -> None:
-    """Whoever holds connections open cannot keep a probe out for long."""
+    """Idle connections cannot keep a probe out for long."""
 
     async def body(probe: Probe) -> None:
         held = [await probe.connect() for _ in range(CONNECTION_COUNT_MAX)]

@@ -1,4 +1,4 @@
-"""What strangers may do to a connection: slowly, in pieces, too much, or garbage."""
+"""Bad peers of a connection: slow, in pieces, too much, or garbage."""
 
 import asyncio
 import socket
@@ -365,7 +365,8 @@ def test_logs_are_named_by_topic_and_partition(data_dir: Path) -> None:
 
 
 def test_half_received_frames_are_bounded_over_all_connections(data_dir: Path) -> None:
-    """Whoever goes over the bound with a half frame is closed; the rest go on."""
+    """A connection that goes over the bound with a half frame is closed; the rest go
+    on."""
 
     async def scenario(broker) -> None:
         load = broker.context.load

@@ -77,7 +77,7 @@ def test_a_start_that_is_stopped_during_recovery_gives_everything_back(
 def test_a_start_that_is_stopped_while_it_binds_leaves_no_socket(
     data_dir: Path,
 ) -> None:
-    """What the thread makes nevertheless is taken away again."""
+    """A socket that the thread makes nevertheless is taken away again."""
 
     class Disk(SystemFileSystem):
         is_asked = threading.Event()

@@ -1,4 +1,4 @@
-"""What `stats` tells beyond MetaQ's lines, which the transcripts hold."""
+"""Lines of `stats` beyond MetaQ's, which the transcripts hold."""
 
 import asyncio
 from pathlib import Path

@@ -80,7 +80,7 @@ def test_no_open_partition_is_forbidden() -> None:
     ],
 )
 def test_a_wrong_range_closes_nothing(topic: str, start: int, end: int) -> None:
-    """MetaQ only logs it; here whoever asks is told."""
+    """MetaQ only logs it; here the caller is told."""
     topics = make_topics()
     with pytest.raises(AdminError):
         topics.close_partitions(topic, start=start, end=end)
@@ -88,7 +88,7 @@ def test_a_wrong_range_closes_nothing(topic: str, start: int, end: int) -> None:
 
 
 def test_whatever_changes_an_answer_changes_the_version() -> None:
-    """Who remembers answers looks at the version alone."""
+    """Callers that remember answers look at the version alone."""
     topics = make_topics()
     seen = [topics.version]
     topics.close_partitions("test", start=0, end=0)

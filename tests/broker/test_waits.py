@@ -77,7 +77,7 @@ def test_a_wait_for_a_log_that_does_not_exist_ends_with_its_first_put(
 def test_a_bug_at_the_end_of_a_wait_is_a_500_with_a_traceback(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever waited hears of it; it is counted, and the connection goes on."""
+    """The waiting client hears of it; it is counted, and the connection goes on."""
 
     def fail(*_args: object) -> None:
         raise ZeroDivisionError

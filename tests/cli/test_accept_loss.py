@@ -78,7 +78,7 @@ def test_a_running_broker_is_not_disturbed(data_dir: Path) -> None:
 
 
 def test_a_directory_without_a_record_is_accepted_too(data_dir: Path) -> None:
-    """Where another data directory, or ZooKeeper, knows of more."""
+    """Another data directory, or ZooKeeper, may know of more."""
     result = run("accept-loss", str(data_dir), "--yes")
     assert result.exit_code == 0
     assert "0 partitions, and no record of others" in result.stdout

@@ -136,7 +136,7 @@ def test_the_data_directory_is_found(
     share.mkdir(parents=True)
     (share / "admin.sock").touch()
     assert find_data_dir(None, None) == share
-    # Nobody there: it may have been started with another path.
+    # Nothing listens there: it may have been started with another path.
     with pytest.raises(AdminError, match=f"{data}.*--set dataPath.*--data-dir"):
         find_data_dir(None, config)
     data.mkdir()

@@ -88,7 +88,7 @@ def test_messages_that_are_not_there_are_told(broker: AnyBroker) -> None:
 def test_all_that_is_counted_is_timed(
     broker: AnyBroker, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What came with the first message would count as read in no time."""
+    """Messages that came with the first one would count as read in no time."""
     broker.put(*[b"x" * 1024] * 64)
     moments, fetched = [], []
     read = Consumer.receive_many
@@ -132,7 +132,7 @@ def test_the_first_message_is_due_when_the_topic_is_known(
 
 
 def test_figures_have_the_digits_that_they_are_worth() -> None:
-    """What is small is not nothing."""
+    """A small figure is not shown as zero."""
     assert bench.rounded(0.000021507) == 0.00002151
     assert bench.rounded(170.1864) == 170.2
     assert bench.rounded(4739786.4) == 4739786
@@ -151,7 +151,7 @@ def test_what_ends_the_reading_ends_the_sending(broker: AnyBroker) -> None:
 
 @pytest.mark.slow
 def test_a_topic_that_takes_no_puts_is_told_as_that(tmp_path: Path) -> None:
-    """The sending is on a thread of its own, whose errors nobody would hear."""
+    """The sending is on a thread of its own, whose errors would be lost."""
     settings = {"test:acceptPublish": "false"}
     with embedded_broker(data_path=tmp_path, settings=settings) as broker:
         target = Target("memory", "/meta", (), 0.5, broker.coordinator_factory)

@@ -206,7 +206,7 @@ def test_groups_do_not_count_what_is_not_known(
 def test_addresses_from_zookeeper_are_printed_and_not_obeyed(
     pair: Pair, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What a stranger writes there is no command for a terminal."""
+    """A name in ZooKeeper is no command for a terminal."""
     server = pair[0].zookeeper
     server.put("/meta/catalog/brokers/7", "meta://\x1b[31mh\u202e:1".encode())
     server.put("/meta/catalog/brokers/8", b"meta://ok:1")

@@ -48,7 +48,7 @@ def test_all_partitions_come_one_after_the_other(broker: AnyBroker) -> None:
 
 
 def test_bytes_come_out_as_they_are(broker: AnyBroker) -> None:
-    """What is no text is written unchanged."""
+    """Bytes that are no text are written unchanged."""
     broker.put(b"\xff\x00\r", topic="t")
     assert run("cat", "t", broker=broker).stdout_bytes == b"\xff\x00\r\n"
 
@@ -118,7 +118,7 @@ def test_a_time_that_is_none_is_wrong_usage(broker: AnyBroker) -> None:
 
 
 def test_json_says_all_about_a_message(java: Any) -> None:
-    """Where it lies, its id and time, attribute and data."""
+    """Partition and offset, id and time, attribute and data."""
     java.inner.add(b"m0", topic="t", message_id=id_at(NOON))
     result = run("cat", "t", "--json", "--max", "1", broker=java)
     assert json.loads(result.stdout) == {
@@ -142,7 +142,7 @@ def test_following_goes_on_until_it_has_enough(broker: AnyBroker) -> None:
 
 
 def test_damage_is_an_error_with_an_offset(java: Any) -> None:
-    """What is good is printed; then the place is named; the exit code is 1."""
+    """Good messages are printed; then the offset is named; the exit code is 1."""
     _, offset = java.put(b"good", b"bad", topic="t")
     java.inner.corrupt(offset, topic="t")
     result = run("cat", "t", broker=java)

@@ -72,7 +72,7 @@ def committed(target: Target, capsys: pytest.CaptureFixture[str]) -> int:
 def test_a_group_goes_on_where_it_was(
     target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was printed is committed, exactly; the next one prints what follows."""
+    """Printed messages are committed, exactly; the next one prints what follows."""
     consume(target, options(count_max=2))
     assert capsys.readouterr().out == "m0\nm1\n"
     assert committed(target, capsys) == 2 * RECORD_BYTES
@@ -121,14 +121,14 @@ def test_a_new_group_begins_where_it_is_told(
         with pytest.raises(CannotAnswerError, match="no times"):
             consume(target, options(start=start, count_max=1, idle_s=0.3))
         return
-    # Whoever waits for nothing waits shortly.
+    # Without text there is nothing to wait for.
     idle_s = PATIENCE_S if text else 0.3
     consume(target, options(start=start, count_max=1, idle_s=idle_s))
     assert capsys.readouterr().out == text
 
 
 def test_wrong_names_are_told_before_anything_is_read(target: Target) -> None:
-    """A time that is none, a group that cannot be, a topic that nobody serves."""
+    """A time that is none, a group that cannot be, a topic that no broker serves."""
     with pytest.raises(click.BadParameter, match="2026-01-31T12:00"):
         consume(target, options(start="soon"))
     wrong = ConsumeOptions(

@@ -162,7 +162,7 @@ def test_files_that_were_rotated_twice_meanwhile_are_read_in_order(
 
 
 def test_a_copied_and_cut_file_loses_nothing(world: World) -> None:
-    """What was not read yet is read from the copy; then the file from its start."""
+    """Unread lines are read from the copy; then the file from its start."""
     world.write(b"1\nhal")
     world.follow()
     assert world.read() == [b"1"]
@@ -187,7 +187,7 @@ def test_a_file_that_was_cut_and_grew_beyond_is_noticed(world: World) -> None:
 
 @pytest.mark.parametrize("rotation", ["none", "rename", "copy"])
 def test_a_restart_goes_on_where_it_was(world: World, rotation: str) -> None:
-    """Also when the file was rotated while nobody followed it."""
+    """Also when the file was rotated while it was not followed."""
     world.write(b"1\n2\nhal")
     follower = world.follow()
     assert world.read() == [b"1", b"2"]
@@ -281,7 +281,7 @@ def test_a_copy_that_may_not_be_read_is_told(
 def test_a_restart_passes_over_what_may_not_be_read(
     world: World, forbidden: set[Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was rotated away meanwhile is missing; the new file is read."""
+    """A file rotated away meanwhile is missing; the new one is read."""
     world.write(b"1\n")
     follower = world.follow()
     assert world.read() == [b"1"]
@@ -318,7 +318,7 @@ def test_an_inode_that_was_given_away_is_not_the_file(world: World) -> None:
 def test_a_line_without_end_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has no lines does not fill the memory."""
+    """Input without lines does not fill the memory."""
     monkeypatch.setattr(follow, "LINE_BYTES_MAX", 10)
     world.write(b"ok\n" + b"x" * 20)
     follower = world.follow()

@@ -123,7 +123,7 @@ def test_a_sum_without_what_is_not_known_is_not_shown() -> None:
 def test_one_group_is_shown_with_its_members(
     broker: AnyBroker, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Who is there, who owns what, how far it is: for people and for machines."""
+    """Members, owners and offsets: for people and for machines."""
     with (
         Client(**broker.client_options) as client,
         client.consumer("shown", ["test"], consumer_id="me") as consumer,
@@ -259,7 +259,7 @@ def test_a_topic_that_nobody_serves_is_told(target: Target) -> None:
 def test_an_offset_outside_the_log_is_seen(
     ends: tuple[Offset, Offset] | NoBrokerError | None, text: str
 ) -> None:
-    """Where messages are gone, or were never there."""
+    """Messages there are gone, or were never written."""
     assert describe_offset(Offset(5), ends) == text
 
 

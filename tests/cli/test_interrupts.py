@@ -42,7 +42,7 @@ def test_a_signal_waits_for_a_pause() -> None:
 
 
 def test_a_signal_ends_the_pause_it_comes_in() -> None:
-    """At once: nobody waits for the end of a read."""
+    """At once, without a wait for the end of a read."""
     seen: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         pause(signal.SIGINT, seen)
@@ -50,7 +50,7 @@ def test_a_signal_ends_the_pause_it_comes_in() -> None:
 
 
 def test_a_second_signal_ends_anything() -> None:
-    """Who insists is obeyed."""
+    """The second signal is not held back."""
     seen: list[str] = []
     with pytest.raises(KeyboardInterrupt):
         insist(seen)
@@ -65,7 +65,7 @@ def test_sigterm_has_its_own_exit_code() -> None:
 
 
 def test_everything_is_as_before_afterwards() -> None:
-    """Also for a signal that somebody ignores: it stays ignored inside."""
+    """Also for an ignored signal: it stays ignored inside."""
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         with Interrupts() as interrupts:

@@ -106,7 +106,7 @@ def listening(pid: int) -> set[str]:
 
 
 def test_it_listens_on_loopback_alone(data_dir: Path) -> None:
-    """Broker, its HTTP port and ZooKeeper: nobody else on the network gets in."""
+    """Broker, its HTTP port and ZooKeeper: no other machine gets in."""
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
     with (
         reserved_port() as port,
@@ -188,7 +188,7 @@ def test_a_kill_leaves_no_zookeeper_and_the_next_start_is_quick(
 
 @pytest.mark.crash
 def test_it_ends_with_one_sentence_when_its_zookeeper_ends(data_dir: Path) -> None:
-    """A broker that nobody can find any more does not stay behind."""
+    """A broker that clients cannot find any more does not stay behind."""
     with local(data_dir) as running:
         (java,) = java_of(running.process.pid)
         os.kill(java, signal.SIGKILL)
@@ -293,7 +293,7 @@ def test_follow_shows_lines_of_another_process_at_once(data_dir: Path) -> None:
 def test_a_zookeeper_that_cannot_run_is_one_sentence(
     data_dir: Path, environment: dict[str, str], text: bytes
 ) -> None:
-    """What is missing is said, or where to read why; the exit code is 1."""
+    """The sentence names the missing part, or the log; the exit code is 1."""
     words = ["local", "--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
     done = subprocess.run(
         [*METAQ, *words],

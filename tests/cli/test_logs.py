@@ -1,4 +1,4 @@
-"""What a command's standard error holds: one sentence, and log lines on request."""
+"""Standard error of a command: one sentence, and log lines on request."""
 
 import logging
 import subprocess
@@ -34,7 +34,7 @@ def metaq(*words: str) -> tuple[int, list[str]]:
 def test_a_command_that_reaches_nobody_says_so_in_one_sentence(
     command: tuple[str, ...],
 ) -> None:
-    """It is tried for as long as a log line about it comes, which nobody sees."""
+    """It is tried for as long as a log line about it comes, which is not shown."""
     assert metaq(*command, "--broker", DEAD, "--timeout", "2.5") == (1, [SENTENCE])
 
 
@@ -74,7 +74,7 @@ def speak() -> None:
 def test_by_default_errors_are_shown_and_warnings_of_commands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What ends a consumer is raised too, and printed as the command's sentence."""
+    """A consumer's last error is raised too, and printed as the command's sentence."""
     logs.be_quiet()
     logs.be_quiet()
     speak()

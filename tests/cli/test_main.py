@@ -163,7 +163,7 @@ def test_every_example_can_be_parsed(name: str) -> None:
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_a_hint(words: list[str]) -> None:
-    """What is wrong is named, and nothing is started."""
+    """The fault is named, and nothing is started."""
     result = run(*words)
     assert result.exit_code == 2
     assert result.stderr.startswith("Usage: ")
@@ -208,7 +208,7 @@ def test_ctrl_c_is_exit_code_130_without_a_word(
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not one of our errors keeps its traceback."""
+    """An error that is not one of ours keeps its traceback."""
 
     def fail(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("a bug")
@@ -301,7 +301,7 @@ def test_an_output_that_takes_nothing_is_one_sentence(
 
 @pytest.mark.slow
 def test_a_full_standard_error_changes_no_exit_code(start_broker: StartBroker) -> None:
-    """Nobody can be told what went wrong; the code tells that something did."""
+    """The error cannot be printed; the code tells that there was one."""
     words = f"topics nothing --broker {start_broker().address}"
     with Path("/dev/full").open("wb") as full:
         child = run_into(subprocess.PIPE, words, err=full)

@@ -73,7 +73,7 @@ def test_however_it_is_read_the_lines_are_the_same(
 
 
 def test_a_file_without_lines_is_refused() -> None:
-    """What never ends with LF does not fill the memory."""
+    """Input that never ends with LF does not fill the memory."""
     stream = io.BytesIO(b"ok\n" + bytes(100))
     with pytest.raises(ClientError, match="line 2 is longer than 50 bytes"):
         list(iter_lines(lambda _size: stream.read(20), line_bytes_max=50))
@@ -94,7 +94,7 @@ def test_every_byte_of_a_line_arrives(file: Path, broker: AnyBroker) -> None:
 def test_chunks_go_round_the_partitions(
     broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is read at once stays together; the next goes to the next partition."""
+    """Lines read at once stay together; the next go to the next partition."""
     monkeypatch.setattr("metaq.cli.produce.CHUNK_BYTES", 8)
     path = tmp_path / "lines"
     path.write_bytes(b"1234567\n" * 10)
@@ -212,7 +212,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
 def test_ctrl_c_ends_the_wait_for_the_writer_of_a_pipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The system waits in `open` until somebody writes, maybe for ever."""
+    """The system waits in `open` until a writer opens it, maybe for ever."""
     seen: list[str] = []
 
     def wait_for_writer(*_arguments: object) -> int:
@@ -293,7 +293,7 @@ def test_an_unknown_topic_is_told(file: Path, broker: AnyBroker) -> None:
 def test_a_topic_that_a_pattern_admits_gets_its_first_message(
     file: Path, start_broker: StartBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """ZooKeeper knows it only when somebody has put to it."""
+    """ZooKeeper knows it only after a first put."""
     broker = start_broker({"wild-*": 1})
     target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
     options = ProduceOptions(

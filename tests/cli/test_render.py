@@ -1,4 +1,4 @@
-"""What commands print, for people and for machines."""
+"""Output of commands, for people and for machines."""
 
 import io
 import json
@@ -34,7 +34,7 @@ SHOWN = r"a\x1b[2J\tb\nc\x9b"
 def test_no_cell_and_no_sentence_speaks_to_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """What does not print is escaped; a sentence may have several lines."""
+    """Unprintable characters are escaped; a sentence may have several lines."""
     render.print_rows(["name"], [(HOSTILE,)], as_json=False)
     render.print_aligned({"name": 0}, [HOSTILE])
     assert capsys.readouterr().out == f"name\n{SHOWN}\n{SHOWN}\n"
@@ -45,7 +45,7 @@ def test_no_cell_and_no_sentence_speaks_to_the_terminal(
 def test_what_does_not_print_is_escaped_in_json_too(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whoever parses it gets the same text."""
+    """Parsers get the same text."""
     render.print_json({"name": HOSTILE + "\U000e0001ä"})
     line = capsys.readouterr().out
     assert json.loads(line) == {"name": HOSTILE + "\U000e0001ä"}
@@ -209,7 +209,7 @@ def test_payloads_are_text_or_base64() -> None:
 
 
 def test_closed_standard_descriptors_are_filled() -> None:
-    """What is opened next is never taken for standard error."""
+    """The next file that is opened is never taken for standard error."""
     program = (
         "import os; from metaq.cli.render import fill_standard_descriptors as fill;"
         "os.close(0); os.close(2); fill();"

@@ -1,4 +1,4 @@
-"""What `metaq local` makes of its options."""
+"""Settings that `metaq local` makes of its options."""
 
 import socket
 import subprocess

@@ -94,7 +94,7 @@ def test_the_place_is_kept_after_the_lines_are_stored(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who is killed between the two sends the batch again, and loses nothing."""
+    """A process killed between the two sends the batch again, and loses nothing."""
     (tmp_path / "app.log").write_bytes(b"1\n2\n")
 
     def killed(*_args: object) -> None:

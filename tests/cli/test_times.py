@@ -48,7 +48,7 @@ def test_anything_else_is_refused_with_an_example(text: str) -> None:
 
 
 def test_times_are_printed_in_utc_with_milliseconds() -> None:
-    """What nobody knows, or no calendar holds, prints as nothing."""
+    """An unknown time, or one that no calendar holds, prints as nothing."""
     assert format_time(Millis(NOON + 5)) == "2026-01-31T12:00:00.005Z"
     assert format_time(None) is None
     assert format_time(Millis(2**62)) is None

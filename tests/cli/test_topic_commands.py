@@ -94,7 +94,7 @@ def test_a_misspelt_setting_has_a_hint(target: Target) -> None:
 def test_the_name_may_be_typed_at_a_terminal(
     target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is asked for where somebody can answer."""
+    """The name is asked for only at a terminal."""
     topic_commands.create(target, "orders", wishes(1), as_json=False)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(topic_commands.click, "prompt", lambda *_a, **_k: "orders")

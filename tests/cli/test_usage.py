@@ -1,4 +1,4 @@
-"""Options that say nowhere are wrong usage: exit code 2, before anybody is asked."""
+"""Options without an address are wrong usage: exit code 2, before any request."""
 
 import contextlib
 import os
@@ -69,7 +69,7 @@ def test_what_is_said_after_ctrl_c_has_a_line_of_its_own(
     if process.stdin is not None:
         process.stdin.close()
     shown = b""
-    with contextlib.suppress(OSError):  # everything was read, and nobody writes
+    with contextlib.suppress(OSError):  # everything was read, and no writer is left
         while True:
             shown += os.read(master, 1000)
     os.close(master)

@@ -60,7 +60,7 @@ def test_damage_is_named_with_file_and_offsets(segment: Path, data_dir: Path) ->
 def test_a_directory_whose_name_is_no_text_is_told(
     segment: Path, data_dir: Path, words: list[str]
 ) -> None:
-    """What is printed is UTF-8, and JSON where that was asked for."""
+    """Output is UTF-8, and JSON where that was asked for."""
     segment.write_bytes(b"damage")
     odd = data_dir.with_name("odd\udcff")
     data_dir.rename(odd)
@@ -74,7 +74,7 @@ def test_a_directory_whose_name_is_no_text_is_told(
 
 
 def test_a_torn_tail_is_a_problem_too(segment: Path, data_dir: Path) -> None:
-    """Whoever checks at rest hears of it, although the next start repairs it."""
+    """A check at rest reports it, although the next start repairs it."""
     active = segment.with_name(f"{81:020d}.meta")
     active.write_bytes(active.read_bytes()[:-1])
     result = run("verify", str(data_dir))

@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from metaq.testing.ports import reserved_port
 
 PLACES: Final = (*Path("/usr/lib/postgresql").glob("*/bin"), Path("/usr/sbin"))
-"""Where distributions keep servers, beside PATH."""
+"""Directories in which distributions keep servers, beside PATH."""
 START_TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.05
 NOBODY: Final = "nobody"
-"""Who they run as when root runs the tests: none of them wants to be root."""
+"""User they run as when root runs the tests: none of them wants to be root."""
 
 
 def program(name: str, package: str) -> str:
@@ -51,7 +51,7 @@ class DatabaseServer:
             room: its directory.
             url: how SQLAlchemy reaches it.
             command: what starts it.
-            stop: what ends it in good order, whoever is connected.
+            stop: the signal for an orderly end, in spite of connections.
         """
         self.url: Final = url
         self._room = room

@@ -206,7 +206,7 @@ def owners(server: MemoryZooKeeper, topic: str = TOPIC) -> dict[str, str]:
 def is_at_rest(
     server: MemoryZooKeeper, members: Collection[Member], count: int, strategy: Strategy
 ) -> bool:
-    """Whether everybody reads exactly its share, and ZooKeeper says the same."""
+    """Whether each member reads exactly its share, and ZooKeeper says the same."""
     if not all(member.is_settled for member in members):
         return False
     names = [partition_name(part(number)) for number in range(count)]

@@ -100,7 +100,7 @@ def split_records(records: bytes) -> list[bytes]:
 
 
 class Act(enum.Enum):
-    """What a stand-in broker does with one command."""
+    """Reaction of a stand-in broker to one command."""
 
     STORE = "store"
     CLOSED = "403"

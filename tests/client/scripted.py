@@ -38,7 +38,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 async def refusal(pool: ConnectionPool, address: BrokerAddress) -> str:
-    """Return how a pool says that nobody listens, after an attempt that heard so."""
+    """Return the pool's error for an address without a listener, after an attempt."""
     before = pool.statistics().failure_count
     while True:
         has_tried = pool.statistics().failure_count > before
@@ -123,6 +123,6 @@ class ScriptedBroker:
 
 @contextlib.contextmanager
 def free_address() -> Iterator[BrokerAddress]:
-    """Keep an address where nobody listens, unless the test does."""
+    """Keep an address without a listener, unless the test has one."""
     with reserved_port() as port:
         yield BrokerAddress("127.0.0.1", port)

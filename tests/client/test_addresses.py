@@ -1,4 +1,4 @@
-"""Where brokers are: one way to find them, and addresses that are some."""
+"""Addresses of brokers: one way to find them, and valid forms."""
 
 from typing import Any
 

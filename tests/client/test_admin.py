@@ -255,7 +255,7 @@ def test_a_reset_is_planned_then_written(broker: AnyBroker) -> None:
 
 
 def test_a_consumer_goes_on_where_a_reset_says(broker: AnyBroker) -> None:
-    """What is written is what the next member of the group reads."""
+    """The next member of the group begins at the written offset."""
     fill(broker)
 
     async def work(context: ClientContext, deadline_s: float) -> None:

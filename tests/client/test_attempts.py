@@ -1,4 +1,4 @@
-"""What becomes of a command that fails, as a table; and how batches are cut."""
+"""Fate of a command that fails, as a table; and cuts of batches."""
 
 from itertools import accumulate
 

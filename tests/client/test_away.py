@@ -1,4 +1,4 @@
-"""What is away is said: reads of all of a topic, lag, health, names and counts."""
+"""Partitions that are away are named: reads, lag, health, names and counts."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -213,7 +213,7 @@ def test_a_broker_that_is_gone_for_good_is_forgotten(
 def test_a_named_address_that_is_not_there_is_away(
     pair: tuple[AnyBroker, AnyBroker],
 ) -> None:
-    """What it has is not known, or was told before it went."""
+    """Its topics are unknown, or were told before it went."""
     first, second = pair
     options: dict[str, Any] = {"metadata_s": 0.05, "reconnect_first_s": 0.005}
     with Client(brokers=[first.address, second.address], **options) as client:

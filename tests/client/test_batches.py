@@ -132,7 +132,7 @@ def test_the_loop_does_not_wait_for_itself() -> None:
 
 
 def test_an_outcome_is_awaited_on_another_loop() -> None:
-    """Another thread's loop hears of it too, and a cancelled wait harms nobody."""
+    """Another thread's loop hears of it too, and a cancelled wait harms no other."""
 
     async def main() -> None:
         batch = make_batch([b"a"])
@@ -215,7 +215,7 @@ def test_a_callback_that_comes_when_the_loop_is_gone_is_called_by_its_caller() -
 
 
 def test_nobody_waits_for_a_loop_that_was_closed_before_its_client() -> None:
-    """No outcome ever comes; whether the message was stored nobody knows."""
+    """No outcome ever comes; the message is in doubt."""
 
     async def leave() -> SendFuture:
         return SendFuture(make_batch([b"a"], threading.get_ident()), 0)

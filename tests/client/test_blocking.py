@@ -1,4 +1,4 @@
-"""What is particular to the sync world: threads, forks, interrupts, leaks."""
+"""Peculiarities of the sync world: threads, forks, interrupts, leaks."""
 
 import atexit
 import contextlib
@@ -184,7 +184,7 @@ def test_the_end_of_a_block_does_not_count_what_another_thread_handles(
 def test_closing_inside_the_loop_ends_it_at_once(
     broker: AnyBroker, client: Client
 ) -> None:
-    """The message in hand is the caller's own: nobody is waited for."""
+    """The message in hand is the caller's own: there is no wait."""
     broker.put(b"0", b"1")
     store = MemoryOffsets()
     consumer = client.consumer(
@@ -365,7 +365,7 @@ def test_closing_the_client_ends_calls_that_wait_in_other_threads(
 def test_a_close_that_meets_the_client_s_own_raises_nothing(
     java: Any,
 ) -> None:
-    """What a thread closes at the end of its block may be closed by then."""
+    """An object that a thread closes at the end of its block may be closed by then."""
     client = Client(brokers=[java.address], **QUICK, close_timeout_s=3600)
     client.start()
     sending = threading.Event()
@@ -389,7 +389,7 @@ def test_a_close_that_meets_the_client_s_own_raises_nothing(
 def test_a_thread_that_ended_in_its_loop_is_not_waited_for(
     broker: AnyBroker, client: Client
 ) -> None:
-    """What it raised keeps its loop alive; its message is not handled."""
+    """Its exception keeps its loop alive; its message is not handled."""
     broker.put(b"0", b"1")
     store = MemoryOffsets()
     options: dict[str, Any] = {"offsets": store, **IDLE}
@@ -475,7 +475,7 @@ def test_in_the_child_of_a_fork_every_call_says_so(java: Any) -> None:
 def test_no_call_in_the_child_of_a_fork_waits_for_a_lock_of_the_parent(
     broker: AnyBroker, client: Client, tmp_path: Path
 ) -> None:
-    """Whoever held it when the process was copied is not there to let it go."""
+    """The lock's holder at the time of the copy is not there to release it."""
     broker.put(b"0")
     ordered = client.ordered_producer("test", "0:1", tmp_path)
     with (
@@ -548,7 +548,7 @@ def _in_child(calls: dict[str, Callable[[], Any]]) -> list[str]:
     if pid == 0:
         wrong = []
         for name, call in calls.items():
-            # Whoever waits for ever is ended, and told by what was not written.
+            # A call that waits for ever is ended, and seen by its missing line.
             signal.alarm(20)
             try:
                 call()

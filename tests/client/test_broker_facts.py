@@ -1,4 +1,4 @@
-"""What brokers say in `stats`: theirs, ours, and what nobody can read."""
+"""Texts of `stats`: MetaQ's, ours, and unreadable ones."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A consumer that is being closed, and whoever still asks it for messages."""
+"""A consumer that is being closed while others still ask it for messages."""
 
 import asyncio
 import sys
@@ -42,7 +42,7 @@ class Store(MemoryOffsets):
 
 
 def lost(seen: list[Message], committed: GroupOffset) -> int:
-    """Return how many messages before a group offset nobody was handed."""
+    """Return how many messages before a group offset were never handed out."""
     (first, *_), known = seen, {message.offset for message in seen}
     size_bytes = first.next_offset - first.offset
     return len(set(range(0, committed.offset, size_bytes)) - known)
@@ -96,7 +96,7 @@ def on_loop(client: Client, call: Callable[[], object]) -> BaseException | None:
 
 
 def test_a_callback_that_exits_leaves_the_client_at_work(broker: AnyBroker) -> None:
-    """The thread that it ends would be everybody's: no send had an outcome any more."""
+    """The thread that it ends would be shared: no send had an outcome any more."""
     with Client(**broker.client_options) as client, client.producer() as producer:
         producer.send_nowait("test", b"a").add_done_callback(lambda _: sys.exit(1))
         for _ in range(3):

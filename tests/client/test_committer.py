@@ -39,7 +39,7 @@ def make_committer() -> Committer:
 
 
 def test_a_failure_is_told_until_nothing_is_missing() -> None:
-    """A partition that went to somebody else takes its failed commit along."""
+    """A partition that went to another member takes its failed commit along."""
 
     async def scenario() -> None:
         committer = make_committer()

@@ -45,7 +45,7 @@ DEFAULTS: Mapping[str, object] = {
     "strategy": "DEFAULT",
     "consumer_id": None,
 }
-"""What MetaQ has as well (client spec 5, 16.3)."""
+"""Options that MetaQ has as well (client spec 5, 16.3)."""
 
 
 # -- the page --------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_the_tests_that_the_page_names_exist() -> None:
 
 
 def test_defaults_are_those_of_metaq() -> None:
-    """Whoever moves finds the same times."""
+    """Users who move find the same times."""
     client, consumer = ClientOptions(), ConsumerOptions()
     for name, value in DEFAULTS.items():
         owner = client if hasattr(client, name) else consumer
@@ -188,7 +188,7 @@ async def send_and_collect(
 def test_ten_consumers_of_one_group_have_each_message_once(
     brokers: AnyBroker,
 ) -> None:
-    """Two brokers, two topics, attributes: exactly a hundred, whoever reads them."""
+    """Two brokers, two topics, attributes: exactly a hundred, by whichever members."""
     sent, found = asyncio.run(send_and_collect(brokers, ["g"] * 10, 100))
     assert Counter(data for mine in found for data in mine) == Counter(sent)
 

@@ -129,7 +129,7 @@ def test_replies_in_any_order_and_in_any_pieces_find_their_requests(
 
 
 def test_pieces_of_a_frame_are_sent_one_after_the_other() -> None:
-    """A frame may be given as a list, so that nobody joins what is joined later."""
+    """A frame may be given as a list, so that bytes are joined once."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         asker = Asker(connection)
@@ -174,7 +174,7 @@ def test_a_missed_deadline_is_one_error_and_the_late_reply_is_dropped() -> None:
 
 
 def test_a_lost_connection_fails_all_in_flight_in_their_order() -> None:
-    """What was sent has an unknown outcome, what was not sent says so."""
+    """Sent requests have an unknown outcome, those not sent say so."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent
@@ -326,7 +326,7 @@ def test_nobody_there_and_nobody_who_answers_are_no_broker() -> None:
 
 
 def test_a_cancelled_call_leaves_the_connection_as_it_is() -> None:
-    """Nobody waits for the reply; the next one is paired all the same."""
+    """The reply has no waiter; the next one is paired all the same."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent

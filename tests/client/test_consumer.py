@@ -560,7 +560,7 @@ def test_a_broker_that_goes_is_a_line_or_two_for_all_of_its_partitions(
 def test_partitions_of_a_broker_that_the_cluster_has_lost_are_told(
     start_broker: StartBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever asks for metadata may hear of it first, before any get has failed."""
+    """The metadata may tell of it first, before any get has failed."""
     broker = start_broker({"test": 5})
     with (
         Client(brokers=[broker.address], **QUICK) as client,
@@ -690,7 +690,7 @@ def test_health_tells_the_state(client: Any) -> None:
 def test_a_partition_that_stands_still_with_data_is_an_error(
     broker: Any, client: Any
 ) -> None:
-    """Whatever stopped the fetcher: somebody waits, there is data, nothing comes."""
+    """Whatever stopped the fetcher: a worker waits, there is data, nothing comes."""
     with client.consumer("g", ["test"], watchdog_s=0.1, **IDLE) as consumer:
         assert consumer.receive(0.3) is None  # silence without data is no error
         twin = getattr(consumer, "_twin", None) or consumer.twin

@@ -183,7 +183,7 @@ def test_a_length_that_leads_nowhere_is_damage(answer: GetOutcome) -> None:
 
 
 def test_a_beginning_is_dropped_when_the_offset_moves() -> None:
-    """What was collected at another offset is no part of the record there."""
+    """Bytes collected at another offset are no part of the record there."""
     cursor = PartitionCursor(PARTITION, Offset(0))
     feed(cursor, [Fetched(record(bytes(1000))[:100]), MovedTo(Offset(5000))])
     assert cursor.fetch_offset == 5000
@@ -217,7 +217,7 @@ def test_damage_is_reported_behind_the_good_records() -> None:
 def test_without_a_good_record_reading_goes_on_behind_the_damage(
     damaged: bytes, behind: int
 ) -> None:
-    """What was never looked at may hold good ones."""
+    """Bytes that were never looked at may hold good ones."""
     size = len(damaged) + 10
     cursor = PartitionCursor(
         PARTITION, Offset(7), fetch_bytes=size, fetch_bytes_max=size
@@ -261,7 +261,7 @@ def test_without_an_end_no_data_is_no_error() -> None:
 
 
 def test_messages_behind_the_end_are_left_out() -> None:
-    """What was appended after reading began is not handed out."""
+    """Messages appended after reading began are not handed out."""
     first, second = record(b"a"), record(b"b")
     cursor = PartitionCursor(PARTITION, Offset(0), end=Offset(len(first)))
     assert [m.data for m in cursor.on_reply(Fetched(first + second))] == [b"a"]

@@ -76,7 +76,7 @@ def test_it_is_an_error_that_names_the_next_good_record(
 def test_a_message_that_is_larger_than_what_is_fetched_is_not_skipped(
     broker: AnyBroker, client: Any
 ) -> None:
-    """It is whole, and somebody who fetches more can read it."""
+    """It is whole, and a larger fetch can read it."""
     offsets = broker.put(b"a", bytes(200_000), b"b")
     options = {"on_corrupt": "skip", "fetch_bytes": 70_000, "fetch_bytes_max": 100_000}
     with client.consumer("g", ["test"], **options, **IDLE) as consumer:

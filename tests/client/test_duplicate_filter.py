@@ -1,4 +1,4 @@
-"""What a group has handled is not delivered again, to whichever member, in both worlds.
+"""Handled messages are not delivered again, to any member, in both worlds.
 
 The members here belong to clients of their own, and their commits come to nothing: all
 that they share is the cache.

@@ -1,4 +1,4 @@
-"""What help, errors and `repr` tell people who write programs."""
+"""Help, errors and `repr` for people who write programs."""
 
 import asyncio
 import inspect

@@ -120,7 +120,7 @@ def test_a_handler_that_raises_is_found_in_log_and_dead_letter(
 def test_a_large_message_goes_without_its_traceback(
     start_broker: StartBroker, world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What may be left out keeps no message from being a dead letter."""
+    """An optional part keeps no message from being a dead letter."""
     sent: list[str] = []
     send = AsyncProducer.send
 

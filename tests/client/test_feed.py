@@ -298,7 +298,7 @@ def test_a_loop_behind_many_at_once_counts_all_that_was_handed_out_before() -> N
 
 
 def test_a_partition_that_goes_leaves_the_line() -> None:
-    """Whoever is woken finds something: a place in line is a batch to take."""
+    """A waiter that is woken finds something: a place in line is a batch to take."""
 
     async def scenario() -> None:
         feed = make_feed()
@@ -348,7 +348,7 @@ def test_a_paused_partition_is_revoked_at_once() -> None:
 
 
 def test_a_waiter_that_is_cancelled_after_its_wake_up_passes_it_on() -> None:
-    """Else a batch would lie there while somebody waits for it."""
+    """Else a batch would lie there while a worker waits for it."""
 
     async def scenario() -> None:
         feed = make_feed()

@@ -30,7 +30,7 @@ from tests.client.stored_offsets import (
 
 
 class Refusals(SystemFileSystem):
-    """The disk; counts how often somebody else had the lock."""
+    """The disk; counts how often another process had the lock."""
 
     def __init__(self) -> None:
         super().__init__()

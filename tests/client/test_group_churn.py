@@ -146,7 +146,7 @@ class _Group:
 
 
 class _ExclusiveSink(Sink):
-    """Tells when it shall read what somebody else reads."""
+    """Tells when it shall read a partition that another member reads."""
 
     def __init__(self, group: _Group) -> None:
         super().__init__()

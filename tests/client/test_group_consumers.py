@@ -149,7 +149,7 @@ def test_a_topic_that_nobody_serves_is_told(
 
 
 def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
-    """What was handled and not committed is not handed to this process again."""
+    """Handled messages without a commit are not handed to this process again."""
 
     async def scenario() -> None:
         async with client_of(broker) as client:
@@ -176,7 +176,7 @@ def test_a_lost_session_loses_and_repeats_nothing(broker: AnyBroker) -> None:
 def test_a_session_lost_before_the_first_commit_passes_over_nothing(
     broker: AnyBroker, ignore_committed: bool
 ) -> None:
-    """What comes meanwhile lies before the latest offset of afterwards."""
+    """Messages that come meanwhile lie before the latest offset of afterwards."""
 
     async def scenario() -> None:
         async with client_of(broker) as client:

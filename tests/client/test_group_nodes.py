@@ -1,4 +1,4 @@
-"""What others leave in ZooKeeper, MetaQ's members among them, and what is deleted."""
+"""Nodes of others in ZooKeeper, MetaQ's members among them, and deleted ones."""
 
 import asyncio
 import logging
@@ -87,7 +87,7 @@ def test_a_deleted_member_node_comes_back() -> None:
 
 
 def test_a_deleted_owner_node_fences_and_is_claimed_again() -> None:
-    """Somebody else might have it; only that partition is touched."""
+    """Another member might have it; only that partition is touched."""
 
     async def scenario() -> None:
         server = serving(2)
@@ -126,7 +126,7 @@ def test_an_owner_node_that_changed_hands_is_found_by_the_check() -> None:
 
 
 def test_a_member_node_that_changed_hands_is_told() -> None:
-    """Somebody else took our name: reading goes on, and health says so."""
+    """Another member took our name: reading goes on, and health says so."""
 
     async def scenario() -> None:
         server = serving(1)
@@ -192,7 +192,7 @@ def test_a_member_of_metaq_that_is_there_keeps_its_share() -> None:
 
 @pytest.mark.parametrize("topics", [b"", b"other", b"\xff"])
 def test_a_member_that_does_not_subscribe_gets_nothing(topics: bytes) -> None:
-    """Blank lists, other topics, and what nobody can read."""
+    """Blank lists, other topics, and unreadable payloads."""
 
     async def scenario() -> None:
         server = serving(2)

@@ -40,7 +40,7 @@ async def fill(client: AsyncClient, partition: int, *texts: bytes) -> None:
 
 
 class Log:
-    """What a handler got, per partition."""
+    """Messages given to a handler, per partition."""
 
     def __init__(self) -> None:
         self.seen: dict[int, list[bytes]] = defaultdict(list)
@@ -108,7 +108,7 @@ def test_each_partition_is_handled_in_order_and_one_at_a_time(
 def test_a_failed_message_comes_again_and_the_other_partition_goes_on(
     broker: AnyBroker,
 ) -> None:
-    """With one worker: nobody waits with a batch in hand."""
+    """With one worker: none waits with a batch in hand."""
     log = Log()
 
     async def handler(message: Message) -> None:
@@ -230,7 +230,7 @@ def test_a_dead_letter_that_nobody_takes_waits_and_health_tells(
                     _with_short_sends(context),
                 )
                 task = asyncio.create_task(consumer.run(handler, retry=policy))
-                await until(lambda: any("nobody" in p for p in problems(consumer)))
+                await until(lambda: any("takes it" in p for p in problems(consumer)))
                 assert not consumer.health().is_ok
                 assert "test/0-0" in problems(consumer)[0]
                 await asyncio.to_thread(broker.create_topic, "not.yet")
@@ -450,7 +450,7 @@ def test_a_consumer_that_is_not_started_is_not_run(broker: AnyBroker) -> None:
 def test_a_handler_that_is_too_late_has_handled_nothing(
     broker: AnyBroker,
 ) -> None:
-    """Its partition went without it, and somebody else has the message."""
+    """Its partition went without it, and another member has the message."""
     begun, released = asyncio.Event(), asyncio.Event()
     offsets = MemoryOffsets()
 
@@ -637,7 +637,7 @@ def test_the_failure_of_a_consumer_ends_its_run(broker: AnyBroker) -> None:
 
 
 def test_a_handler_that_fails_after_its_run_decides_nothing(broker: AnyBroker) -> None:
-    """The next run is handed the message; no producer is made that nobody closes."""
+    """The next run is handed the message; no producer is left open."""
     begun, go_on = threading.Event(), threading.Event()
     seen: list[bytes] = []
 

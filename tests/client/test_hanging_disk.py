@@ -57,7 +57,7 @@ except RequestTimeoutError:
 def test_what_hangs_does_not_keep_the_process_alive(
     tmp_path: Path, world: str, what: str
 ) -> None:
-    """The client gave up in time; the interpreter waits for nobody behind it."""
+    """The client gave up in time; the interpreter does not wait for its thread."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, world, what, str(tmp_path)],
         capture_output=True,

@@ -22,7 +22,7 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 def test_an_interrupt_waits_for_the_handler_at_work(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it finishes is handled; the next message is not begun."""
+    """The message at work is handled; the next one is not begun."""
     seen, workers = list[bytes](), []
     run = handler_threads._Workers.run
 

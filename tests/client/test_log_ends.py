@@ -85,7 +85,7 @@ def test_a_log_that_stands_still_costs_nothing(
 def test_news_wake_who_waits(broker: AnyBroker) -> None:
     """A message ends the wait; the next look has the new end.
 
-    MetaQ 1.4 cannot wake anybody: there, a look after a while has it.
+    MetaQ 1.4 cannot wake a waiter: there, a look after a while has it.
     """
     wait_s = WAIT_S if broker.has_extensions else log_ends.POLL_S
 

@@ -1,4 +1,4 @@
-"""The client's own loop: whoever waits for it comes back, whatever happens to it."""
+"""The client's own loop: waits for it end, whatever happens to it."""
 
 import asyncio
 import subprocess
@@ -45,14 +45,14 @@ def test_at_the_end_of_its_time_a_coroutine_is_cancelled(thread: LoopThread) -> 
 def test_a_callback_that_wants_to_end_the_program_ends_nothing_here(
     thread: LoopThread, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """`sys.exit` in a user's callback: whoever waits for the loop would wait on."""
+    """`sys.exit` in a user's callback: else waits for the loop would go on for ever."""
     thread.loop.call_soon_threadsafe(sys.exit, "enough")
     assert thread.run(answer()) == 42
     assert "enough" in caplog.text
 
 
 def test_a_stop_ends_the_wait_of_every_other_thread(thread: LoopThread) -> None:
-    """What they wait for is cancelled: nobody would ever finish it."""
+    """The awaited work is cancelled, as it would never be finished."""
     begun = threading.Barrier(3)
     errors: list[BaseException] = []
 

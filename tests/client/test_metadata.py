@@ -160,7 +160,7 @@ def test_brokers_are_asked_again_and_only_changes_are_news() -> None:
 
 
 def test_a_refresh_is_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for news a thousand times gets one answer per pause."""
+    """A thousand requests for news get one answer per pause."""
     monkeypatch.setattr(metadata_module, "ASK_PAUSE_S", 0.02)
 
     async def scenario(
@@ -182,7 +182,7 @@ def test_a_refresh_is_soon_and_not_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its partitions are not gone: nobody knows where they are at the moment."""
+    """Its partitions are not gone: their address is unknown at the moment."""
     monkeypatch.setattr(metadata_module, "UNREACHABLE_S", 0.02)
 
     async def scenario(
@@ -204,7 +204,7 @@ def test_a_broker_that_leaves_keeps_its_partitions_and_loses_its_address(
 
 
 def test_another_broker_at_the_same_address_takes_the_place() -> None:
-    """What the one before served is forgotten with its id."""
+    """The topics of the former one are forgotten with its id."""
 
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
@@ -272,7 +272,7 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
     """Nothing is known, which is not the same as "there are no brokers"."""
 
     async def scenario(metadata: AddressMetadata) -> None:
-        # Whether the topic is served, nobody has said.
+        # Whether the topic is served is unknown.
         with pytest.raises(NoBrokerError, match=r"topic '.*': no news from meta://"):
             await metadata.topic("t", deadline_s=soon(0.05))
         assert metadata.snapshot.version == 0
@@ -282,7 +282,7 @@ def test_nobody_there_is_no_snapshot_and_no_busy_loop() -> None:
 
 
 def test_stopping_wakes_who_waits() -> None:
-    """A client that closes leaves nobody behind."""
+    """A client that closes leaves no waiter behind."""
 
     async def scenario(
         zero: ScriptedBroker, one: ScriptedBroker, metadata: AddressMetadata
@@ -400,7 +400,7 @@ def test_zookeeper_tells_of_a_topic_when_it_appears() -> None:
 
 
 def test_zookeeper_without_the_topic_is_an_error_at_the_deadline() -> None:
-    """The same error as without ZooKeeper, so that nobody asks who it was."""
+    """The same error with and without ZooKeeper."""
 
     async def scenario(server: MemoryZooKeeper, metadata: Metadata) -> None:
         with pytest.raises(NoBrokerError, match=r"'t' \(waited"):
@@ -477,7 +477,7 @@ def test_a_topic_that_there_is_not_has_near_names_and_a_command() -> None:
 
 
 def test_zookeeper_that_nobody_reaches_is_told_as_that() -> None:
-    """Whether the topic is served, nobody has said."""
+    """Whether the topic is served is unknown."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

@@ -102,7 +102,7 @@ def test_a_consumer_stops_at_once(scene: Scene, client: Any) -> None:
 
 
 def test_a_consumer_skips_at_once(scene: Scene, client: Any) -> None:
-    """What is left out is counted as when the consumer finds it itself."""
+    """Skipped bytes are counted as when the consumer finds the damage itself."""
     options = {"on_corrupt": "skip", **IDLE}
     with client.consumer("g", ["test"], **options) as consumer:
         found = take(consumer, len(scene.readable))
@@ -144,7 +144,7 @@ def test_handlers_hear_of_it_as_iterators_do(
 
 
 def test_browsers_and_single_gets_name_it(scene: Scene, client: Any) -> None:
-    """What lies before it is handed out first."""
+    """Messages before it are handed out first."""
     found = iter(client.browse("test"))
     before = [next(found).data for _ in range(scene.before)]
     assert before == scene.readable[: scene.before]

@@ -15,7 +15,7 @@ from metaq.model import BrokerId, TopicPartition
 
 @pytest.mark.parametrize("group", ["g", "meta-example", "a@b_c|d\\e{f}", "组"])
 def test_groups_that_pass(group: str) -> None:
-    """What MetaQ lets through, among it `@ - _ | \\ { }`."""
+    """Names that MetaQ lets through, with `@ - _ | \\ { }` among them."""
     assert check_group(group) == group
 
 

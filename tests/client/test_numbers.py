@@ -79,7 +79,7 @@ def test_no_consumer_starts_where_no_offset_is(start: Any) -> None:
 
 
 def test_a_start_by_the_name_of_a_partition_is_refused() -> None:
-    """It would be heeded by nobody: all would begin at the log start."""
+    """It would be ignored: all would begin at the log start."""
     with pytest.raises(ConfigError, match=r"start: expected TopicPartition.*'0-0'"):
         ConsumerOptions(start={"0-0": Offset(5)})  # type: ignore[dict-item]
 

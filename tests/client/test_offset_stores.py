@@ -1,4 +1,4 @@
-"""What every store of offsets promises, and what is particular to tables."""
+"""Promises of every offset store, and peculiarities of tables."""
 
 import asyncio
 import contextlib

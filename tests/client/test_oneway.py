@@ -105,7 +105,7 @@ def test_a_close_drops_what_waits_and_says_why() -> None:
 
 
 def test_a_message_that_a_user_s_selector_fails_on_takes_no_other_along() -> None:
-    """What the selector raises is nobody's to hear, so it is counted."""
+    """The selector's error has no hearer, so it is counted."""
 
     async def main() -> None:
         appended: list[bytes] = []

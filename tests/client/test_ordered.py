@@ -229,7 +229,7 @@ def test_order_holds_whatever_is_refused(
 
 
 def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
-    """Nobody is told that a message is safe when it is not."""
+    """No message is called safe when it is not."""
     fs = FaultyFileSystem()
 
     async def scenario() -> None:
@@ -254,7 +254,7 @@ def test_a_disk_that_takes_nothing_is_an_error(broker: AnyBroker) -> None:
 def test_a_full_disk_sends_nothing_twice(
     broker: AnyBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is acknowledged and cannot be removed waits for its removal alone."""
+    """An acknowledged message that cannot be removed waits for its removal alone."""
     monkeypatch.setattr(ordered_producer, "REPLAY", Backoff(first_s=0.01, max_s=0.02))
     fs = FaultyFileSystem()
 
@@ -394,7 +394,7 @@ def test_it_is_started_once(broker: AnyBroker, tmp_path: Path) -> None:
 
 
 def free(directory: Path) -> None:
-    """Fail when a spool of the one partition is held by somebody."""
+    """Fail when a spool of the one partition is held."""
     Spool.open(SystemFileSystem(), directory / spool_name("test", "0-0")).close()
 
 

@@ -194,7 +194,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
         await handling.start(None)
         fs.set_capacity(1)
         task = asyncio.create_task(handling._work(handler))
-        await until(lambda: any("nobody takes it" in p for p in handling.problems()))
+        await until(lambda: any("takes it" in p for p in handling.problems()))
         assert feed.handled()[PLACE].offset == 0
         fs.set_capacity(1 << 20)
         await until(lambda: handling.statistics().parked_count == 1)
@@ -212,7 +212,7 @@ def test_what_the_disk_does_not_take_stays_in_the_partition() -> None:
 def test_a_start_that_is_cancelled_holds_nobody_else_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk may open the spool when nobody wants it any more."""
+    """The disk may open the spool when it is not wanted any more."""
     opened, go_on, open_now = threading.Event(), threading.Event(), Spool.open
 
     def open_slowly(fs: SystemFileSystem, directory: Path) -> Spool:
@@ -246,7 +246,7 @@ def test_a_start_that_is_cancelled_holds_nobody_else_up(
 
 
 def is_free(directory: Path) -> bool:
-    """Whether nobody has the parked messages of the group "g" open."""
+    """Whether the parked messages of the group "g" are not open."""
     try:
         parked(directory, "g")
     except LogDirLockedError:
@@ -281,7 +281,7 @@ def test_a_disk_that_hangs_keeps_no_run_from_its_end(
         client.consumer("g", ["test"]) as consumer,
     ):
         monkeypatch.setattr(Spool, "open", open_slowly)
-        with pytest.raises(RequestTimeoutError, match="opening what is parked"):
+        with pytest.raises(RequestTimeoutError, match="opening the local retry store"):
             run(consumer, timeout=0.05)
         monkeypatch.setattr(Spool, "open", open_now)
         answers.set()

@@ -127,7 +127,7 @@ def test_text_keys_count_as_their_bytes() -> None:
 def test_selectors_say_what_may_become_of_their_choice(
     selector: object, may_move: bool, sees_absent: bool
 ) -> None:
-    """Only what nobody asked to be somewhere goes elsewhere."""
+    """Only messages without a chosen place go elsewhere."""
     assert getattr(selector, "may_move") is may_move  # noqa: B009  # a Selector has none
     assert getattr(selector, "sees_absent") is sees_absent  # noqa: B009  # likewise
 

@@ -61,7 +61,7 @@ def run(
 
 
 def test_many_callers_share_one_attempt_and_one_connection() -> None:
-    """Whoever asks gets the same connection, made once."""
+    """All callers get the same connection, made once."""
 
     async def scenario(pool: ConnectionPool) -> None:
         async with ScriptedBroker() as broker:
@@ -118,7 +118,7 @@ def test_no_broker_says_where_why_and_how_long() -> None:
 
 
 def test_a_broker_that_comes_back_is_found_without_a_last_attempt() -> None:
-    """A caller that waits gets the connection as soon as somebody listens again."""
+    """A caller that waits gets the connection as soon as a broker listens again."""
 
     async def scenario(pool: ConnectionPool) -> None:
         waiting = asyncio.ensure_future(pool.get(address, deadline_s=soon()))
@@ -187,7 +187,7 @@ def test_a_peer_that_drops_every_connection_is_not_called_in_a_busy_loop() -> No
 
 
 def test_a_peer_that_breaks_the_rules_at_once_is_called_with_pauses() -> None:
-    """The connection has ended before anybody could be given it."""
+    """The connection has ended before a caller could be given it."""
 
     async def scenario(pool: ConnectionPool) -> None:
         async with ScriptedBroker() as broker:
@@ -236,7 +236,7 @@ def test_an_attempt_goes_on_when_one_of_its_callers_leaves() -> None:
 
 
 def test_attempts_end_when_nobody_waits() -> None:
-    """An address that nobody asks for any more is left alone."""
+    """An address without callers is left alone."""
 
     async def scenario(pool: ConnectionPool) -> None:
         with pytest.raises(NoBrokerError):
@@ -248,7 +248,7 @@ def test_attempts_end_when_nobody_waits() -> None:
 
 
 def test_closing_ends_attempts_waiters_and_connections() -> None:
-    """Whoever waits hears that the pool is closed; nothing stays open."""
+    """Waiters hear that the pool is closed; nothing stays open."""
 
     async def scenario(pool: ConnectionPool) -> None:
         async with ScriptedBroker() as broker, ScriptedBroker() as mute:

@@ -77,7 +77,7 @@ def test_order_is_kept_in_many_batches(capabilities: Capabilities) -> None:
 
 
 def test_batches_grow_while_others_are_in_flight() -> None:
-    """A slow broker gets few large batches; nobody has to choose a delay for that."""
+    """A slow broker gets few large batches; no delay has to be chosen for that."""
 
     async def main() -> None:
         broker = StandInBroker()
@@ -230,7 +230,7 @@ def test_a_list_with_keys_keeps_its_results_in_order() -> None:
 
 
 def test_what_certainly_was_not_stored_goes_elsewhere() -> None:
-    """A closed partition, and a broker that nobody reaches, delay nothing for long."""
+    """A closed partition, and an unreachable broker, delay nothing for long."""
 
     async def main() -> None:
         closed, other = StandInBroker(0), StandInBroker(1)
@@ -406,7 +406,7 @@ def test_close_resolves_everything() -> None:
 
 
 def test_a_cancelled_send_loses_nothing() -> None:
-    """The message is on its way, whoever waits for it."""
+    """The message is on its way, with or without a waiter."""
 
     async def main() -> None:
         broker = StandInBroker()
@@ -474,7 +474,7 @@ def test_a_close_waits_for_the_topic_of_a_one_way_message_in_its_time_alone() ->
 
 @pytest.mark.parametrize("topic", ["", "a b", "a\n", "a\rb"])
 def test_what_can_be_no_topic_is_refused(topic: str) -> None:
-    """Before anything is asked of anybody."""
+    """Before any request."""
     with pytest.raises(LocalProtocolError, match="cannot travel as a token"):
         check_topic(topic)
 

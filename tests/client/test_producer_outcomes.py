@@ -137,7 +137,7 @@ def test_a_failure_that_stays_ends_at_the_deadline(
 
 
 def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
-    """Certainly not stored; the error says which broker nobody reached."""
+    """Certainly not stored; the error names the unreachable broker."""
 
     async def main() -> None:
         broker = StandInBroker()
@@ -152,7 +152,7 @@ def test_a_broker_that_never_comes_is_named_at_the_deadline() -> None:
 
 
 def test_messages_behind_an_old_batch_keep_their_own_time() -> None:
-    """What was sent nine seconds later does not fail with the first."""
+    """A message sent nine seconds later does not fail with the first."""
 
     async def main() -> None:
         broker = StandInBroker()
@@ -226,7 +226,7 @@ def test_too_large_messages_are_refused_before_they_leave() -> None:
 
 
 def test_a_message_too_large_fails_alone() -> None:
-    """Also when its batch was made before anybody knew the broker's limit."""
+    """Also when its batch was made before the broker's limit was known."""
 
     async def main() -> None:
         limited = Capabilities(

@@ -127,7 +127,7 @@ def test_an_idle_log_is_no_alarm_and_data_behind_it_has_the_whole_bound(
 def test_a_message_that_is_long_in_hand_is_told_once(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who works on it is not disturbed; the next message has the whole bound again."""
+    """Its handler is not disturbed; the next message has the whole bound again."""
     bench.fetch_buffer._waiting_count = 0
     bench.fetch_buffer.put(
         FetchedBatch(ZERO, [message(0), message(20)], Offset(40), 40)
@@ -207,7 +207,7 @@ def test_a_partition_that_an_operator_closed_is_no_alarm(bench: Bench) -> None:
 def test_a_broker_that_refuses_to_say_where_its_log_ends_has_said_it_before(
     bench: Bench,
 ) -> None:
-    """It is there; one that never said so has no data that anybody knows of."""
+    """It is there; one that never said so has no known data."""
     bench.ends = ServerError("no")
     assert bench.looks_until_alarm() is None
     bench.ends = (Offset(0), Offset(100))

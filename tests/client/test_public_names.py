@@ -1,4 +1,4 @@
-"""What users import: everything they need lies in `metaq.client`, and is typed."""
+"""Names for users: all that they need lies in `metaq.client`, and is typed."""
 
 import inspect
 import os

@@ -150,7 +150,7 @@ def test_a_run_that_left_in_part_is_lost_in_part() -> None:
 
 
 def test_a_run_has_one_deadline() -> None:
-    """What is not answered by then is unknown, all of it at once."""
+    """Puts without an answer by then are in doubt, all of them at once."""
 
     async def scenario(broker: ScriptedBroker, connection: BrokerConnection) -> None:
         broker.answer = silent
@@ -219,7 +219,7 @@ def test_a_put_that_stays_refused_fails_alone() -> None:
 
 
 def test_a_closed_producer_knows_of_each_put_what_was_answered() -> None:
-    """What has no answer is unknown; what has one is stored."""
+    """A put without an answer is in doubt; one with an answer is stored."""
 
     async def main() -> None:
         broker = StandInBroker(capabilities=JAVA)

@@ -33,7 +33,7 @@ from tests.zk.virtual import run_virtually
 
 
 def test_a_thousand_members_that_take_nothing_are_named() -> None:
-    """They get a share each, nobody reads it, and nothing else would say so."""
+    """They get a share each and read nothing, which only this tells."""
 
     async def scenario(group: Group, one: Member) -> None:
         assert one.source.problems() == []
@@ -55,7 +55,7 @@ def test_a_thousand_members_that_take_nothing_are_named() -> None:
 
 
 def test_partitions_that_members_hand_over_are_no_problem() -> None:
-    """What has an owner now and then is on its way."""
+    """A partition that has an owner now and then is on its way."""
 
     async def scenario(_group: Group, one: Member) -> None:
         await asyncio.sleep(600)
@@ -109,7 +109,8 @@ def test_what_stays_is_not_touched() -> None:
 
 
 def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
-    """Nobody else claims it before: the handler in flight and its commit come first."""
+    """No other member claims it before: the handler in flight and its commit come
+    first."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -134,7 +135,7 @@ def test_a_partition_is_released_when_its_revocation_has_ended() -> None:
 def test_a_handover_is_a_warning_when_it_takes_long(
     caplog: pytest.LogCaptureFixture, revoke_s: float, warnings: int
 ) -> None:
-    """Once; what every rebalance begins with alarms nobody, again and again."""
+    """Once; the begin of every rebalance is no reason for alarm."""
 
     async def scenario(group: Group, one: Member) -> None:
         for name in ("c2", "c3"):
@@ -169,7 +170,7 @@ def test_changes_during_a_rebalance_are_looked_at_after_it() -> None:
 
 
 def test_members_share_the_topics_that_both_subscribe_to() -> None:
-    """Who does not subscribe to a topic takes no part in it."""
+    """A member that does not subscribe to a topic takes no part in it."""
 
     async def scenario() -> None:
         server = serving(2)
@@ -231,7 +232,7 @@ def test_a_rebalance_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_lost_session_stops_reading_at_once() -> None:
-    """Before anybody else can claim; nothing is revoked, and all of it comes back."""
+    """Before another member can claim; nothing is revoked, and all of it comes back."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -253,7 +254,7 @@ def test_a_lost_session_stops_reading_at_once() -> None:
 
 
 def test_a_suspended_session_changes_nothing() -> None:
-    """What is read is read on; nothing is asked, and nothing is done twice after it."""
+    """Reading goes on; nothing is asked, and nothing is done twice after it."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -272,7 +273,7 @@ def test_a_suspended_session_changes_nothing() -> None:
 
 
 def test_a_session_lost_while_reading_begins_begins_nothing() -> None:
-    """What was claimed under it is not read."""
+    """Partitions claimed under it are not read."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -347,7 +348,7 @@ def test_a_stop_while_suspended_is_finished_when_zookeeper_answers() -> None:
 
 
 def test_a_stop_without_a_session_asks_for_nothing() -> None:
-    """What was ours is gone with it."""
+    """Its partitions are gone with it."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -363,7 +364,7 @@ def test_a_stop_without_a_session_asks_for_nothing() -> None:
 
 
 def test_a_stop_while_joining_ends_the_start() -> None:
-    """Whoever waits for it hears so at once."""
+    """Its waiter hears so at once."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -397,7 +398,7 @@ def test_a_stop_ends_what_is_being_taken() -> None:
 
 
 def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
-    """A member that reads nothing and stays would keep its share from everybody."""
+    """A member that reads nothing and stays would keep its share from all others."""
 
     async def scenario(group: Group, one: Member) -> None:
         one.sink.revoke_s = 1000.0
@@ -414,7 +415,7 @@ def test_a_cancelled_stop_leaves_the_group_all_the_same() -> None:
 
 
 def test_a_stop_waits_for_a_revocation_under_way() -> None:
-    """What is in hand is handled and committed before anything is released."""
+    """The message in hand is handled and committed before anything is released."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server

@@ -67,7 +67,7 @@ def test_a_broken_sink_is_told_and_tried_again(
 
 
 def test_a_session_that_ends_with_the_last_answer_leaves_nothing_read() -> None:
-    """Both wait for the loop, and what began in between is nobody's to fence."""
+    """Both wait for the loop; a partition begun in between would not be fenced."""
 
     async def scenario(group: Group, one: Member) -> None:
         answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,7 +128,7 @@ def test_a_start_without_zookeeper_fails() -> None:
 
 
 def test_a_registration_without_an_answer_leaves_no_ghost() -> None:
-    """A member node nobody knows of would be given partitions for ever."""
+    """An unknown member node would be given partitions for ever."""
 
     async def scenario(group: Group, one: Member) -> None:
         server = group.server
@@ -185,7 +185,7 @@ def test_a_name_in_use_fails_the_start() -> None:
 
 
 def test_claims_without_an_answer_are_claimed_again_or_released() -> None:
-    """An owner node that nobody knows of would stay for as long as the session.
+    """An unknown owner node would stay for as long as the session.
 
     Before the next attempt gets anywhere the plan changes: one of them is another's.
     """

@@ -1,4 +1,4 @@
-"""What a client makes of replies."""
+"""A client's reading of replies."""
 
 import pytest
 

@@ -62,7 +62,7 @@ def test_a_run_ends_at_the_end_of_its_time_and_may_be_begun_again(
 def test_a_run_that_ends_waits_for_handlers_that_are_at_work(
     broker: AnyBroker, client: Any
 ) -> None:
-    """What they finish is handled; nothing is begun any more."""
+    """Their messages are handled; no new one is begun."""
     broker.put(b"0", b"1")
     work_s = 2 * SHORT_S
 

@@ -266,7 +266,7 @@ def test_a_client_waits_for_a_close_that_is_under_way(
         if is_client_twice:
             await client.close(timeout=0.001)
         else:
-            client.producer()  # whoever is closed is forgotten by and by
+            client.producer()  # closed ones are forgotten by and by
         second = asyncio.ensure_future(client.close())
         second.add_done_callback(lambda _: done.append("client"))
         await asyncio.sleep(0.01)
@@ -331,7 +331,7 @@ def test_a_cancelled_close_waits_for_nobody_and_leaves_nothing_open(
 
 @pytest.mark.parametrize("what", ["consumer", "producer"])
 def test_a_cancelled_close_of_a_client_closes_all_of_it(what: str) -> None:
-    """A session that went on would keep the partitions of a group from everybody."""
+    """A session that went on would keep the partitions of a group from all others."""
     committing = asyncio.Event()
 
     class Stuck(MemoryOffsets):
@@ -375,7 +375,7 @@ def test_a_cancelled_close_of_a_client_closes_all_of_it(what: str) -> None:
 def test_a_wake_up_that_meets_a_cancelled_waiter_goes_to_the_next_one(
     broker: AnyBroker,
 ) -> None:
-    """Else a message would wait although somebody waits for it."""
+    """Else a message would wait although a worker waits for it."""
 
     async def scenario(client: AsyncClient) -> None:
         async with client.consumer("g", ["test"], **IDLE) as consumer:

@@ -20,7 +20,7 @@ def parts(numbers: set[int], topic: str = "t") -> frozenset[TopicPartition]:
 
 
 def test_what_is_lost_goes_and_what_is_new_comes() -> None:
-    """What stays is in neither set."""
+    """A kept partition is in neither set."""
     plan = plan_rebalance(
         owned=parts({0, 1}), reading=parts({0, 1}), share=parts({1, 2})
     )

@@ -1,4 +1,4 @@
-"""What the spool took is there after any fault, in order; what was removed is gone."""
+"""Spooled messages are there after any fault, in order; removed ones are gone."""
 
 import contextlib
 import errno

@@ -116,7 +116,7 @@ def test_every_database_gets_metaq_s_table_in_its_own_words(
 def test_every_database_gets_words_that_it_does_not_keep_for_itself(
     dialect: Any, name: str, number: str, partition: str, offset: str
 ) -> None:
-    """What is sent is nothing but standard selects, updates and inserts by key."""
+    """Only standard selects, updates and inserts by key are sent."""
     table = offsets_table(TABLE)
     is_row = table.c.partition == "0-1"
     names = {"topic": "t", "partition": "0-1", "group_id": "g"}
@@ -242,7 +242,7 @@ def test_a_database_that_goes_on_failing_is_an_error(
 def test_no_transaction_begins_behind_the_deadline(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody waits for it, and it would write what is old by then."""
+    """Its caller has gone, and it would write an old offset."""
     commit(SqlOffsets(url, create=True), "g", {ZERO: at(1)})
     tries, upsert = failing(1)
     monkeypatch.setattr(SqlOffsets, "_upsert", upsert)
@@ -311,7 +311,7 @@ def test_of_two_writers_one_is_last_in_all_rows(url: str) -> None:
     rounds = 12
     context = multiprocessing.get_context("spawn")
     gate = context.Barrier(2)
-    # Whoever waits for SQLite's lock gives up after 5 s else.
+    # A wait for SQLite's lock ends after 5 s else.
     url += "?timeout=120"
     writers = [
         context.Process(target=write, args=(url, gate, rounds, sign)) for sign in (0, 1)

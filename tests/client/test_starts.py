@@ -1,4 +1,4 @@
-"""Where reading begins: committed, earliest, latest, a time, an offset, a mapping."""
+"""Offset reset: committed, earliest, latest, a time, an offset, a mapping."""
 
 import logging
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def test_a_new_group_that_wants_the_latest_gets_what_comes(
 def test_the_latest_is_remembered_although_nothing_was_read(
     broker: Any, client: Client
 ) -> None:
-    """What comes between two runs of a new group is not passed over."""
+    """Messages between two runs of a new group are not passed over."""
     broker.put(b"0")
     store = MemoryOffsets()
     options: dict[str, Any] = {"offsets": store, "start": "latest", **IDLE}

@@ -167,7 +167,7 @@ def test_a_seek_does_not_wait_for_a_loop_that_is_held_up(broker: AnyBroker) -> N
 def test_a_close_frees_everything_at_the_end_of_its_time(
     broker: AnyBroker, client: Any, hanging: set[str]
 ) -> None:
-    """What is handled is committed, unless the store takes longer."""
+    """Handled messages are committed, unless the store takes longer."""
     broker.put(b"0", b"1", b"2")
     left = [b"0", b"1", b"2"] if "commit" in hanging else [b"1", b"2"]
 
@@ -342,7 +342,7 @@ class Disk:
 def test_spools_that_open_too_late_are_closed_again(
     broker: AnyBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that hangs ends the start, and holds nobody else up afterwards."""
+    """A disk that hangs ends the start, and holds no other up afterwards."""
     with Client(brokers=[broker.address], **QUICK) as client:
         disk = Disk(monkeypatch, "open")
         producer = client.ordered_producer("test", "0:1", tmp_path)
@@ -378,7 +378,7 @@ def test_a_disk_that_hangs_is_closed_behind_our_back(
             other.send(b"x")
 
 
-# -- sends that nobody waits for ------------------------------------------------------
+# -- sends without a waiter ------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

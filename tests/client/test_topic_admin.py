@@ -116,7 +116,7 @@ def test_a_topic_is_made_used_altered_and_deleted(cluster: Cluster, world: str) 
 
 
 def test_settings_are_those_of_the_definition(cluster: Cluster, client: Client) -> None:
-    """What it does not set comes from the broker's [system]."""
+    """Settings that it lacks come from the broker's [system]."""
     client.admin().create_topic("orders", partitions=2, settings=MORE)
     broker = cluster.brokers[0]._broker
     assert broker is not None
@@ -141,7 +141,7 @@ def test_a_topic_that_nobody_may_use_yet_is_made(client: Client) -> None:
 
 
 def test_a_topic_of_some_brokers_is_served_by_them_alone(client: Client) -> None:
-    """What was put elsewhere before stays readable there."""
+    """Messages put elsewhere before stay readable there."""
     admin = client.admin()
     admin.create_topic("orders", partitions=1, brokers=[1])
     assert [str(p) for p in client.partitions("orders")] == ["orders/1-0"]
@@ -298,8 +298,8 @@ def test_a_name_that_is_used_again_begins_at_offset_0(
 def test_zookeeper_counts_no_partitions_of_a_deleted_topic(
     cluster: Cluster, client: Client
 ) -> None:
-    """At once, whoever else has it still; or a data directory without its record would
-    be one that lost something."""
+    """At once, although other brokers have it still; or a data directory without its
+    record would be one that lost something."""
 
     def count(number: int) -> int:
         node = cluster.zookeeper.tree()[f"/meta/catalog/directories/{number}"]
@@ -411,7 +411,8 @@ def test_a_start_registers_when_it_knows_the_topics(
     cluster: Cluster, client: Client, is_late: bool
 ) -> None:
     """Without the copy too, and where ZooKeeper comes later: or the record of a topic
-    without data would go and come back, and nobody would miss its partitions meanwhile.
+    without data would go and come back, and its partitions would not be missed
+    meanwhile.
     """
     client.admin().create_topic("orders", partitions=2)
     broker, server = cluster.brokers[0], cluster.zookeeper

@@ -1,4 +1,4 @@
-"""What is closed: what it counted stays in the sums, and nothing else."""
+"""Counters of closed objects stay in the sums, and nothing else of them."""
 
 import weakref
 from dataclasses import fields, replace
@@ -96,7 +96,7 @@ def test_what_closed_producers_counted_is_added_and_nothing_of_them_waits() -> N
 
 
 class Closing:
-    """What counts on while it is being closed."""
+    """An object that counts on while it is being closed."""
 
     def __init__(self) -> None:
         self.is_closed = self.has_ended = False

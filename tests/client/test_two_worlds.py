@@ -66,7 +66,7 @@ UNBOUNDED = {
     "SendFuture.add_done_callback": "waits for nobody",
     "SendFuture.__await__": "ends by the message's deadline; result has the bound",
 }
-"""What takes no time-out, and why it needs none."""
+"""Methods without a time-out, and the reason for each."""
 
 INNER = {
     "AsyncClient.require_new",
@@ -78,7 +78,7 @@ INNER = {
     "AsyncProducer.has_ended",
     "Consumer.let_go",
 }
-"""What the worlds have for each other, and for their client."""
+"""Names that the worlds have for each other, and for their client."""
 
 PROTOCOLS = {"__enter__", "__exit__", "__iter__", "__await__"}
 

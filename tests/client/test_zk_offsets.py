@@ -97,7 +97,7 @@ def test_without_a_group_there_is_no_fence() -> None:
 
 
 def test_what_waits_for_another_commit_keeps_its_fence() -> None:
-    """What was handled under one session is not committed under the next."""
+    """Messages handled under one session are not committed under the next."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

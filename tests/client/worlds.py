@@ -23,7 +23,7 @@ IDLE: dict[str, Any] = {"idle_step_s": 0.01, "idle_max_s": 0.02}
 
 
 class AsyncWorldPart:
-    """What was made from an async client, called from outside its loop."""
+    """An object made from an async client, called from outside its loop."""
 
     def __init__(self, twin: Any, run: Callable[..., Any]) -> None:
         self.twin = twin

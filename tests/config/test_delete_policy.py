@@ -64,6 +64,6 @@ def test_any_other_policy_is_refused(text: str, message: str) -> None:
     st.booleans(),
 )
 def test_the_text_form_reads_back(kind: DeleteKind, age_ms: int, zipped: bool) -> None:
-    """What is shown to an operator can be pasted into the file."""
+    """The text shown to an operator can be pasted into the file."""
     policy = DeletePolicy(kind, age_ms, zipped and kind is DeleteKind.ARCHIVE)
     assert parse_delete_policy(str(policy)) == policy

@@ -1,4 +1,4 @@
-"""What a changed file does to a running broker."""
+"""Effects of a changed file on a running broker."""
 
 import zlib
 
@@ -77,7 +77,7 @@ def test_other_sections_wait_for_a_restart_and_say_so() -> None:
 
 
 def test_overrides_of_the_start_hold_on_reload() -> None:
-    """What the command line said is not undone by the file."""
+    """Settings of the command line are not undone by the file."""
     overrides = {"serverPort": "0", "extra:numPartitions": "2"}
     running = parse_config(BASE.encode(), "server.ini", overrides)
     reload = reload_config(running, BASE.replace("8123", "9000").encode(), overrides)

@@ -59,7 +59,7 @@ def test_many_stars_cost_little() -> None:
 
 
 def test_patterns_only_grow() -> None:
-    """What was accepted once stays accepted until restart."""
+    """A name accepted once stays accepted until restart."""
     first = TopicRules().extended(["a", "b*"])
     second = first.extended(["b*", "c", "c"])
     assert second.names == ("a", "b*", "c")

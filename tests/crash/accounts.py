@@ -16,7 +16,7 @@ REPLY = re.compile(rb"result (\d+) (\d+) (-?\d+)\r\n")
 
 @dataclass
 class Accounts:
-    """What one putter knows: every acknowledged record, and every one it tried."""
+    """Knowledge of one putter: every acknowledged record, and every one it tried."""
 
     tried: set[bytes] = field(default_factory=set)
     acked: dict[tuple[int, int], bytes] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What docs/client.md and the README show of the client is true, and runs."""
+"""Statements of docs/client.md and the README on the client are true, and run."""
 
 import os
 import re
@@ -67,7 +67,7 @@ def test_every_block_of_python_has_a_name() -> None:
 
 
 class Redis:
-    """What the page needs of Redis, as its package shows it."""
+    """Stand-in for Redis with the calls of the page, as its package shows them."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}

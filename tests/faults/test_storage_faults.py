@@ -106,7 +106,7 @@ def test_whichever_call_fails_what_was_acknowledged_is_kept(
 
 @pytest.mark.slow
 def test_interrupted_calls_are_invisible() -> None:
-    """For every n: an interrupted n-th call changes nothing for anybody."""
+    """For every n: an interrupted n-th call changes nothing."""
     for number in range(1, calls_of() + 1):
         fs, ledger = fail_call(number, errno.EINTR)
         assert len(ledger.stored()) == len(ledger.promises) == 26

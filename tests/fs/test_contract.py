@@ -188,7 +188,7 @@ def test_directories_are_made_once_and_listed_sorted(place: Place) -> None:
 
 
 def test_directories_are_moved_whole_and_removed_empty(place: Place) -> None:
-    """What lies in one goes along; one that is not empty stays."""
+    """Its contents go along; one that is not empty stays."""
     for name in ("a", "a/b", "c"):
         place.disk.make_directory(place.directory / name)
     place.put("a/b/x", b"X")

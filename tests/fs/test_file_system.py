@@ -1,4 +1,4 @@
-"""What only a real disk can show: locks of processes, kernel errors, translation."""
+"""Tests for a real disk only: locks of processes, kernel errors, translation."""
 
 import errno
 import os
@@ -162,7 +162,7 @@ def test_names_are_synced_where_they_change(tmp_path: Path) -> None:
 
 
 def test_what_is_made_is_for_the_user_and_its_group(tmp_path: Path) -> None:
-    """Messages are not for everybody on the machine."""
+    """Messages are not for all users of the machine."""
     before = os.umask(0)
     try:
         DISK.make_directory(tmp_path / "d")

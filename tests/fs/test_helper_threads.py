@@ -37,7 +37,7 @@ def test_as_many_calls_at_once_as_there_are_threads(threads: HelperThreads) -> N
 
 
 def test_a_shutdown_ends_the_threads_behind_the_queue() -> None:
-    """What was asked for before is done, unless it is called off; then nothing is."""
+    """Calls made before are carried out, unless they are called off."""
     threads = HelperThreads(1, "helper")
     may_end = threading.Event()
     running, queued = threads.submit(may_end.wait, 60), threads.submit(int)
@@ -49,7 +49,7 @@ def test_a_shutdown_ends_the_threads_behind_the_queue() -> None:
 
 
 def test_a_shutdown_may_cancel_what_has_not_begun() -> None:
-    """What runs is not touched."""
+    """A running call is not touched."""
     threads = HelperThreads(1, "helper")
     has_begun, may_end = threading.Event(), threading.Event()
 

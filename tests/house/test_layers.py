@@ -307,7 +307,7 @@ def test_pure_code_has_no_hands() -> None:
 
 
 def test_storage_and_transactions_know_no_network() -> None:
-    """What keeps bytes on disk never opens a socket."""
+    """Packages that keep bytes on disk never open a socket."""
     assert network_faults(PROJECT) == []
 
 

@@ -29,7 +29,7 @@ _numbers = itertools.count(1)
 
 
 class ZooKeeperServer(Protocol):
-    """What tests may do to a server, whatever runs it."""
+    """Operations of tests on a server, however it runs."""
 
     @property
     def address(self) -> str: ...
@@ -97,7 +97,7 @@ class ContainerZooKeeper:
 
 
 def expire_session(address: str, session_id: int, password: bytes) -> None:
-    """End somebody's session, as the server would after its time-out.
+    """End a session, as the server would after its time-out.
 
     A second connection takes the session over and closes it in the same breath: the
     request to connect and the request to close travel in one segment. The owner may win
@@ -166,7 +166,7 @@ def _servers(data_dir: Path) -> Iterator[ZooKeeperServer]:
 def zookeeper_server(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[ZooKeeperServer]:
-    """The server that all tests share; nobody stops it."""
+    """The server shared by all tests; none stops it."""
     yield from _servers(tmp_path_factory.mktemp("zookeeper"))
 
 

@@ -1,4 +1,4 @@
-"""What only the kazoo coordinator has to cope with."""
+"""Tests for the kazoo coordinator alone."""
 
 import asyncio
 import contextlib
@@ -69,7 +69,7 @@ def test_an_absent_server_is_no_error_and_logs_no_flood(
 @pytest.mark.zookeeper
 @pytest.mark.slow
 def test_a_root_that_does_not_exist_is_named(zookeeper: str) -> None:
-    """It is not made, but for its last step; whoever looks for the reason finds it."""
+    """It is not made, but for its last step; the error names it."""
 
     async def scenario() -> None:
         coordinator = coordinator_on(f"{zookeeper}/no/such")
@@ -98,7 +98,7 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
         port = int(zookeeper_alone.address.rpartition(":")[2])
         zookeeper_alone.stop()
         with socket.create_server(("127.0.0.1", port)) as mute:
-            # Accepting is the kernel's work; nobody ever reads or answers.
+            # Accepting is the kernel's work; the test never reads or answers.
             connection, _ = await asyncio.to_thread(mute.accept)
         with connection:
             zookeeper_alone.start()
@@ -115,7 +115,7 @@ def test_a_server_that_never_greets_does_not_cost_the_session(
 def test_a_session_is_believed_in_for_the_time_that_the_server_chose(
     zookeeper: str, asked_s: float
 ) -> None:
-    """What was asked for may be below or above what it allows."""
+    """The wanted time-out may be below or above the allowed ones."""
 
     async def scenario() -> float:
         coordinator = coordinator_on(zookeeper, session_timeout_ms=int(asked_s * 1000))

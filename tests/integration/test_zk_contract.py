@@ -37,7 +37,7 @@ def in_s(seconds: float = PATIENCE_S) -> float:
 
 
 class World(Protocol):
-    """What a scenario needs besides the contract itself."""
+    """Parts of a scenario besides the contract itself."""
 
     def coordinator(self) -> Coordinator: ...
     async def drop(self, coordinator: Any) -> None: ...

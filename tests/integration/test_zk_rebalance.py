@@ -1,7 +1,7 @@
 """Groups of consumers on a real ZooKeeper that expires, restarts, hangs and forgets.
 
 The brokers are entries in the tree and the sinks only keep books: what is proven is
-who reads what. Nobody may stay without its share for longer than PATIENCE_S.
+the assignment. No member may stay without its share for longer than PATIENCE_S.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ def part(number: int) -> TopicPartition:
 
 
 class Book:
-    """Who reads what; a partition has one living reader at any moment."""
+    """Readers by partition; each has one living reader at any moment."""
 
     def __init__(self) -> None:
         self.readers: dict[TopicPartition, str] = {}
@@ -145,9 +145,9 @@ async def serve(member: Member) -> None:
 async def shared(
     *members: Member, java: str | None = None, is_forced: bool = False
 ) -> None:
-    """Wait until everybody has exactly its share, and ZooKeeper says so too.
+    """Wait until each member has exactly its share, and ZooKeeper says so too.
 
-    Nobody has read what somebody else read; unless a session was ended by force, of
+    No member has read messages of another; unless a session was ended by force, of
     which its owner hears after the others.
     """
     names = [partition_name(part(number)) for number in range(COUNT)]
@@ -182,7 +182,8 @@ async def _are_shared(
 
 
 def test_members_come_go_and_expire(zookeeper: str) -> None:
-    """Shares follow; the session that ended is fenced before anybody reads on."""
+    """Shares follow; the session that ended is fenced before another member reads
+    on."""
 
     async def scenario() -> None:
         book = Book()
@@ -256,7 +257,7 @@ def test_a_member_of_metaq_shares(zookeeper: str) -> None:
 
 
 def test_a_server_that_restarts_or_hangs(zookeeper_alone: ZooKeeperServer) -> None:
-    """Shorter than the session time-out or longer: everybody has its share again."""
+    """Shorter than the session time-out or longer: each member has its share again."""
 
     async def scenario() -> None:
         book, hosts = Book(), zookeeper_alone.address

@@ -21,7 +21,7 @@ MAX_SIZE = 1 << 20
 
 
 class Received(NamedTuple):
-    """What a listener was given."""
+    """Messages given to a listener."""
 
     data: bytes
     attribute: str | None
@@ -30,7 +30,7 @@ class Received(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What Java's SendResult says."""
+    """Fields of Java's SendResult."""
 
     is_success: bool
     error: str | None

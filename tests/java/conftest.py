@@ -126,7 +126,7 @@ def java_zookeeper(zookeeper_server: ZooKeeperServer) -> str:
 def java_broker(
     java_zookeeper: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[BrokerProcess]:
-    """Return the broker that tests share; nobody stops it."""
+    """Return the broker shared by tests; none stops it."""
     with BrokerProcess(
         tmp_path_factory.mktemp("java") / "broker",
         topic="unused",

@@ -39,7 +39,7 @@ class NoJarsError(Exception):
 
 
 class Artifact(NamedTuple):
-    """What a registry knows a jar by."""
+    """Coordinates of a jar in a registry."""
 
     organisation: str
     name: str
@@ -68,7 +68,7 @@ def find_jars(*artifacts: Artifact) -> list[Path]:
         started_s = time.time()
         with _locked(root):
             failed = wanted.with_suffix(".failed")
-            # Whoever waited here for somebody who failed need not fail again.
+            # A process that waited here for one that failed need not fail again.
             if failed.exists() and failed.stat().st_mtime > started_s:
                 raise NoJarsError(failed.read_text())
             if not wanted.exists():

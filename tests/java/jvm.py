@@ -43,7 +43,7 @@ class Jvm:
 
     def __init__(self, jars: Sequence[Path], home: Path) -> None:
         self.home = home
-        """What Java takes for the directory of its user."""
+        """Home directory of Java's user."""
         self.log = home / "java.log"
         self._jars = jars
 

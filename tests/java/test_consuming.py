@@ -1,4 +1,4 @@
-"""What MetaQ's own Java consumers are handed by our broker."""
+"""MetaQ's own Java consumers on our broker."""
 
 import json
 from pathlib import Path

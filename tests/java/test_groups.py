@@ -79,7 +79,7 @@ class Group:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until everybody owns something, and everything is owned."""
+        """Wait until each member owns a partition, and each partition has an owner."""
         if not self.members:
             return
         client = KazooClient(self._zookeeper)

@@ -112,7 +112,7 @@ def brokers(zookeeper: str, tmp_path: Path) -> Iterator[list[Broker]]:
 def test_clients_find_brokers_that_come_back(
     jvm: Jvm, zookeeper: str, brokers: list[Broker]
 ) -> None:
-    """Whatever was acknowledged is delivered once, in order; nobody waits for ever."""
+    """Whatever was acknowledged is delivered once, in order; no call waits for ever."""
     with JavaClient(jvm, zookeeper) as client:
         sender, listener = Sender(client), Listener()
         client.consumer("readers", TOPIC, listener)

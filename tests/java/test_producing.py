@@ -1,4 +1,4 @@
-"""What MetaQ's own Java producers are answered by our broker."""
+"""MetaQ's own Java producers on our broker."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_waiting_and_not_waiting(java: JavaClient, ours: Client) -> None:
 
 
 def test_one_way(jvm: Jvm, java_zookeeper: str, ours: Client) -> None:
-    """What nobody waits for is stored all the same."""
+    """A message without a waiter is stored all the same."""
     wanted = {b"%d" % number for number in range(100)}
     with JavaClient(
         jvm, java_zookeeper, "extension.AsyncMetaMessageSessionFactory"

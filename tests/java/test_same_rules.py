@@ -64,7 +64,7 @@ STRATEGIES = {
 def test_strategies_share_alike(
     jvm: Jvm, strategy: Strategy, members: set[str], places: set[str]
 ) -> None:
-    """The same plan, whoever computes it."""
+    """The same plan in both implementations."""
     java = getattr(jvm.metaq.client.consumer, STRATEGIES[strategy])()
     plan = assign(strategy, members, places)
     lists = string_order(members), string_order(places)
@@ -107,7 +107,7 @@ def test_groups_are_named_alike(java: JavaClient) -> None:
 
 
 def test_defaults_are_alike(jvm: Jvm) -> None:
-    """Whoever moves finds the same times and numbers."""
+    """Users who move find the same times and numbers."""
     java = jvm.metaq.client.consumer.ConsumerConfig("group")
     client, consumer, policy = ClientOptions(), ConsumerOptions(), RetryPolicy()
     assert client.request_timeout_s * 1000 == java.getFetchTimeoutInMills()

@@ -52,7 +52,7 @@ STATS = (
     "stats TOPICS 1", "stats topics", "stats 5", "stats topics 5 6",
 )  # fmt: skip
 SILENT = {"transaction TX:s1:1 s1 END 5", "value 0 5", "result 200 0 1"}
-"""What is not answered, and leaves the connection open."""
+"""Commands that are not answered, and leave the connection open."""
 
 
 RECEIPT = re.compile(rb"-?\d{10,}( \d+ -?\d+)")
@@ -243,7 +243,7 @@ def test_our_broker_answers_as_metaq_does(
 
 
 def test_the_fake_answers_as_metaq_does(told: Answers, commands: list[bytes]) -> None:
-    """What the tests of the client take for MetaQ 1.4 is MetaQ 1.4."""
+    """The stand-in of the client's tests behaves as MetaQ 1.4."""
     with FakeBroker(TOPICS) as fake:
         found = hear(fake.port, commands)
     wrong = [

@@ -2,7 +2,7 @@
 
 Written from client spec 14 with kazoo and a plain socket, and none of `metaq.client`:
 on any change it stops fetching, commits, releases what it lost, claims what is new, and
-gives everything back when somebody still owns a part of it.
+gives everything back when another member still owns a part of it.
 """
 
 import socket

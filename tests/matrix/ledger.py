@@ -10,7 +10,7 @@ the order of the whole run, so no clock is read. `check` walks through them:
 * what is handed out after the end is at most the one batch that was on its way
 * nothing acknowledged is missing, and every payload was stored once
 
-A session that somebody else ends by force is the exception: others see its nodes go
+A session that is ended by force is the exception: others see its nodes go
 before its owner can know. Until it does, that member may go on.
 """
 
@@ -86,7 +86,7 @@ class Ledger:
 
 @dataclass
 class _Lane:
-    """What is known of one partition while the events pass."""
+    """State of one partition while the events pass."""
 
     reader: str | None = None
     is_fresh: bool = True
@@ -99,12 +99,12 @@ class _Lane:
     """Offset that follows the furthest delivery."""
     committed: int = 0
     low: int = 0
-    """Where the next reader may begin at the earliest: behind all that was handed out
-    if the last one ended clean, else behind what was committed."""
+    """Least offset at which the next reader may begin: behind all that was handed out
+    if the last one ended clean, else behind the committed offset."""
     strays: dict[str, int] = field(default_factory=dict)
     """Batches that former readers may still be handed."""
     marks: dict[str, int] = field(default_factory=dict)
-    """Where the last batch of each member began: before that it handled all."""
+    """Start of the last batch of each member: before that it handled all."""
 
 
 class _Walk:

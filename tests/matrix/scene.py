@@ -233,7 +233,7 @@ class Scene:
         self.ledger = Ledger()
         self.members: dict[str, Member] = {}
         self.forced: set[str] = set()
-        """Members whose session somebody ended by force."""
+        """Members whose session was ended by force."""
         self.sender = Sender(zookeeper, topic)
 
     def __enter__(self) -> Self:
@@ -252,7 +252,7 @@ class Scene:
             self.sender._ending.set()
 
     def join(self, name: str, zookeeper: str | None = None) -> Member:
-        """Let somebody join; does not wait."""
+        """Let a member join; does not wait."""
         member = Member(
             name, zookeeper or self.zookeeper, self.group, self.topic, self.ledger
         )
@@ -261,13 +261,13 @@ class Scene:
         return member
 
     def leave(self, name: str) -> None:
-        """Let somebody leave, and wait for it."""
+        """Let a member leave, and wait for it."""
         self.members.pop(name).leave()
 
     # -- rest and progress ------------------------------------------------------------
 
     def settle(self) -> None:
-        """Wait until each partition has one reader, and nobody complains."""
+        """Wait until each partition has one reader, and no member complains."""
         until(self._is_settled, self.describe)
 
     def _is_settled(self) -> bool:

@@ -157,7 +157,7 @@ def test_a_gap_within_a_batch_is_found() -> None:
 
 
 def test_readers_are_those_who_were_not_ended() -> None:
-    """An end that comes from somebody else changes nothing."""
+    """An end by force changes nothing."""
     events = [event(text) for text in ("assign a", "revoke b")]
     assert readers(events) == {P: "a"}
     events.append(event("fence a"))

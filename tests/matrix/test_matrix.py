@@ -1,7 +1,7 @@
-"""What may happen to a group, idle or under load: nothing lost, nobody stuck.
+"""Faults of a group, idle or under load: no message is lost, no member stuck.
 
 Each cell of the matrix is one fault and one kind of load. The ledger says what may
-never be seen; a deadline says that everybody must go on. A run has some of the cells,
+never be seen; a deadline says that all must go on. A run has some of the cells,
 METAQ_WHOLE=1 all of them; METAQ_MATRIX_ROUNDS repeats the fault within each.
 """
 
@@ -36,7 +36,7 @@ pytestmark = [
 
 @dataclass
 class Cluster:
-    """What all cells share; each has a topic and a group of its own."""
+    """Parts shared by all cells; each has a topic and a group of its own."""
 
     zookeeper: ZooKeeperServer
     proxy: Proxy
@@ -54,7 +54,7 @@ def kazoo_of(member: Member) -> tuple[int, bytes]:
 
 
 def rebalance(scene: Scene, _cluster: Cluster) -> None:
-    """Somebody joins; then somebody who was there leaves."""
+    """A member joins; then another one leaves."""
     scene.join(f"late-{len(scene.ledger.events)}")
     scene.settle()
     scene.leave(min(scene.members))

@@ -26,7 +26,7 @@ SOAK_S = float(os.environ.get("METAQ_SOAK_S") or (45 if IS_WHOLE else 20))
 WARM_UP = 0.4
 """Part of the time after which the first figures are taken."""
 RSS_GROWTH_MAX_BYTES = 12 << 20
-"""What malloc keeps for threads that came and went; objects do not grow at all."""
+"""Memory kept by malloc for threads that came and went; objects do not grow."""
 FILE_GROWTH_MAX = 8
 RESTART_EVERY = 20
 """Rounds between two restarts of the broker."""
@@ -44,7 +44,7 @@ pytestmark = [
 
 
 class Figures(NamedTuple):
-    """What may not grow."""
+    """Figures that may not grow."""
 
     rss_bytes: int
     file_count: int
@@ -63,7 +63,7 @@ def file_count(pid: int) -> int:
 
 
 class Books:
-    """What is acknowledged and was not delivered yet; any thread."""
+    """Acknowledged messages that were not delivered yet; any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

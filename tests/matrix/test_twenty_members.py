@@ -100,7 +100,7 @@ async def _serve(member: Member) -> None:
 def test_every_partition_has_exactly_one_owner_at_rest(
     zookeeper: str, rng: random.Random
 ) -> None:
-    """Whoever joins, leaves or loses its session, whatever was under way then."""
+    """Any member joins, leaves or loses its session, whatever was under way then."""
 
     async def scenario() -> None:
         group = _Group(zookeeper, rng)

@@ -66,7 +66,7 @@ def test_room_to_receive_follows_what_comes() -> None:
 
 
 def test_a_lonely_reply_leaves_at_once() -> None:
-    """Nobody waits for the end of the turn when nothing could join."""
+    """It leaves without a wait for the end of the turn when nothing could join."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.send_now(b"")
@@ -79,7 +79,7 @@ def test_a_lonely_reply_leaves_at_once() -> None:
 
 
 def test_a_lonely_reply_does_not_overtake() -> None:
-    """What is queued before it leaves before it, and what does not fit stays."""
+    """Earlier bytes leave before it, and the rest that does not fit stays."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.send(b"first,")
@@ -110,7 +110,7 @@ def test_a_lonely_reply_to_a_peer_that_is_gone_calls_nothing_back() -> None:
 
 
 def test_bytes_and_ranges_keep_their_order() -> None:
-    """What was queued first leaves first, whatever it is; each range is released."""
+    """The queue leaves in its order, bytes or ranges; each range is released."""
 
     async def scenario(rig: Rig) -> None:
         first, second = Range(b"0123456789", 2, 5), Range(b"x" * 100_000)
@@ -130,7 +130,7 @@ def test_bytes_and_ranges_keep_their_order() -> None:
 def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is not in the page cache never goes to sendfile on the loop's thread."""
+    """A range outside the page cache never goes to sendfile on the loop's thread."""
     warmed = []
     monkeypatch.setattr(channel_module, "is_cached", lambda *_a, **_k: bool(warmed))
     monkeypatch.setattr(
@@ -148,7 +148,7 @@ def test_a_cold_range_is_warmed_on_a_thread_and_keeps_its_place(
 
 
 def test_a_fresh_range_leaves_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asks whether it is cached, and nobody waits for the end of the turn."""
+    """Without a check of the cache, and without a wait for the end of the turn."""
 
     def ask(_fd: int, **_where: int) -> bool:
         raise AssertionError("a fresh range is in the page cache")
@@ -180,7 +180,7 @@ def test_a_cached_range_leaves_at_once() -> None:
 
 
 def test_a_fresh_range_does_not_overtake() -> None:
-    """What is queued before it leaves before it, and what does not fit stays."""
+    """Earlier bytes leave before it, and the rest that does not fit stays."""
 
     async def scenario(rig: Rig) -> None:
         rig.channel.send(b"first,")

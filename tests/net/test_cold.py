@@ -34,7 +34,7 @@ def test_a_dropped_file_is_cold_until_it_was_warmed(fd: int) -> None:
 
 
 def test_a_descriptor_that_cannot_be_asked_counts_as_cached() -> None:
-    """Where the kernel cannot say, warming would not help either."""
+    """If the kernel cannot tell, warming would not help either."""
     read, write = os.pipe()
     assert is_cached(read, position=0, size_bytes=1)
     os.close(read)

@@ -112,7 +112,7 @@ def test_an_address_that_leads_nowhere_delays_the_next_a_little(
 
 
 def test_the_reason_is_the_systems_own_words() -> None:
-    """Nobody there is "Connection refused", not the event loop's phrase."""
+    """No listener is "Connection refused", not the event loop's phrase."""
 
     async def main() -> None:
         with reserved_port() as port, pytest.raises(ConnectionRefusedError) as caught:

@@ -195,7 +195,7 @@ def reader_of(value: Command | Reply) -> Connection:
 def test_encoding_writes_the_canonical_bytes(
     value: Command | Reply, raw: bytes
 ) -> None:
-    """What we send is what Java sends, byte by byte."""
+    """We send the same as Java, byte by byte."""
     assert encode(value) == raw
 
 

@@ -131,7 +131,7 @@ def test_payloads_at_their_cap_pass() -> None:
     ],
 )
 def test_an_oversized_command_must_be_sound(raw: bytes) -> None:
-    """Without a readable opaque there is nobody to answer: closed."""
+    """Without a readable opaque there is no request to answer: closed."""
     conn = server()
     conn.receive_data(raw)
     with pytest.raises(RemoteProtocolError):

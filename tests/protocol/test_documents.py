@@ -67,7 +67,7 @@ def test_the_capabilities_example_is_readable() -> None:
 
 
 def test_the_default_limits_are_those_of_the_document() -> None:
-    """Numbers in prose drift unless somebody looks."""
+    """Numbers in prose drift unless a test looks."""
     limits = WireLimits()
     assert f"| {limits.line_bytes_max >> 10} KiB |" in DOCUMENT
     for size in (limits.payload_bytes_max, limits.batch_bytes_max):

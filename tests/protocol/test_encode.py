@@ -1,4 +1,4 @@
-"""What may not travel is refused before it does."""
+"""Values that may not travel are refused before they do."""
 
 import pytest
 from hypothesis import given

@@ -59,7 +59,7 @@ def test_requests_decode_as_the_java_broker_took_them(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.group}:{case.name}")
 def test_decoded_requests_encode_to_an_equal_meaning(case: Case) -> None:
-    """What was read can be written, and reads back as the same value."""
+    """A decoded value can be written, and reads back as the same value."""
     events, _ = hear(Role.SERVER, case.request)
     for event in events:
         assert hear(Role.SERVER, encode(event)) == ([event], False)

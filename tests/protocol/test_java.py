@@ -49,5 +49,5 @@ def test_ranges_are_those_of_the_type(number: int) -> None:
 
 @given(st.integers(-(2**63), 2**63 - 1))
 def test_every_number_reads_back(number: int) -> None:
-    """What we write is what we read."""
+    """Each number reads back as written."""
     assert parse_i64(b"%d" % number, "field") == number

@@ -75,6 +75,6 @@ def test_a_long_value_is_cut() -> None:
     ],
 )
 def test_a_number_has_63_bits(text: str, number: int | None) -> None:
-    """What is none is None."""
+    """Anything else is None."""
     assert ReplyCode("w", {"n": text}).number("n") == number
     assert ReplyCode("w", {}).number("n") is None

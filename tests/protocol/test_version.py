@@ -1,4 +1,4 @@
-"""What a broker announces, and what a client makes of any body."""
+"""Announcements of brokers, and the client's reading of any body."""
 
 import pytest
 

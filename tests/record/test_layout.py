@@ -114,6 +114,6 @@ def test_a_broken_attribute_block_is_named(payload: bytes) -> None:
 
 
 def test_an_attribute_that_is_no_text_is_refused() -> None:
-    """Half of a surrogate pair has no bytes; the sender hears it, nobody else."""
+    """Half of a surrogate pair has no bytes; only the sender hears it."""
     with pytest.raises(LocalProtocolError, match="attribute"):
         encode_payload(b"", "\ud800")

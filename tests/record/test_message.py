@@ -1,4 +1,4 @@
-"""What a message tells about time."""
+"""Time of a message."""
 
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 

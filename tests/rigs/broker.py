@@ -34,7 +34,7 @@ zk.zkEnable=false
 [topic=meta-test]
 [topic=wild-*]
 """
-"""What the recorded Java broker ran with, without ZooKeeper and on a free port."""
+"""Settings of the recorded Java broker, without ZooKeeper and on a free port."""
 
 TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.000_5
@@ -124,7 +124,7 @@ class Peer:
                 is_idle = is_idle and not self.session.is_paused
                 if is_idle and seen.received_bytes == self._sent:
                     break
-                # What is on its way must be read, or the broker could not finish.
+                # Bytes on their way must be read, or the broker could not finish.
                 await asyncio.sleep(POLL_S)
             size_bytes = seen.sent_bytes - self._read
             self._read += size_bytes

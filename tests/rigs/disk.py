@@ -1,4 +1,4 @@
-"""What a disk in memory holds, and what a power cut leaves of it.
+"""A disk in memory, and its state after a power cut.
 
 Theory of operation. Two versions of
 everything are kept:
@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 PAGE_BYTES: Final = 4096
-"""What the kernel writes back as one; kept or lost as one."""
+"""Unit of write-back of the kernel; kept or lost as a whole."""
 
 CAPACITY_BYTES: Final = 1 << 40
 """Size of a new disk in bytes."""
@@ -75,9 +75,9 @@ class DiskFile:
     """One file, whatever its names are."""
 
     content: bytearray = field(default_factory=bytearray)
-    """What reads see."""
+    """Content seen by reads."""
     durable: bytearray = field(default_factory=bytearray)
-    """What the last successful sync left."""
+    """Content at the last successful sync."""
     dirty: set[int] = field(default_factory=set)
     """Pages written since the last sync, successful or not."""
     size_low: int = 0
@@ -210,9 +210,9 @@ class DiskDirectory:
     """One directory: names as seen, and names as they are on the device."""
 
     names: dict[str, "Node"] = field(default_factory=dict)
-    """What reads see."""
+    """Names seen by reads."""
     durable: dict[str, "Node"] = field(default_factory=dict)
-    """What the last successful sync of the directory left."""
+    """Names at the last successful sync of the directory."""
 
 
 Node = DiskFile | DiskDirectory

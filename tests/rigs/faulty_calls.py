@@ -34,7 +34,7 @@ class Operation:
     """open, create, read, write, sync, sync_directory, truncate, rename, unlink,
     mkdir, rmdir, list, stat, statvfs or lock."""
     path: Path
-    """What it was about; the source of a rename."""
+    """File or directory of the call; the source of a rename."""
     size: int
     """Bytes to write or read, or the size to truncate to; else 0."""
     error: str
@@ -76,7 +76,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a call is made to do."""
+    """Injected failure of a call."""
 
     number: int
     """The errno it fails with."""

@@ -159,7 +159,7 @@ class CrashPoint(Generic[T]):
     disk: FaultyFileSystem
     """The disk at that moment; crash it as often as you like."""
     progress: T
-    """What the scenario had been promised by then."""
+    """Acknowledgements that the scenario had seen by then."""
 
 
 def crash_points(

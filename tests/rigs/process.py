@@ -12,7 +12,7 @@ from typing import Final, Self
 from metaq.testing.ports import reserve_port
 
 ROOT: Final = Path(__file__).parents[2]
-"""Where `python -m metaq` finds this package."""
+"""Directory in which `python -m metaq` finds this package."""
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
 POLL_S: Final = 0.005
@@ -59,11 +59,11 @@ class BrokerProcess:
             arguments: more of `metaq broker`: its `--set` wins over the rest.
         """
         self.port: Final = reserve_port(self)
-        """Where it listens, on every start."""
+        """Listening port, the same on every start."""
         self.data: Final = data
         """The data directory."""
         self.log: Final = data.parent / f"{data.name}.log"
-        """What all its processes wrote."""
+        """Output of all its processes."""
         self._arguments = tuple(arguments)
         self._ini = data.parent / f"{data.name}.ini"
         self._child: subprocess.Popen[bytes] | None = None

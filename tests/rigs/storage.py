@@ -73,7 +73,7 @@ class StepWorker:
 
 
 class Ticket:
-    """What became of one append."""
+    """Outcome of one append."""
 
     def __init__(self, log: "list[Ticket] | None" = None) -> None:
         self.is_stored = False

@@ -96,7 +96,7 @@ def transaction_commands() -> st.SearchStrategy[TransactionCommand]:
 
 
 def questions() -> st.SearchStrategy[Question]:
-    """What an offset query may ask besides."""
+    """Queries that an offset query may carry."""
     numbers = st.integers(0, I64_MAX)
     return st.one_of(
         st.builds(TimeQuestion, numbers),

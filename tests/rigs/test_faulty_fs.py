@@ -122,7 +122,7 @@ def test_a_full_disk_takes_what_fits() -> None:
 
 
 def test_a_failed_sync_loses_what_reads_still_show() -> None:
-    """Neither a crash nor a later sync by somebody else brings the pages back."""
+    """Neither a crash nor a later sync of another file brings the pages back."""
     disk, file = disk_with(b"old")
     file.write(b"lost" * 2000)
     disk.fail_at(disk.calls + 1, errno.EIO)
@@ -298,7 +298,7 @@ def test_syncing_only_the_source_of_a_rename_brings_the_target_too() -> None:
 
 
 def test_a_rename_whose_target_sync_failed_keeps_the_old_name() -> None:
-    """What a failed directory sync dropped, and what needs it, is never kept."""
+    """Names dropped by a failed directory sync, and dependent ones, are lost."""
     disk, file = disk_with(b"x")
     file.close()
     disk.make_directory(Path("/d"))
@@ -350,7 +350,7 @@ def test_a_crash_gives_the_lock_and_the_descriptors_back() -> None:
 
 
 def test_a_crash_of_a_crash_changes_nothing() -> None:
-    """What was found after a power cut is on the device."""
+    """The contents found after a power cut are on the device."""
     disk, file = disk_with(b"old")
     file.write(b"new")
     once = disk.crash(keep_all)

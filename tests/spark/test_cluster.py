@@ -1,4 +1,4 @@
-"""What a driver asks of brokers: partitions that nobody has are named."""
+"""Requests of a driver to brokers: unknown partitions are named."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def source_options(broker: EmbeddedBroker, **more: Any) -> SourceOptions:
 
 EARLIEST = {"startingOffsets": "earliest"}
 QUICKLY = {"retryTimeoutMs": 200, "requestTimeoutMs": 200}
-"""What is waited for in vain takes no longer."""
+"""Limits for waits in vain."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Where bad values go, task by task, with a real broker and without Spark."""
+"""Dead letters of bad values, task by task, with a real broker and without Spark."""
 
 from collections.abc import Iterator
 from itertools import pairwise

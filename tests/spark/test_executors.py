@@ -35,7 +35,7 @@ COUNT = 20_000
 
 
 class RealZooKeeper:
-    """What an embedded broker asks of ZooKeeper, from a real one."""
+    """ZooKeeper interface of an embedded broker, with a real one behind it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -111,7 +111,7 @@ def test_a_query_survives_a_lost_start_and_finds_a_new_broker(
     start_broker: Callable[..., EmbeddedBroker],
     tmp_path: Path,
 ) -> None:
-    """What came between the two starts is read; its lag is there for tools."""
+    """Messages between the two starts are read; its lag is there for tools."""
     first = start_broker(0, {TOPIC: 1})
     publish(first, numbered(10))
     seen: list[bytes] = []

@@ -1,4 +1,4 @@
-"""What planning learns of logs whose brokers tell next to nothing."""
+"""Log facts for planning, from brokers that tell next to nothing."""
 
 from collections.abc import Iterator
 
@@ -55,7 +55,7 @@ def batch_end(facts: PlanningFacts, start: int = 0, **limits: int) -> Offset:
 def test_a_limit_in_bytes_is_met_although_nobody_names_boundaries(
     cluster: Cluster,
 ) -> None:
-    """What a batch may hold is read, and no more."""
+    """No more is read than a batch may hold."""
     facts = PlanningFacts(cluster)
     assert batch_end(facts, bytes_max=10 * SIZE) == 10 * SIZE
     assert batch_end(facts, bytes_max=11 * SIZE - 1) == 10 * SIZE

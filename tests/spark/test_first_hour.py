@@ -1,4 +1,4 @@
-"""What a person meets first: a script without any set-up, a table, one sentence."""
+"""First steps of a user: a script without any set-up, a table, one sentence."""
 
 import json
 import os
@@ -176,7 +176,7 @@ def test_errors_reach_the_user_as_one_sentence(
 
 
 def test_traces_are_hidden_in_workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not ours keeps its trace, and so does a driver's own process."""
+    """Foreign errors keep their trace, and so does a driver's own process."""
     hidden = "SPARK_HIDE_TRACEBACK"
 
     @one_sentence

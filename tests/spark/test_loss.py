@@ -70,7 +70,7 @@ def test_what_is_lost_is_named_exactly(
 
 
 def test_a_partition_that_is_gone_is_lost_from_there_on() -> None:
-    """Nobody knows how far its log went."""
+    """The end of its log is unknown."""
     settled = settle(PARTITION, span(7, 7), None, fail_on_data_loss=False)
     assert settled.span == span(7, 7)
     with pytest.raises(DataLossError, match="lost from 7 on: the partition is gone"):

@@ -1,4 +1,4 @@
-"""What a task sends, and that it sends the same when it is run again."""
+"""Messages of a task, and that it sends the same when it is run again."""
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, groupby, pairwise
@@ -64,7 +64,7 @@ def test_a_task_that_is_run_again_stores_nothing_twice(
 
 @pytest.mark.slow
 def test_other_rows_in_another_run_are_all_stored(broker: EmbeddedBroker) -> None:
-    """What nobody can tell apart may be doubled, never lost."""
+    """Indistinguishable rows may be doubled, never lost."""
     values = numbered(500)
     for attempt, some in enumerate((values, values[::-1])):
         with box(outlets_of(broker), attempt=attempt) as outbox:

@@ -151,7 +151,7 @@ def test_any_plan_covers_exactly_and_falls_on_records(
 
 
 def test_without_limits_a_batch_takes_all_and_asks_nothing() -> None:
-    """Facts may cost a request; nobody pays for what does not matter."""
+    """Facts may cost a request, so unneeded ones are not asked for."""
     facts, backlog = book([100] * 10, [50] * 4)
     ends = plan_batch_end(backlog, BatchLimits(), facts, waited_s=0)
     assert ends == {p: span.end for p, span in backlog.items()}

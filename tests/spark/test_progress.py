@@ -1,4 +1,4 @@
-"""What a stream reader plans on the driver, without a Spark session."""
+"""Plans of a stream reader on the driver, without a Spark session."""
 
 import asyncio
 import pickle
@@ -292,7 +292,7 @@ async def _refuse(error: Exception, *_args: object, **_more: object) -> None:
 
 
 def test_a_start_by_time_is_the_first_message_of_it(broker: EmbeddedBroker) -> None:
-    """What to do where none is that young is the user's choice."""
+    """If none is that young, the user's choice decides."""
     publish(broker, numbered(10), partition=P0)
     old = progress(
         broker, startingTimestamp=0, subscribe=None, assign='{"logs":["0-0"]}'
@@ -323,7 +323,7 @@ def test_a_client_that_nobody_asks_is_closed_and_comes_back(
 def test_a_call_that_comes_while_the_client_is_closed_has_another_one(
     monkeypatch: pytest.MonkeyPatch, broker: EmbeddedBroker
 ) -> None:
-    """Whoever asks in that very moment is not the one to be cut off."""
+    """A call at that very moment is not cut off."""
     publish(broker, numbered(10), partition=P0)
     query = progress(broker)
     cluster = shared_cluster(query._options.wire)
@@ -397,7 +397,7 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
     assert tasks == [task.value for task in new.partitions(start, end)]
     assert [(task.range.start, task.range.end) for task in tasks] == [(0, 40 * SIZE)]
     assert old.latestOffset() == offsets_to_json(offsets(80, 0))
-    # After a restart nobody has told it yet.
+    # After a restart it is not known yet.
     again = OldStreamReader(options, VALUE).latestOffset()
     assert again == offsets_to_json(offsets(100, 0))
 
@@ -405,7 +405,7 @@ def test_readers_of_old_and_new_spark_plan_the_same(broker: EmbeddedBroker) -> N
 def test_a_partition_that_is_gone_is_told_once(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    """Where that is no error; however often Spark asks, and again if it comes back."""
+    """If that is no error; however often Spark asks, and again if it comes back."""
     publish(broker, numbered(10), partition=P0)
     stand = offsets(10, 0)
     query = progress(broker, failOnDataLoss="false")
@@ -446,7 +446,7 @@ def test_a_micro_batch_waits_for_a_broker_that_is_restarted(
 def test_an_old_spark_goes_on_with_a_broker_that_was_away(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was read of it before the restart does not come again."""
+    """Messages of it read before the restart do not come again."""
     publish(broker, numbered(30), partition=P0)
     publish(broker, numbered(20), partition=P1)
     reader = OldStreamReader(source_options(broker), VALUE)

@@ -277,7 +277,7 @@ def test_routes_come_back(
     last: dict[str, tuple[TopicPartition, ...]],
     following: dict[str, tuple[TopicPartition, ...]],
 ) -> None:
-    """What is kept is what is read, in order."""
+    """Routes read back as written, in order."""
     routes = WriteRoutes(committed, "query", last, following)
     assert WriteRoutes.from_json(routes.to_json()) == routes
 

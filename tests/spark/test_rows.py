@@ -278,7 +278,7 @@ def test_a_good_record_far_behind_damage_is_found(
 def test_a_search_goes_on_with_the_record_it_stopped_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is left over may begin with a good record that was cut."""
+    """The rest may begin with a good record that was cut."""
     monkeypatch.setattr(rows, "RESYNC_BYTES", 64)
     log = b"\xff" * 300 + record(b"good" * 20, 5)
     reader = decoder(log, on_corrupt=OnCorrupt.SKIP)
@@ -317,14 +317,14 @@ def test_zeros_at_the_end_of_a_piece_are_no_good_record(
 
 
 def test_a_payload_over_the_limit_is_damage() -> None:
-    """The limit is the caller's; nobody waits for a gigabyte that never comes."""
+    """The limit is the caller's; there is no wait for a gigabyte that never comes."""
     log = record(b"x" * 100)
     with pytest.raises(DamagedRecordError, match="length 100, the limit is 99"):
         list(decoder(log, payload_bytes_max=99).decode(log[:30]))
 
 
 def test_zeros_are_no_record() -> None:
-    """What file systems leave behind has a matching checksum, and is refused."""
+    """Zeros left by file systems have a matching checksum, and are refused."""
     with pytest.raises(DamagedRecordError, match="20 zero bytes"):
         list(decoder(bytes(60)).decode(bytes(60)))
 

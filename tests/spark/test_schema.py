@@ -78,7 +78,7 @@ def test_the_value_is_what_was_declared() -> None:
 
 
 def test_json_rows_are_declared_with_the_users_fields() -> None:
-    """Spark parses them; nobody else does."""
+    """Only Spark parses them."""
     options = read_value_options(
         {"valueFormat": "json", "valueSchema": "a INT, b ARRAY<STRING>"}, Use.BATCH
     )

@@ -47,7 +47,7 @@ def test_ranges_overlap_where_they_share_an_offset(
 def test_files_are_left_out_by_time_only_when_it_is_known(
     oldest: int | None, newest: int | None, wanted: bool
 ) -> None:
-    """What nobody knows may match."""
+    """Files without a known time may match."""
     bounds = Bounds(start_ms=Millis(100), end_ms=Millis(200))
     assert bounds.may_hold_times(oldest, newest) is wanted  # type: ignore[arg-type]
 

@@ -78,7 +78,7 @@ def test_an_archived_segment_is_found_by_its_kind(data: Path) -> None:
 
 
 def test_a_segment_beside_its_archive_is_read_once(data: Path) -> None:
-    """What a crash between two steps of archiving leaves is one segment."""
+    """A crash between two steps of archiving leaves one segment."""
     before = find(data / "test-0")
     first = before[0].path
     kept = first.read_bytes()
@@ -96,7 +96,7 @@ def test_other_files_are_nobodys_business(data: Path) -> None:
 
 
 def test_a_data_directory_may_look_like_a_partition(tmp_path: Path) -> None:
-    """What holds no segments is a data directory, whatever its name."""
+    """A directory without segments is a data directory, whatever its name."""
     data = tmp_path / "data-1"
     data.mkdir()
     write_log(data, payloads(3))

@@ -1,4 +1,4 @@
-"""What Spark's filters leave of files: never less than what matches."""
+"""Files left by Spark's filters: never less than the matching ones."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

@@ -141,7 +141,7 @@ def test_the_directory_of_a_java_broker_is_read(data_dir: Path) -> None:
 def test_a_torn_tail_is_not_damage(
     directory: Path, tail: bytes, is_indexed: bool
 ) -> None:
-    """What a crash left, or a broker is writing, ends the read quietly."""
+    """A tail left by a crash, or being written, ends the read quietly."""
     active = segments_of(directory)[-1]
     if not is_indexed:
         active.path.with_suffix(SPANS_SUFFIX).unlink()
@@ -203,7 +203,7 @@ def test_damage_is_skipped_and_reported(
 def test_a_damaged_zip_gives_what_lies_before_the_damage(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be unpacked is one damaged range up to the end of the segment."""
+    """Bytes that cannot be unpacked are one damaged range up to the segment's end."""
     incompressible = [bytes((n * k) % 251 for k in range(997)) for n in range(300)]
     directory = write_log(data_dir, incompressible, segment_bytes=200_000)
     (zipped, *_rest) = archive(directory, ZIP)
@@ -273,13 +273,13 @@ def test_times_bound_a_read(data_dir: Path) -> None:
 
 
 def test_records_without_a_time_are_kept(data_dir: Path) -> None:
-    """Nobody can say that a Java broker's records are too old."""
+    """The age of a Java broker's records is unknown."""
     write_java_log(data_dir, [payloads(4)])
     assert len(rows(options(data_dir, start_ms=Millis(TIME_MS)))) == 4
 
 
 def test_topics_and_partitions_are_chosen(data_dir: Path) -> None:
-    """What is not asked for is not opened."""
+    """Files of other partitions are not opened."""
     write_log(data_dir, payloads(3))
     write_log(data_dir, payloads(4), OTHER)
     other = TopicPartition(OTHER.topic, BROKER, OTHER.partition)

@@ -44,7 +44,7 @@ def pushdown(spark: SparkSession) -> Iterator[None]:
 
 
 def test_the_format_is_found_by_its_name(spark: SparkSession, data_dir: Path) -> None:
-    """Nobody registers it; the schema is that of the rows, in their order."""
+    """Without registration; the schema is that of the rows, in their order."""
     write_log(data_dir, payloads(3))
     found = load(spark, data_dir)
     assert found.columns == ROW_SCHEMA.names

@@ -1,4 +1,4 @@
-"""What docs/spark.md says of options is true, and its snippets run."""
+"""Statements of docs/spark.md on options are true, and its snippets run."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What each PySpark can do, and the one sentence about what it cannot."""
+"""Capabilities of each PySpark, and the sentence about missing ones."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,7 @@ def test_what_is_missing_is_said_to_those_who_want_it(
     report: Callable[[bool], None],
     text: str,
 ) -> None:
-    """And to nobody else."""
+    """And to no other."""
     monkeypatch.setattr(versions, mark, True)
     report(True)
     monkeypatch.setattr(versions, mark, False)

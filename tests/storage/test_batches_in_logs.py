@@ -67,7 +67,7 @@ def fail_write_behind_note(fs: FaultyFileSystem, error: int, **options: int) -> 
 
 
 def test_a_batch_is_remembered_from_its_append_on() -> None:
-    """Who is told of it is known until the disk has it."""
+    """A sender that is told of it waits until the disk has it."""
     bench = opened(FaultyFileSystem())
     batch, ticket = send(bench, 0)
     log = log_of(bench)
@@ -200,8 +200,8 @@ def check(fs: FaultyFileSystem) -> list[tuple[FindingKind, Path]]:
 
 
 def test_the_ids_of_a_batch_that_was_only_noted_are_not_used_again() -> None:
-    """Where the clock stands still a record would have its id at its offset, and stand
-    for it after one more start: its repetition would be answered, and not stored.
+    """If the clock stood still, a record would have its id at its offset, and stand for
+    it after one more start: its repetition would be answered, and not stored.
     """
     fs = FaultyFileSystem()
     bench = opened(fs)

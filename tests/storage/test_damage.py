@@ -37,7 +37,7 @@ def test_merged_ranges_cover_the_same_offsets_and_do_not_touch(ranges) -> None:
 
 
 def test_a_file_that_gets_shorter_ends_the_walk_with_a_flaw() -> None:
-    """Whoever cut it: the walk neither hangs nor invents records."""
+    """The walk neither hangs nor invents records."""
     disk = disk_with_directory()
     data = record(1, 100) + record(2, 10)
     for size in range(len(data)):

@@ -26,7 +26,7 @@ Ranges = list[tuple[int, int | None]]
 
 @dataclass
 class Injected:
-    """What was done to a log."""
+    """Damage done to a log."""
 
     offsets: set[int] = field(default_factory=set)
     """Offsets whose bytes are changed or gone."""

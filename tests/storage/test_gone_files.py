@@ -34,7 +34,7 @@ def move_data_directory(fs: FaultyFileSystem) -> None:
 
 
 def mount_over(fs: FaultyFileSystem) -> None:
-    """What a mount looks like from here: the same path, another directory."""
+    """Mount another disk, as seen from here: the same path, another directory."""
     move_data_directory(fs)
     fs.make_directory(DATA)
 

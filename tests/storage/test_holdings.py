@@ -1,4 +1,4 @@
-"""What data directories have held: the record, and starts that find less."""
+"""Records of data directories, and starts that find less."""
 
 import errno
 import logging
@@ -369,7 +369,7 @@ def test_an_accepted_loss_is_taken_once(
     extent: Extent,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What is there then is what counts; offsets that are gone are not used again."""
+    """The present contents are the new record; lost offsets are not used again."""
     filled(fs)
     drop(fs)
     opened(fs).close()
@@ -437,7 +437,8 @@ def test_only_less_is_a_loss(
 def test_a_java_journal_that_changed_explains_a_later_start(
     fs: FaultyFileSystem,
 ) -> None:
-    """A Java broker writes its journal at its stop, and its retention tells nobody."""
+    """A Java broker writes its journal at its stop, and its retention leaves no
+    note."""
     filled(fs)
     drop_first_segment(fs)
     record = read_holdings(fs, DATA)

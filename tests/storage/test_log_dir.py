@@ -309,7 +309,7 @@ def test_a_full_disk_is_logged_and_low_until_there_is_room(
 def test_refused_puts_are_logged_but_not_each(
     fs: FaultyFileSystem, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody must make room: one line a minute says so, at any rate of puts."""
+    """An operator must make room: one line a minute says so, at any rate of puts."""
     clock = ManualClock()
     fs.set_capacity(10_000)
     bench = limited(fs, clock, free_bytes_min=10_000)
@@ -475,7 +475,7 @@ def test_the_thread_ends_when_the_queue_is_empty() -> None:
 
 
 def test_the_thread_rests_once_when_nothing_is_queued() -> None:
-    """What was put off is done soon after a batch, and an idle thread stays asleep."""
+    """Deferred work is done soon after a batch, and an idle thread stays asleep."""
     done: list[str] = []
     rested = threading.Event()
 

@@ -203,7 +203,7 @@ def test_a_partition_with_a_misnamed_segment_is_refused_as_a_whole(
 def test_one_partition_in_two_data_directories_is_refused(
     fs: FaultyFileSystem,
 ) -> None:
-    """Nobody can tell which one is meant; the start fails and leaves nothing open."""
+    """The right one is unknown; the start fails and leaves nothing open."""
     bench = opened(fs)
     bench.append(log_of(bench), [b"x"], Ticket())
     bench.run()
@@ -277,7 +277,7 @@ def test_a_log_stays_where_it_is_when_its_data_path_changes(
 
 
 def test_a_full_disk_keeps_no_broker_from_starting(fs: FaultyFileSystem) -> None:
-    """What is stored is served, and retention can make room."""
+    """Stored messages are served, and retention can make room."""
     bench = opened(fs)
     stored = bench.append(log_of(bench), [b"x"], Ticket())
     bench.run()
@@ -292,7 +292,7 @@ def test_a_full_disk_keeps_no_broker_from_starting(fs: FaultyFileSystem) -> None
 
 
 def test_closing_answers_everything_and_unlocks(fs: FaultyFileSystem) -> None:
-    """What is in flight is stored; the callback comes last, once."""
+    """Requests in flight are stored; the callback comes last, once."""
     bench = opened(fs)
     order: list[str] = []
     ticket = Ticket()

@@ -1,4 +1,4 @@
-"""What a log may be asked in each of its states, and its statistics."""
+"""Requests that a log accepts in each of its states, and its statistics."""
 
 import errno
 import itertools
@@ -101,7 +101,7 @@ def test_every_state_answers_every_event_or_calls_it_a_bug() -> None:
 
 
 def test_a_late_report_changes_nothing_in_an_offline_log(fs: FaultyFileSystem) -> None:
-    """What was posted before the disk error was posted counts, later ones do not."""
+    """Reports posted before the disk error count, later ones do not."""
     bench = opened(fs)
     log, other = log_of(bench), log_of(bench, OTHER)
     one, two = put(bench, log), put(bench, other)

@@ -96,7 +96,7 @@ def test_the_ticket_is_answered_after_the_sync(fs: FaultyFileSystem) -> None:
 def test_the_news_of_a_sync_goes_out_before_the_index_is_written(
     fs: FaultyFileSystem, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    """Nobody waits for the index; a lonely put least of all."""
+    """No reply waits for the index; that of a lone put least of all."""
     seen: list[str] = []
     bench = opened(fs)
     log = log_of(bench)
@@ -149,7 +149,7 @@ def test_a_small_group_is_indexed_when_the_thread_rests(fs: FaultyFileSystem) ->
 def test_a_disk_error_of_an_index_that_was_put_off_is_loud(
     fs: FaultyFileSystem,
 ) -> None:
-    """The directory goes offline, whoever was answered before."""
+    """The directory goes offline, although an append was answered before."""
     bench = opened(fs)
     log = log_of(bench)
     put(bench, log)

@@ -169,7 +169,7 @@ def test_a_waiter_for_a_readable_byte_is_called_at_once(fs: FaultyFileSystem) ->
 
 @pytest.mark.parametrize("event", ["damage", "offline", "close"])
 def test_a_waiter_hears_that_the_log_stops(fs: FaultyFileSystem, event: str) -> None:
-    """Nobody waits for a log that takes no more puts."""
+    """No waiter is left on a log that takes no more puts."""
     bench = opened(fs)
     log = log_of(bench)
     woken: list[bool] = []

@@ -254,7 +254,7 @@ def test_without_room_nothing_is_noted_and_a_later_try_succeeds(call: int) -> No
 
 
 def test_half_a_rewritten_file_is_a_leftover() -> None:
-    """Recovery removes it; the name of the file itself is nobody's business."""
+    """Recovery removes it; the file itself is left alone."""
     disk = disk_with_directory()
     put_file(disk, PRODUCERS_NAME, b"x")
     put_file(disk, f"{PRODUCERS_NAME}.tmp", b"x")

@@ -49,7 +49,7 @@ def test_the_last_five_batches_are_recognised() -> None:
     ("sequence", "count"), [(0, 9), (1, 9), (5, 10), (10, 1), (19, 5), (15, 10)]
 )
 def test_overlapping_numbers_are_refused_with_both_numbers(sequence, count) -> None:
-    """Neither stored nor answered: nobody can tell what the sender means."""
+    """Neither stored nor answered: the sender's meaning is unknown."""
     known = table(batch(0, 10), batch(10, 10))
     with pytest.raises(SequenceError) as error:
         known.find("p", sequence, count, NO_CHECKSUM)

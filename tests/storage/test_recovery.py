@@ -72,7 +72,7 @@ def test_a_log_of_several_segments_counts_them_all() -> None:
 
 
 def test_the_writer_that_is_returned_goes_on_at_the_end() -> None:
-    """What is appended after recovery is covered, and the next start is clean."""
+    """Records appended after recovery are covered, and the next start is clean."""
     disk = disk_with_log(record(6))
     result = recover_log(
         disk,
@@ -165,7 +165,7 @@ def test_bytes_that_a_failed_sync_dropped_are_written_again() -> None:
 
 
 def test_only_the_end_of_a_long_tail_is_written_again(monkeypatch) -> None:
-    """What one failed sync can have dropped is bounded, and so is this work."""
+    """The loss of one failed sync is bounded, and so is this work."""
     monkeypatch.setattr(recovery, "REWRITE_BYTES_MAX", 50)
     monkeypatch.setattr(recovery, "COPY_BYTES", 20)
     disk = disk_with_log(indexed=False)
@@ -373,7 +373,7 @@ def test_a_misnamed_segment_refuses_the_partition(name: str, text: str) -> None:
 
 
 def test_foreign_files_are_left_alone() -> None:
-    """Archives, kept tails, directories and strangers are nobody's business."""
+    """Archives, kept tails, directories and strangers are not touched."""
     disk = disk_with_log()
     disk.make_directory(DIRECTORY / "old.meta")
     for name in (f"{META}.arc", f"{META}.zip", "README", "x.spans", "x.tmp"):

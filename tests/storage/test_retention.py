@@ -126,7 +126,7 @@ def test_a_log_over_its_size_loses_the_oldest(limit: int, gone: int) -> None:
 
 
 def test_age_comes_first_and_counts_for_the_size() -> None:
-    """What goes by age need not go by size as well."""
+    """Segments that go by age need not go by size as well."""
     log = LogFacts(LOG, facts([8 * DAY, 1, 1, 0]), WEEK, log_bytes_max=250)
     assert bases(plan(log)) == [(0, Reason.AGE), (100, Reason.LOG_SIZE)]
 

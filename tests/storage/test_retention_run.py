@@ -199,7 +199,7 @@ def test_a_stopped_log_is_not_touched(fs: FaultyFileSystem, clock: ManualClock) 
 def test_a_log_that_is_stopped_meanwhile_keeps_the_rest(
     clock: ManualClock, is_compressed: bool
 ) -> None:
-    """What the scrub found while a run is under way is left to be looked at."""
+    """Damage that the scrub found during a run is left for an operator."""
     fs = WatchedDisk()
     fs.make_directory(DATA.parent)
     kind = DeleteKind.ARCHIVE if is_compressed else DeleteKind.DELETE
@@ -362,7 +362,7 @@ def test_closing_waits_for_a_run(fs: FaultyFileSystem, clock: ManualClock) -> No
     bench.manager.close(lambda: closed.append(True))
     bench.run()
     assert closed == []
-    # Nobody else may have the directory while files in it come and go.
+    # No other process may have the directory while files in it come and go.
     with pytest.raises(LogDirLockedError):
         opened(fs, clock, hours(1))
     assert job().segment_count == 0

@@ -60,7 +60,7 @@ class Source:
 
 
 class Shell:
-    """What the housekeeping does: ask, run, report; time passes as it is due."""
+    """Part of the housekeeping: ask, run, report; time passes as it is due."""
 
     def __init__(self, disk: FaultyFileSystem, *, rate: int = RATE, first: int = 0):
         self.disk = disk
@@ -182,7 +182,7 @@ def test_a_sealed_segment_without_an_index_gets_one() -> None:
 
 
 def test_an_index_that_ends_early_is_completed() -> None:
-    """What it has is kept, what it lacks is made from the records."""
+    """Its entries are kept, missing ones are made from the records."""
     disk = disk_with_log()
     good = read_index(disk, DIRECTORY / META, Offset(0))
     put_file(disk, META, record(6) + record(7))
@@ -228,7 +228,7 @@ def test_an_active_segment_that_grows_is_read_on() -> None:
 
 
 def test_a_segment_that_is_sealed_while_it_is_checked_keeps_its_index() -> None:
-    """What was appended since is checked by the entries that its writer made."""
+    """Later records are checked by the entries that their writer made."""
     disk = disk_with_log()
     before = content(disk, SPANS)
     shell = Shell(disk)
@@ -240,7 +240,7 @@ def test_a_segment_that_is_sealed_while_it_is_checked_keeps_its_index() -> None:
 
 
 def test_segments_may_come_and_go_during_a_pass() -> None:
-    """What retention deleted is skipped, what is new is checked, the pass ends."""
+    """Deleted segments are skipped, new ones are checked, the pass ends."""
     disk = sealed_and_active()
     shell = Shell(disk)
     assert shell.step(TARGETS)
@@ -271,7 +271,7 @@ def test_the_first_pass_begins_anywhere_and_goes_round() -> None:
 
 
 def test_a_step_looks_at_one_log() -> None:
-    """However many there are; all have their turn, and nobody is asked in between."""
+    """However many there are; all have their turn, and no log is asked in between."""
     disk = sealed_and_active()
     logs = [LogId("test", number) for number in range(50)]
     targets = [
@@ -296,7 +296,7 @@ def test_a_step_looks_at_one_log() -> None:
 def test_a_segment_that_the_disk_cannot_read_is_damaged(caplog) -> None:
     """The rest of it is named; the pass goes on with the next one.
 
-    An index that it cannot read is told, and made again where nobody writes to it.
+    An index that it cannot read is told, and made again where it has no writer.
     """
     disk = sealed_and_active()
     calls = disk.calls

@@ -71,7 +71,7 @@ def test_find_gives_the_active_segment_for_everything_behind_it() -> None:
 
 
 def test_find_gives_nothing_in_a_hole() -> None:
-    """Where a damaged log has no bytes there is no segment, but one that follows."""
+    """An offset in a hole of a damaged log has no segment, but one that follows."""
     broken = Segments([segment(0, 10), segment(100, 10), segment(110, 0)])
     assert broken.find(Offset(10)) is None
     assert broken.following(Offset(10)) == segment(100, 10)

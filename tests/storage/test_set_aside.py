@@ -37,7 +37,7 @@ WHEN = Millis(1_795_000_000_123)
 
 
 class Outcomes(list[Exception | None]):
-    """What deletions were told."""
+    """Outcomes of deletions."""
 
     def one(self) -> Exception | None:
         (found,) = self
@@ -155,7 +155,7 @@ def test_a_run_of_retention_is_waited_for(told: Outcomes) -> None:
 
 
 def test_a_close_meanwhile_leaves_the_rest_to_the_next_start(told: Outcomes) -> None:
-    """Whoever waits is told so."""
+    """Its waiter is told so."""
     fs = FaultyFileSystem()
     bench, _ = filled(fs)
     run = bench.manager.begin_retention(["test"])

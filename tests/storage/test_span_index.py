@@ -162,7 +162,7 @@ def test_bytes_that_are_not_synced_have_no_entry() -> None:
 
 
 def test_a_span_never_outgrows_its_length_field() -> None:
-    """Where the sum would not fit, a new span begins."""
+    """If the sum would not fit, a new span begins."""
     span = Span(BASE, SizeBytes(SPAN_BYTES_MAX - 5), 1, Millis(0), 0)
     disk = disk_with_directory()
     index = SpanIndex(BASE, NO_ID, (span,))

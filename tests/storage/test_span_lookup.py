@@ -34,7 +34,7 @@ EACH = 4
 RECORD = len(encode_record(b"0123456789", id=MessageId(0)))
 SPAN_BYTES = EACH * RECORD
 ONE_SPAN = SPAN_BYTES + HEADER_BYTES
-"""What a walk over a span reads."""
+"""Bytes read by a walk over a span."""
 
 
 def log(
@@ -67,7 +67,7 @@ COUNT = 20 * BLOCK_ENTRIES
 END = COUNT * SPAN_BYTES
 BLOCK_BYTES = BLOCK_ENTRIES * ENTRY_BYTES
 FEW = 8 * BLOCK_BYTES
-"""What a bisection reads of an index of 20 blocks at most, and a few bytes."""
+"""Most bytes read by a bisection of an index of 20 blocks, and a few."""
 LONG = log(COUNT)
 MIDDLE = COUNT // 2 * SPAN_BYTES + RECORD
 

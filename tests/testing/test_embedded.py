@@ -55,7 +55,7 @@ def get(broker: EmbeddedBroker, topic: str, partition: int) -> bytes:
 
 @dataclass
 class Found:
-    """What clients find in ZooKeeper."""
+    """Nodes of a broker that clients find in ZooKeeper."""
 
     brokers: dict[BrokerId, BrokerAddress | None]
     puts: Mapping[str, Mapping[BrokerId, int]]
@@ -96,7 +96,7 @@ def test_it_is_a_real_broker_that_clients_find(broker: EmbeddedBroker) -> None:
 
 
 def test_what_was_put_survives_a_restart(broker: EmbeddedBroker) -> None:
-    """Same port, same data; stopped, nobody finds it."""
+    """Same port, same data; while it is stopped, clients do not find it."""
     put(broker, "test", 1, b"kept")
     port = broker.port
     broker.stop()
@@ -135,7 +135,7 @@ def test_a_topic_that_cannot_be_changes_nothing(broker: EmbeddedBroker) -> None:
 
 
 def test_a_temporary_directory_goes_with_the_broker() -> None:
-    """Nobody has to name a place; the default topic is there."""
+    """No place has to be named; the default topic is there."""
     with embedded_broker() as broker:
         put(broker, "test", 0, b"x")
         path = broker.data_path

@@ -23,7 +23,7 @@ def test_time_does_not_go_back() -> None:
 
 
 def test_sleepers_wake_in_order_of_their_times() -> None:
-    """Whoever sleeps longer wakes later, at exactly the time asked for."""
+    """Longer sleeps end later, at exactly the time asked for."""
     clock = ManualClock(monotonic_s=0.0)
     woken: list[tuple[str, float]] = []
 
@@ -57,7 +57,7 @@ def test_a_sleeper_sleeps_until_the_time_has_come() -> None:
 
 
 def test_work_that_waits_for_something_else_is_named() -> None:
-    """Instead of hanging, drive says that nobody sleeps on this clock."""
+    """Instead of hanging, drive says that no task sleeps on this clock."""
 
     async def work() -> None:
         await asyncio.Event().wait()
@@ -67,7 +67,7 @@ def test_work_that_waits_for_something_else_is_named() -> None:
 
 
 def test_a_cancelled_sleeper_does_not_hold_the_time() -> None:
-    """Time does not stop at the wake-up time of somebody who no longer sleeps."""
+    """Time does not stop at the wake-up time of a cancelled sleep."""
     clock = ManualClock(monotonic_s=0.0)
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""A reserved port: nobody else is given it, nobody answers there, its owner may."""
+"""A reserved port: no other program is given it, none answers there, its owner may."""
 
 import errno
 import gc
@@ -20,7 +20,7 @@ IP_LOCAL_PORT_RANGE = 51
 
 
 def is_given_away(port: int) -> bool:
-    """Tell whether the system gives a port to somebody who names none."""
+    """Tell whether the system gives a port to a program that names none."""
     with socket.socket() as sock:
         only = struct.pack("=I", port << 16 | port)
         try:

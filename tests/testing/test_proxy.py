@@ -182,7 +182,7 @@ def test_a_cut_is_a_reset_and_new_connections_pass(
 
 
 def test_refused_clients_can_come_back(proxy: Proxy, client: socket.socket) -> None:
-    """What is open goes on; the port stays the same."""
+    """Open connections go on; the port stays the same."""
     client.sendall(b"x")
     receive(client, 1)
     proxy.refuse()
@@ -223,7 +223,7 @@ def test_a_reset_of_one_end_reaches_the_other() -> None:
 
 
 def test_a_start_that_fails_leaves_no_thread_behind(echo: Echo) -> None:
-    """Nobody stops what `with` did not start."""
+    """An end is not needed for a `with` that did not start."""
     proxy = Proxy("127.0.0.1", echo.port)
     with proxy:
         pass

@@ -69,7 +69,7 @@ def test_of_many_threads_one_creates_each_node(
 def test_callbacks_come_on_the_loop_that_started_the_client(
     threads: list[BoundedLoopThread],
 ) -> None:
-    """Statuses and snapshots, whoever causes them."""
+    """Statuses and snapshots, whatever causes them."""
     server = MemoryZooKeeper()
     thread = threads[0]
     client = thread.run(connected(server.coordinator(CLOCK)))

@@ -233,7 +233,7 @@ def test_what_is_incomplete_waits_for_the_rest_but_not_for_ever() -> None:
 
 
 def test_nothing_incomplete_is_told_while_zookeeper_is_away() -> None:
-    """What could not be read is not absent."""
+    """A child that could not be read is not absent."""
 
     async def scenario(
         told: Told, server: MemoryZooKeeper, coordinator: MemoryCoordinator

@@ -410,7 +410,7 @@ def test_an_empty_cluster_is_known_to_be_empty() -> None:
 
 
 def test_waiting_ends_at_the_deadline_and_at_the_close() -> None:
-    """Nobody waits for a snapshot that will not come."""
+    """No waiter is left for a snapshot that will not come."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

@@ -51,7 +51,7 @@ def test_a_status_has_these_bytes() -> None:
 
 
 def test_the_checksum_of_a_definition_is_that_of_its_bytes() -> None:
-    """Whoever wrote it, and in which order."""
+    """By any writer, and in any order."""
     assert DEFINITION.checksum == 3305325827
     shuffled = decode_definition(
         b'{ "state": "active", "partitions": 4, "brokers": [10, 0, 0], "settings":'

@@ -58,7 +58,7 @@ def test_claims_end_with_the_session_and_survive_a_suspension() -> None:
 
 @pytest.mark.parametrize("call", ["create", "get"])
 def test_a_session_that_ends_under_a_claim_gives_nothing(call: str) -> None:
-    """What was begun under one session never counts under the next."""
+    """A claim begun under one session never counts under the next."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -141,7 +141,7 @@ def test_a_claim_without_an_answer_can_be_repeated_or_released() -> None:
 def test_a_node_that_flickers_is_not_fought_over_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Somebody who creates and deletes it each time is named in an error."""
+    """A client that creates and deletes it each time is named in an error."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

@@ -250,7 +250,8 @@ def test_one_owner_at_a_time() -> None:
 
 
 def test_two_consumers_of_one_process_are_two_members() -> None:
-    """They share a session, and still nobody takes or gives what is the other's."""
+    """They share a session, and still neither takes nor gives the other's
+    partitions."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -323,7 +324,7 @@ def test_members_are_watched_by_name_and_by_topics() -> None:
 
 
 def test_a_watch_that_ends_in_a_burst_is_silent() -> None:
-    """What was about to be told is not told any more."""
+    """A pending snapshot is not delivered any more."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -390,7 +391,7 @@ def test_a_member_knows_whether_its_nodes_are_its_own() -> None:
 
 
 def test_a_registration_without_an_answer_is_found_when_leaving() -> None:
-    """Nobody else would ever delete it while the session lives."""
+    """No other client would ever delete it while the session lives."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

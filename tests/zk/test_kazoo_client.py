@@ -1,4 +1,4 @@
-"""What is taken from inside kazoo is there, or refused with what to install."""
+"""The parts used inside kazoo are there, or refused with the releases to install."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ def make(hosts: str = "127.0.0.1:1") -> KazooCoordinator:
 
 @pytest.mark.parametrize("host", ["zk1..com", ".zk1", "z" * 64, "\udcff"])
 def test_a_name_that_no_resolver_takes_is_refused(host: str) -> None:
-    """It would end kazoo's thread, and nobody would hear of it."""
+    """It would end kazoo's thread, without a word."""
     with pytest.raises(ConfigError, match="expected host:port,host:port/root, got"):
         make(f"127.0.0.1:1,{host}:2181/root")
 
@@ -69,7 +69,7 @@ def test_a_kazoo_that_greets_otherwise_is_refused(
 def test_a_client_that_finds_no_descriptor_is_started_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody would hear of a session again; nothing is left of what failed."""
+    """Sessions would never be heard of again; nothing is left of the failed client."""
     monkeypatch.setattr(_kazoo, "REVIVE_DELAY_S", 0.01)
     make_pair, calls = utils.create_socket_pair, itertools.count(1)
     made = asyncio.Event()

@@ -90,7 +90,7 @@ def test_desired_nodes_are_those_of_a_recorded_broker(tree: str) -> None:
 
 
 def test_a_leader_records_its_address_and_what_it_serves() -> None:
-    """A topic that takes neither puts nor gets is served to nobody."""
+    """A topic that takes neither puts nor gets is not recorded."""
     snapshot = snapshot_of(
         1,
         AdvertisedTopic("both", 2),
@@ -107,7 +107,7 @@ def test_a_leader_records_its_address_and_what_it_serves() -> None:
 
 
 def test_a_record_outlives_a_withdrawal_and_goes_with_its_topic() -> None:
-    """What a broker has is still there when the broker is not."""
+    """The record of a broker is still there when the broker is not."""
     groups, _ = desired_groups(snapshot_of(1, AdvertisedTopic("t", 2)), PATHS)
     assert not [s for s in plan_withdrawal(groups) if "/catalog/" in s.path]
     assert plan_removal(groups[1])[0] == Step(

@@ -207,7 +207,7 @@ def test_a_plain_disconnect_causes_no_request() -> None:
 
 
 def test_nodes_that_vanish_under_a_living_session_come_back() -> None:
-    """What others deleted is put back, also what they deleted during a disconnect."""
+    """Nodes deleted by others are put back, also those deleted during a disconnect."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -595,7 +595,7 @@ def test_many_new_topics_are_registered_in_the_background_in_few_passes() -> Non
 
 
 def test_an_update_during_a_pass_is_not_lost() -> None:
-    """What changes while it is being applied is applied next."""
+    """A change made while another is being applied is applied next."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

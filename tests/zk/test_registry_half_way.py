@@ -22,7 +22,7 @@ def ephemerals_of(server: MemoryZooKeeper) -> set[str]:
 
 
 def test_a_change_that_failed_half_way_and_was_taken_back_is_mended() -> None:
-    """What a change had deleted before it failed is there again at once."""
+    """Nodes deleted by a change that failed are there again at once."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -45,7 +45,7 @@ def test_a_change_that_failed_half_way_and_was_taken_back_is_mended() -> None:
 
 
 def test_a_topic_that_came_in_part_and_was_taken_back_leaves_nothing() -> None:
-    """A node that nobody wants any more does not live as long as the session."""
+    """A node that is not wanted any more does not live as long as the session."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()
@@ -71,7 +71,7 @@ def test_a_topic_that_came_in_part_and_was_taken_back_leaves_nothing() -> None:
 
 
 def test_a_removal_that_failed_half_way_and_was_taken_back_is_mended() -> None:
-    """What it had deleted is there again at once."""
+    """Nodes deleted by it are there again at once."""
 
     async def scenario() -> None:
         server = MemoryZooKeeper()

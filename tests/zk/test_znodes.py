@@ -47,7 +47,7 @@ CODECS: dict[NodeKind, Codec] = {
 
 
 def test_every_node_of_metaq_has_a_codec() -> None:
-    """What queries keep, and a topic's definition, are coded where they are made."""
+    """Nodes of queries, and topic definitions, are coded where they are made."""
     assert set(NodeKind) - set(CODECS) == {
         NodeKind.QUERY_START,
         NodeKind.QUERY_ROUTES,
@@ -58,7 +58,7 @@ def test_every_node_of_metaq_has_a_codec() -> None:
 
 @pytest.mark.parametrize("tree", GOLDEN)
 def test_golden_payloads_survive_decode_and_encode(tree: str) -> None:
-    """What a real broker or client wrote is understood and written back the same."""
+    """A payload of a real broker or client is understood and written back the same."""
     seen = 0
     for node in GOLDEN[tree]:
         name = NodePaths().parse(node["path"])
@@ -179,7 +179,7 @@ REFUSED: list[tuple[Codec, bytes]] = [
 
 @pytest.mark.parametrize(("codec", "data"), REFUSED)
 def test_nonsense_is_a_payload_error(codec: Codec, data: bytes) -> None:
-    """What cannot be understood raises one error that quotes no more than a line."""
+    """An invalid payload raises one error that quotes no more than a line."""
     with pytest.raises(PayloadError) as caught:
         codec[1](data)
     assert len(str(caught.value)) < 250

@@ -35,12 +35,12 @@ from metaq.storage.segment import DamagedSegmentError
 
 
 class GetAnswerer(Answerer, Protocol):
-    """What a get needs of its session."""
+    """Session interface used by get handlers."""
 
     def send_range(
         self, head: bytes, file: FileRange, *, explain: Explain, is_fresh: bool
     ) -> None:
-        """Send a header and a range of a file; nobody looks where a fresh one is."""
+        """Send a header and a range of a file."""
         ...
 
     def finish_wait(self, waiter: Waiter) -> None:
@@ -59,7 +59,7 @@ class _End:
     log: PartitionLog | None
     """None when no put has made the log yet."""
     error: NotFoundError
-    """What to answer without a wait."""
+    """The answer without a wait."""
 
 
 def handle_get(command: Get, answerer: GetAnswerer, context: BrokerContext) -> None:

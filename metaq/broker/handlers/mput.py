@@ -40,7 +40,7 @@ from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
 
 COPY_STEP_BYTES: Final = 512 * 1024
-"""What one step checks and copies of a batch: less than a millisecond."""
+"""Bytes of a batch that one step checks and copies: less than a millisecond."""
 
 
 def handle_mput(

@@ -23,7 +23,7 @@ from metaq.storage.log_state import LogStatistics
 from metaq.storage.partition_log import PartitionLog
 
 TOLD_KEYS: Final = frozenset({"numPartitions", "acceptPublish", "acceptSubscribe"})
-"""What clients without ZooKeeper need to know of what was set over the file."""
+"""Settings made over the file that clients without ZooKeeper need."""
 
 LOGS_PER_STEP: Final = 25
 """Logs that one step looks at: a quarter of a millisecond."""
@@ -47,7 +47,7 @@ def handle_stats(
     """Return the body for an item, in steps; no item's word is a topic's name."""
     match command.item:
         case "config":
-            # What the broker runs on, also while somebody is editing the file.
+            # The settings in effect, also while the file is edited.
             return context.config.data
         case "":
             lines = yield from _broker_lines(context)

@@ -1,1 +1,1 @@
-"""What an operator asks of a cluster, and changes in it."""
+"""Administration of a cluster: queries and changes by operators."""

@@ -1,4 +1,4 @@
-"""What an operator does to a cluster from a program: `client.admin()`, async."""
+"""Administration of a cluster from a program: `client.admin()`, async."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -80,8 +80,9 @@ class AsyncAdmin:
         Args:
             topic: its name.
             partitions: on each of its brokers, not fewer than now; None: as now.
-            brokers: who serves it; None: as now. What others have stays readable.
-            settings: what to set besides; a blank text goes back to the default.
+            brokers: the brokers that serve it; None: as now. Messages on others stay
+                readable.
+            settings: other settings; a blank text goes back to the default.
             timeout: seconds; None takes `request_timeout_s`.
 
         Raises:
@@ -130,7 +131,7 @@ class AsyncAdmin:
     async def describe_topic(
         self, topic: str, timeout: float | None = None
     ) -> TopicDescription:
-        """Return what a topic is to be, and what each broker makes of it.
+        """Return a topic's definition, and its status on each broker.
 
         Args:
             topic: its name.
@@ -149,7 +150,7 @@ class AsyncAdmin:
     async def topics(
         self, timeout: float | None = None
     ) -> tuple[TopicDescription, ...]:
-        """Return what is known of every topic, names ascending.
+        """Return a description of every topic, names ascending.
 
         Args:
             timeout: seconds; None takes `request_timeout_s`.
@@ -183,10 +184,10 @@ class AsyncAdmin:
     async def forget_broker(
         self, broker_id: int, timeout: float | None = None
     ) -> BrokerDescription:
-        """Take a broker that is gone for good out of the catalog; return what it had.
+        """Delete the records of a broker that is gone for good, and return them.
 
         From then on nothing says that its partitions are away, and no deletion of a
-        topic waits for it. What it stored is not touched: if it comes back it
+        topic waits for it. Its data is not touched: if it comes back it
         registers, and is recorded, again.
 
         Args:

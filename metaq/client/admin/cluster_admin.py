@@ -1,9 +1,9 @@
-"""Brokers and consumer groups seen from outside: who is there, who reads what.
+"""Brokers and consumer groups seen from outside: presence, members, owners, lag.
 
 For tools. Brokers that are gone for good are taken out of the catalog here. Nothing
 here takes part in a group, and a group of Java consumers is as good as one of ours:
-both keep the same nodes. What is moved is planned first, as values, and written by
-`write_offsets` afterwards, so that a plan can be shown and left at that.
+both keep the same nodes. A move is planned first, as values, and written by
+`write_offsets` afterwards, so that a plan can be shown without being carried out.
 
 Every function takes the parts of a started client with ZooKeeper, and raises
 CoordinationError when ZooKeeper cannot be asked.
@@ -63,27 +63,27 @@ from metaq.zk.session import Coordinator
 from metaq.zk.znodes import GroupOffset
 
 Goal: TypeAlias = Literal["earliest", "latest"] | datetime | Offset
-"""Where a group is to go on: the log start, the log end, the first message of a time,
-an offset."""
+"""Next offset of a group after a move: the log start, the log end, the first message of
+a time, an offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """How far a group is in one partition."""
+    """Progress of a group in one partition."""
 
     partition: TopicPartition
-    """Which one."""
+    """The partition."""
     owner: str | None
-    """The member that reads it now; None for nobody."""
+    """The member that owns it; None for no member."""
     is_wanted: bool
     """Whether a member subscribes to its topic: then it should have an owner."""
     committed: Offset | None
     """The group's next offset; None when nothing was ever committed."""
     lag: Lag | None
-    """How far that is behind the log end; from the log start where nothing was ever
-    committed, for there a group begins by default; None when it is not known."""
+    """Lag behind the log end; from the log start where nothing was ever committed, for
+    there a group begins by default; None when it is not known."""
     problem: str | None
-    """Why something is not known, in one sentence."""
+    """Reason for an unknown value, in one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +91,23 @@ class GroupDescription:
     """A group at one moment."""
 
     group: str
-    """Its name."""
+    """Name of the group."""
     members: Members
     """Member → the topics it subscribes to."""
     partitions: tuple[PartitionProgress, ...]
-    """Of all topics that it subscribes to, owns or has offsets of; numeric order."""
+    """Partitions that it subscribes to, owns or has offsets of; numeric order."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetChange:
-    """What is written for one partition, and what that replaces."""
+    """A change of one partition's offset, and the offset it replaces."""
 
     partition: TopicPartition
-    """Which one."""
+    """The partition."""
     old: GroupOffset | None
-    """What is committed now; None for nothing."""
+    """The committed offset; None for none."""
     new: GroupOffset
-    """What will be."""
+    """The new offset."""
 
 
 def require_coordinator(context: ClientContext) -> Coordinator:
@@ -133,9 +133,9 @@ class BrokerDescription:
     broker_id: BrokerId | None
     """Its id; None for a named address that has never answered."""
     address: BrokerAddress | None
-    """Where its leader is, or was when it was there; None where nothing tells."""
+    """Last known address of its leader; None if unknown."""
     has_leader: bool
-    """Whether its leader is there, which takes puts."""
+    """Whether its leader, which takes puts, is registered."""
     followers: tuple[int, ...]
     """Numbers of its followers that are there."""
     topic_count: int
@@ -145,7 +145,7 @@ class BrokerDescription:
 
     @property
     def is_present(self) -> bool:
-        """Whether a copy of it is there."""
+        """Whether a copy of it is registered."""
         return self.has_leader or bool(self.followers)
 
 
@@ -220,10 +220,10 @@ async def plan_forget(
 async def forget_broker(
     context: ClientContext, broker_id: BrokerId, *, deadline_s: float
 ) -> BrokerDescription:
-    """Take a broker that is gone for good out of the catalog; return what it had.
+    """Delete the records of a broker that is gone for good, and return them.
 
     From then on nothing says that its partitions are away, no deletion of a topic waits
-    for it, and nothing says what its data directories held. What it stored is not
+    for it, and the contents of its data directories are unknown. Its data is not
     touched: if it comes back it registers, and is recorded, again.
 
     Durability: on return ZooKeeper has it on a majority of its disks. After an error
@@ -253,7 +253,7 @@ async def forget_broker(
     await coordinator.delete(
         paths.recorded_directories(broker_id), deadline_s=deadline_s
     )
-    # Last, so that what failed half-way can be done again.
+    # Last, so that a call that failed half-way can be repeated.
     path = paths.recorded_broker(broker_id)
     await coordinator.delete(path, deadline_s=deadline_s)
     return broker
@@ -267,8 +267,8 @@ async def describe_group(
 ) -> GroupDescription:
     """Return a group's members, owners, offsets and lag.
 
-    A broker that cannot be asked costs the lag of its partitions and nothing else. What
-    is away is known from the catalog, and from what the group has committed.
+    If a broker cannot be asked, only the lag of its partitions is unknown. Partitions
+    that are away are known from the catalog, and from the group's offsets.
 
     Args:
         context: the client's parts.
@@ -357,7 +357,7 @@ def _require_broker(context: ClientContext, partition: TopicPartition) -> None:
 async def read_offsets(
     context: ClientContext, group: str, topic: str | None, *, deadline_s: float
 ) -> dict[TopicPartition, GroupOffset]:
-    """Return what a group has committed, in numeric order.
+    """Return the committed offsets of a group, in numeric order.
 
     Args:
         context: the client's parts.
@@ -390,12 +390,12 @@ async def plan_reset(
     *,
     deadline_s: float,
 ) -> tuple[OffsetChange, ...]:
-    """Return what has to be written to have a group go on elsewhere.
+    """Return the changes of offsets that have a group go on elsewhere.
 
     Args:
         context: the client's parts.
         group: name of the group.
-        partitions: what is moved.
+        partitions: the partitions to move.
         goal: where to.
         deadline_s: when to give up.
 
@@ -475,7 +475,7 @@ async def plan_copy(
     *,
     deadline_s: float,
 ) -> tuple[OffsetChange, ...]:
-    """Return what has to be written to have one group go on where another is.
+    """Return the changes of offsets that have one group go on where another is.
 
     Args:
         context: the client's parts.

@@ -1,7 +1,7 @@
 """Topics made, altered, deleted and described: through ZooKeeper, by brokers of ours.
 
 Theory of operation. A command writes the definition of a topic (`metaq.zk.definitions`)
-and waits until each broker that has to do with it has said what it made of it. Brokers
+and waits until each broker that has to do with it has published its status. Brokers
 take definitions up at once, and a command that ends early takes nothing back: what it
 wrote stays, and brokers that come later do their part.
 
@@ -53,10 +53,10 @@ from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
 POLL_S: Final = 0.05
-"""How often it is looked whether brokers have done their part."""
+"""Interval of looks at the brokers' statuses, seconds."""
 
 Brokers = Collection[int] | Literal["all"]
-"""Which brokers serve a topic: those of these ids, or all that there ever are."""
+"""Brokers that serve a topic: those of these ids, or all present and later ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,14 +64,14 @@ class TopicOnBroker:
     """A topic on one broker."""
 
     broker_id: BrokerId
-    """Which one."""
+    """Id of the broker."""
     is_there: bool
     """Whether its leader is registered."""
     partitions: int | None
     """Partitions that it serves now, or has recorded when it is away; None: none."""
     effect: Effect | None
-    """What it made of the present definition; None: it has not said so yet, or there is
-    none."""
+    """Result of the present definition there; None: not reported yet, or there is no
+    definition."""
     text: str = ""
     """The file that wins, or why the definition is refused, or not yet deleted."""
 
@@ -81,13 +81,13 @@ class TopicDescription:
     """A topic at one moment."""
 
     topic: str
-    """Its name."""
+    """Name of the topic."""
     definition: TopicDefinition | None
-    """What it is to be; None: it was not made by command, or see `problem`."""
+    """Its definition; None: it was not made by command, or see `problem`."""
     brokers: tuple[TopicOnBroker, ...]
-    """Those that have to do with it, ids ascending."""
+    """Brokers that serve it or have data of it, ids ascending."""
     problem: str = ""
-    """Why the definition cannot be read."""
+    """Reason why the definition cannot be read."""
 
 
 # -- looking --------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class TopicDescription:
 async def describe_topic(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> TopicDescription:
-    """Return what is known of a topic.
+    """Return a description of a topic.
 
     Raises:
         NoTopicError: nothing is; the text names near topics.
@@ -113,7 +113,7 @@ async def describe_topic(
 async def describe_topics(
     context: ClientContext, *, deadline_s: float
 ) -> tuple[TopicDescription, ...]:
-    """Return what is known of all topics, names ascending; raises as above."""
+    """Return descriptions of all topics, names ascending; raises as above."""
     names = sorted(await _topic_names(context, deadline_s=deadline_s))
     await know_topics(context, names, deadline_s=deadline_s)
     found = [await _describe(context, name, deadline_s=deadline_s) for name in names]
@@ -186,7 +186,7 @@ def _on_broker(
 
 
 def _counts(snapshot: ClusterSnapshot, topic: str) -> dict[BrokerId, int]:
-    """Return broker → partitions: what it serves, else what it has recorded."""
+    """Return broker → partitions: served ones, else recorded ones."""
     recorded = snapshot.recorded.get(topic, {})
     counts = {i: n for i, n in recorded.items() if not _has_leader(snapshot, i)}
     for told in (snapshot.gets, snapshot.puts):
@@ -267,7 +267,7 @@ async def create_topic(
     before = await _describe(context, topic, deadline_s=deadline_s)
     if before.definition is not None and before.definition.state is TopicState.DELETING:
         raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
-    # What the client knows by watching may be a topic that has just gone.
+    # The client's snapshot may still show a topic that has just gone.
     holders = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
     if before.definition or before.problem or holders:
         raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
@@ -279,7 +279,7 @@ async def create_topic(
             deadline_s=deadline_s,
         )
     except NodeChangedError as error:
-        raise TopicExistsError(f"{exists}: somebody else has just made it") from error
+        raise TopicExistsError(f"{exists}: it was made at this moment") from error
     return await _wait_taken_up(context, topic, definition, able, deadline_s=deadline_s)
 
 
@@ -301,8 +301,9 @@ async def alter_topic(
         context: the client's parts.
         topic: its name.
         partitions: on each of its brokers, not fewer than now; None: as now.
-        brokers: who serves it; None: as now. What others have stays readable there.
-        settings: what to set besides; a blank text goes back to the broker's default.
+        brokers: the brokers that serve it; None: as now. Messages on others stay
+            readable there.
+        settings: other settings; a blank text goes back to the broker's default.
         deadline_s: when to give up waiting.
 
     Raises:
@@ -499,7 +500,7 @@ def _has_taken_up(found: TopicOnBroker | None, definition: TopicDefinition) -> b
 
 
 def _is_hidden(found: TopicOnBroker) -> bool:
-    """Tell whether a topic is registered nowhere, because nobody may use it."""
+    """Tell whether a topic is registered nowhere, as it takes neither puts nor gets."""
     return NO_PUTS in found.text and NO_GETS in found.text
 
 

@@ -1,7 +1,7 @@
-"""What cannot be read because its broker is away: said, never left out.
+"""Partitions that cannot be read because their broker is away: an error or an alarm.
 
-A broker that is gone takes its registration with it; what it had is in the catalog
-(`ClusterSnapshot.recorded`). Whoever reads all of a topic asks here first.
+A broker that is gone takes its registration with it; its topics are in the catalog
+(`ClusterSnapshot.recorded`). Readers of all of a topic check here first.
 """
 
 from collections.abc import Collection, Iterable
@@ -17,7 +17,7 @@ from metaq.zk.session import Coordinator
 
 
 def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
-    """Refuse to take what is there of some topics for all of them. Pure.
+    """Refuse to take the present partitions of topics for all of them. Pure.
 
     Args:
         snapshot: one that speaks of these topics.

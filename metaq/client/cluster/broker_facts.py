@@ -1,8 +1,8 @@
-"""What one broker says of itself and its topics, read from its `stats`. Pure.
+"""Facts about one broker and its topics, read from its `stats`. Pure.
 
 Nothing on the wire tells how many partitions a topic has; ZooKeeper does. A broker that
 is known by its address alone tells which topics have a log, which logs those are, and
-what its configuration file says, if anybody but itself can read that. The number of a
+what its configuration file says, if that can be read by others. The number of a
 topic's partitions is the largest that any of these names, and one where none does.
 
 Source: broker spec 2.2 and 7.1, client spec 4.
@@ -26,7 +26,7 @@ _DIGITS_MAX: Final = 9  # int() is never fed a megabyte of digits
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """What one broker said at one moment."""
+    """Facts that one broker told at one moment."""
 
     broker_id: BrokerId
     """Its id."""
@@ -39,9 +39,9 @@ class BrokerFacts:
     refused_gets: frozenset[str]
     """Topics of them that are not read (`acceptSubscribe=false`)."""
     rules: TopicRules
-    """Which other topics it takes."""
+    """Rules for the other topics it takes."""
     config: BrokerConfig | None
-    """Its configuration; None when it told none that can be read."""
+    """Its configuration; None when it told no readable one."""
 
     def partition_count(self, topic: str) -> int:
         """Return the number of a topic's partitions; 0 where it is not served."""
@@ -159,7 +159,7 @@ def _read_topics(text: str) -> tuple[set[str], tuple[set[str], set[str]]]:
 def _parse_settings(text: str | None, broker: str, source: str) -> BrokerConfig | None:
     if text is None:
         return None
-    # Brokers of this package tell what was set over the file: 'set <key>=<value>'.
+    # Brokers of this package tell overrides of the file: 'set <key>=<value>'.
     lines = [
         line.split(" ", 1)[1] for line in broker.splitlines() if line[:4] == "set "
     ]

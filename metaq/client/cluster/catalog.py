@@ -53,7 +53,7 @@ async def find_topics(
 async def read_cluster(
     context: ClientContext, topics: Iterable[str], *, deadline_s: float
 ) -> ClusterSnapshot:
-    """Return a snapshot that speaks of some topics, also where nobody serves them.
+    """Return a snapshot that has heard of the given topics, served or not.
 
     Raises:
         NoBrokerError: nothing is known of the cluster, or of a topic.
@@ -117,7 +117,7 @@ async def require_partitions(
     waited for.
 
     Raises:
-        NoBrokerError: nobody has one of them, or nothing is known of the cluster.
+        NoBrokerError: no broker has one of them, or nothing is known of the cluster.
         NodeNameError: no topic can have this name.
     """
     wanted = sorted(set(partitions))

@@ -1,4 +1,4 @@
-"""What all parts of one client share."""
+"""Parts shared by all objects of one client."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,12 +30,12 @@ class MessageSender(Protocol):
         ...
 
     async def close(self) -> None:
-        """Wait for what was sent, then refuse more."""
+        """Wait for sent messages, then refuse more."""
         ...
 
 
 ProducerMaker = Callable[[ProducerOptions, Selector | None], MessageSender]
-"""Makes a producer of the client; whoever calls it owns and closes the producer."""
+"""Makes a producer of the client; the caller owns and closes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class ClientContext:
     clock: Clock
     """For every deadline."""
     options: ClientOptions
-    """What the user chose."""
+    """Options chosen by the user."""
     pool: ConnectionPool
     """Connections to brokers."""
     metadata: Metadata
-    """What is known of the cluster."""
+    """Metadata of the cluster."""
     paths: NodePaths
     """Paths below the client's root."""
     make_producer: ProducerMaker
@@ -57,7 +57,7 @@ class ClientContext:
     coordinator: Coordinator | None = None
     """ZooKeeper; None for a client of named brokers."""
     place: str = "brokers"
-    """Where the cluster is found, for people."""
+    """Address of the cluster, for people."""
 
     def limit_s(self, timeout: float | None) -> float:
         """Return the seconds that a call may take; None: `request_timeout_s`.

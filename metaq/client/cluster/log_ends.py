@@ -1,14 +1,13 @@
-"""Where many logs start and end, asked again and again at little cost.
+"""Log starts and ends of many partitions, refreshed at little cost.
 
-Theory of operation: whoever watches a log that stands still would ask for its end many
+Theory of operation: a reader of a log that stands still would ask for its end many
 times a second. Where brokers offer to wait, a get with a wait stands at the end of each
-log that is watched, also of one that nobody has put to yet: as long as it is not
-answered the end is known, and asking costs nothing. A log that grows is asked for its
-span the next time somebody wants to know, and not before, so a busy log costs three
-requests for each look at it.
+watched log, also of one without a put yet: as long as it is not answered the end is
+known, and asking costs nothing. A log that grows is asked for its span only when a
+caller wants it, so a busy log costs three requests for each look at it.
 
 A log that cannot be asked for a while keeps the span it had: a broker that restarts
-does not hold up whoever reads the others.
+does not hold up readers of the others.
 
 The logs of brokers that do not wait are asked for their ends every POLL_S, or less
 often when there are several: all of them together cost one request in that time, as
@@ -41,11 +40,11 @@ from metaq.record.layout import HEADER_BYTES
 from metaq.retry import wait_set
 
 WAIT_MS: Final = 30_000
-"""How long a broker is asked to hold a get at the end of a log."""
+"""Wait of a get at the end of a log, milliseconds."""
 POLL_S: Final = 0.75
 """Seconds between two questions to brokers that do not wait, all logs together."""
 ASK_S: Final = 2.0
-"""How long a log is asked for its span when there is one from before."""
+"""Time-out of a span query when an older span is known, seconds."""
 POLL_MAX_S: Final = 10.0
 """The same for one log, however many there are."""
 EARLY_PART: Final = 0.9
@@ -57,7 +56,7 @@ Span: TypeAlias = tuple[Offset, Offset]
 
 @dataclass(slots=True, eq=False)
 class _Tail:
-    """What is known of one log."""
+    """Knowledge of one log."""
 
     span: Span | None = None
     poll: "asyncio.Task[None] | None" = None
@@ -67,7 +66,7 @@ class _Tail:
 
 
 class LogEnds:
-    """The spans of the logs that somebody watches. Used on the client's loop.
+    """The spans of the watched logs. Used on the client's loop.
 
     Lifecycle: made, used, `close` once.
     """
@@ -214,7 +213,7 @@ class LogEnds:
             waited_s = context.clock.monotonic_s() - since_s
             is_early = is_same and waited_s < EARLY_PART * wait_ms / 1000
         except MetaqError:
-            # Whoever asks next hears of it, if it lasts.
+            # The next caller hears of it, if it lasts.
             pass
         finally:
             tail.poll = None

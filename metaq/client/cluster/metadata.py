@@ -1,4 +1,4 @@
-"""What the client knows of the cluster, whoever it has it from.
+"""Metadata of the cluster, from ZooKeeper or from brokers.
 
 Producers and consumers read one immutable `ClusterSnapshot` and hear of the next one.
 It comes from ZooKeeper (`ZooKeeperMetadata`), which tells of each change by itself, or
@@ -6,7 +6,7 @@ from brokers that were named by address (`AddressMetadata`) and are asked every
 `metadata_s`, and when a request went wrong.
 
 Theory of operation of the latter. Each address has a task of its own, so a broker that
-does not answer delays nobody else. The first snapshot waits until every broker has
+does not answer delays no other. The first snapshot waits until every broker has
 answered or failed, at most SETTLE_S: a reader of a whole topic should not take the
 first broker's partitions for all there are. Later on every answer that changes
 something gives the next snapshot. A broker that cannot be reached is missing from
@@ -58,8 +58,8 @@ SETTLE_S: Final = 1.0
 """Longest the first snapshot waits for brokers that neither answer nor fail."""
 
 ASK_PAUSE_S: Final = 1.0
-"""Least time between two questions to one broker, however often somebody wants news;
-less when `metadata_s` is."""
+"""Least seconds between two requests to one broker, however often news is wanted; less
+when `metadata_s` is."""
 
 UNREACHABLE_S: Final = 2.0
 """A broker that cannot be connected to for so long counts as not there."""
@@ -68,14 +68,14 @@ OnSnapshot = Callable[[ClusterSnapshot], None]
 
 
 class Metadata(Protocol):
-    """Whoever knows the cluster. Used on the client's loop.
+    """Source of cluster snapshots. Used on the client's loop.
 
     Lifecycle: `start` once, use, `stop` once.
     """
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """Return what is known now; version 0 while nothing is."""
+        """Return the present snapshot; version 0 while nothing is known."""
         ...
 
     async def start(self) -> None:
@@ -83,7 +83,7 @@ class Metadata(Protocol):
         ...
 
     async def stop(self) -> None:
-        """Learn no more; whoever waits hears a ClosedError. Bounded, idempotent."""
+        """End all updates; waiters get a ClosedError. Bounded, idempotent."""
         ...
 
     def watch_topic(self, name: str) -> None:
@@ -107,8 +107,8 @@ class Metadata(Protocol):
                 are only read, are none.
 
         Raises:
-            NoBrokerError: nobody served it before the deadline; the text names topics
-                with a similar name.
+            NoBrokerError: no broker served it before the deadline; the text names
+                topics with a similar name.
             ClosedError, NodeNameError: as `watch_topic`.
         """
         ...
@@ -157,7 +157,7 @@ async def _wait_served(
             )
         except NoBrokerError as error:
             if not snapshot.version:
-                # Whether somebody serves it is what nobody has told.
+                # Whether a broker serves it is unknown.
                 raise NoBrokerError(f"topic '{name}': {error}") from error
             require_all_there(snapshot, [name])
             waited_s = clock.monotonic_s() - since_s
@@ -212,7 +212,7 @@ class ZooKeeperMetadata:
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """Return what is known now; it holds while ZooKeeper is out of reach."""
+        """Return the present snapshot; it holds while ZooKeeper is out of reach."""
         return self._watch.snapshot
 
     async def start(self) -> None:
@@ -220,7 +220,7 @@ class ZooKeeperMetadata:
         self._watch.start()
 
     async def stop(self) -> None:
-        """End all watches; whoever waits hears a ClosedError."""
+        """End all watches; waiters get a ClosedError."""
         self._watch.close()
 
     def watch_topic(self, name: str) -> None:
@@ -266,7 +266,7 @@ class ZooKeeperMetadata:
 
 
 class _Place:
-    """One address, and what is known of the broker there."""
+    """One address, and the facts about its broker."""
 
     __slots__ = ("address", "facts", "is_there", "wanted", "was_tried")
 
@@ -312,7 +312,7 @@ class AddressMetadata(Service):
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """Return what is known now."""
+        """Return the present snapshot."""
         return self._snapshot
 
     async def on_start(self) -> None:
@@ -477,17 +477,17 @@ class AddressMetadata(Service):
         self._changed.set()
         self._changed = asyncio.Event()
         for listener in tuple(self._listeners.values()):
-            # One listener's failure is the loop's to report and nobody else's.
+            # One listener's failure must not keep the others from being called.
             asyncio.get_running_loop().call_soon(listener, self._snapshot)
 
 
 def make_snapshot(
     told: Iterable[tuple[BrokerAddress, BrokerFacts, bool]], watched: Iterable[str]
 ) -> ClusterSnapshot:
-    """Return what brokers told, as one snapshot of version 0. Pure.
+    """Return the brokers' replies as one snapshot of version 0. Pure.
 
     Args:
-        told: where a broker is, what it said last, and whether it is there now. Of
+        told: address of a broker, its last reply, and whether it is there now. Of
             two leaders with one id, the first counts.
         watched: topics that are looked for also where only a pattern takes them.
     """

@@ -1,4 +1,4 @@
-"""Questions to brokers about one partition: where its log ends, and what is when.
+"""Metadata queries about one partition: log start and end, offsets for times.
 
 Each finds the broker by itself (its leader, or a follower when the leader is gone) and
 asks again after errors that may pass, until the deadline. Source: client spec 2.4.
@@ -68,7 +68,7 @@ async def ask(
         context: the client's parts.
         partition: whose broker is asked.
         make: makes the command from the connection and its next opaque.
-        parse: says what the reply means.
+        parse: parses the reply.
         deadline_s: when to give up.
 
     Raises:
@@ -151,7 +151,7 @@ async def offset_at(
 
     Args:
         context: the client's parts.
-        partition: what is searched.
+        partition: the partition to search.
         moment: wall clock, milliseconds since 1970.
         deadline_s: when to give up.
 
@@ -202,7 +202,7 @@ async def boundaries_between(
 
     Args:
         context: the client's parts.
-        partition: what is divided.
+        partition: the partition to divide.
         start: a record boundary.
         end: a record boundary, at or behind `start`.
         count: offsets that are wanted, 1 or more; the broker may give fewer.
@@ -266,7 +266,7 @@ async def time_of(
     *,
     deadline_s: float,
 ) -> Millis | None:
-    """Return when the message at `offset` was stamped; None if nobody can say."""
+    """Return when the message at `offset` was stamped; None if unknown."""
     size_bytes = SizeBytes(HEADER_BYTES)
     data = await read_slice(
         context, partition, offset, size_bytes, deadline_s=deadline_s

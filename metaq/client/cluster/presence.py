@@ -1,7 +1,7 @@
-"""What of the topics that a query chose is there, and what is away.
+"""Presence of the topics that a query chose: served partitions and those away.
 
-A partition that a broker has recorded and that nobody serves is away, never empty. Java
-brokers record nothing; of their topics a query knows what it has read before.
+A partition that a broker has recorded and that no broker serves is away, never empty.
+Java brokers record nothing; of their topics a query knows what it has read before.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -80,7 +80,7 @@ def describe_away(
     is_chosen: Callable[[TopicPartition], bool],
     before: Collection[TopicPartition],
 ) -> str:
-    """Return a sentence about what is away, and what to do; "" for nothing."""
+    """Return a sentence about partitions away, and the remedy; "" for none."""
     away = find_away(snapshot, topics, is_chosen, before)
     not_served = [p for p in away if p.broker_id in snapshot.brokers]
     gone = [p for p in away if p.broker_id not in snapshot.brokers]

@@ -68,12 +68,12 @@ _ONE_OF_SEVERAL: Final = re.compile(r"[^ ]+ part [0-9]+(?= )|set [^ =]+(?==)")
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """What one `get` brought."""
+    """Result of one `get`."""
 
     messages: list[Message]
     """Whole messages in order; none at the end of the log, or when the offset moved."""
     next_offset: Offset
-    """Where to go on."""
+    """Offset of the next get."""
     is_moved: bool
     """The offset lay outside the log, and `next_offset` is its start or its end."""
 
@@ -131,7 +131,7 @@ async def get_at(
 
     Args:
         context: the client's parts.
-        partition: what is read.
+        partition: the partition to read.
         offset: a record boundary, or any offset outside the log.
         max_bytes: how much is asked for, at least; 1 or more.
         deadline_s: when to give up.
@@ -164,12 +164,12 @@ async def get_at(
 
 
 class _Step(NamedTuple):
-    """One get of a browser, and what became of it."""
+    """One get of a browser, and its result."""
 
     outcome: GetOutcome
     messages: list[Message]
     names_damage: bool
-    """Whether the broker says so when it cannot read its log."""
+    """Whether the broker names damage of its log."""
 
 
 async def _step(
@@ -326,7 +326,7 @@ async def _read_all(
     timeout: float | None,
 ) -> AsyncGenerator[list[Message], None]:
     deadline_s = context.deadline_s(timeout)
-    # All ends first: what is put from now on is not waited for in any partition.
+    # All ends first: later puts are not waited for in any partition.
     ranges = await all_of(
         log_range(context, one, deadline_s=deadline_s) for one in partitions
     )

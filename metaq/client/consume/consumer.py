@@ -61,8 +61,8 @@ class AsyncConsumer:
 
     Delivery: at least once. A message counts as handled when the next one is asked
     for, or by `commit`; handled offsets are committed every `commit_interval_s`, when
-    partitions are given up, and on `close`. After a crash, what was handled since the
-    last commit is delivered again.
+    partitions are given up, and on `close`. After a crash, messages handled since the
+    last commit are delivered again.
 
     Cancellation: cancelling any `await` loses no message.
     """
@@ -83,10 +83,10 @@ class AsyncConsumer:
         Args:
             context: the client's parts.
             group: consumer group; names commits and gets.
-            topics: what it reads.
-            source: says which partitions are ours; owned from now on.
-            store: where offsets are committed; owned from now on.
-            options: what the user chose.
+            topics: the subscribed topics.
+            source: source of our partitions; owned from now on.
+            store: store of offsets; owned from now on.
+            options: options chosen by the user.
             marks: shared by the consumers of one client.
         """
         self.group = group
@@ -94,7 +94,7 @@ class AsyncConsumer:
         self.topics = topics
         """Names of the topics that it reads."""
         self.options = options
-        """What the user chose."""
+        """Options chosen by the user."""
         self._context = context
         self._source = source
         self._loop = asyncio.get_running_loop()
@@ -110,7 +110,7 @@ class AsyncConsumer:
         self.fetch_buffer = self._subscription.fetch_buffer
         """Fetched messages; for the sync world and for handlers."""
         self.current_batch = CurrentBatch(self.fetch_buffer)
-        """What the iterator holds."""
+        """Batch held by the iterator."""
         self._tasks: list[asyncio.Task[None]] = []
         self._unserved = Unserved(topics, reads_all=source.fence is not None)
         self._unlisten = context.metadata.add_listener(self._on_news)
@@ -119,7 +119,7 @@ class AsyncConsumer:
         self._handling: Handling | None = None
         self._runs = Totals(Handling.statistics, total_of_runs)
         self.last_lags: Mapping[TopicPartition, Lag] = {}
-        """What `lag` said last."""
+        """Last result of `lag`."""
 
     # -- life -------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class AsyncConsumer:
 
     async def _start_source(self) -> None:
         await self._source.start(self._subscription)
-        # A topic that somebody else watches already brings no news.
+        # A topic that is watched already brings no news.
         self._unserved.update(self._context.metadata.snapshot, self.group)
         if self.is_closed:
             await self._source.stop()
@@ -191,7 +191,7 @@ class AsyncConsumer:
             self._fail(MetaqError(f"{task.get_name()} failed: {error!r}"))
 
     def _fail(self, error: MetaqError) -> None:
-        """Fetch no more; whoever takes hears the error behind what was fetched."""
+        """Fetch no more; the iterator raises the error behind the fetched messages."""
         log.error("consumer of group %s stops: %s", self.group, error)
         self._subscription.stop_fetching()
         self.fetch_buffer.fail(error)
@@ -203,7 +203,7 @@ class AsyncConsumer:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is closed and counts nothing any more."""
+        """Whether it is closed and its counters are final."""
         return self._ended.is_set()
 
     def require_started(self) -> None:
@@ -212,7 +212,7 @@ class AsyncConsumer:
             raise ClosedError("the consumer is not started: use it as 'with'")
 
     async def close(self, timeout: float | None = None) -> None:
-        """Give the partitions up, commit what is handled, and leave the group.
+        """Revoke the partitions, commit handled messages, and leave the group.
 
         The message in hand counts as handled only if `commit` was called or the next
         one asked for. A loop in another task or thread is given `revoke_timeout_s` to
@@ -220,17 +220,16 @@ class AsyncConsumer:
 
         Args:
             timeout: seconds that all of it may take, half of which at most for the
-                message in hand. At the end nothing more is waited for: what could not
-                be committed is delivered again, and the group left as soon as
-                ZooKeeper answers, with the session at the latest. None leaves the last
-                commit and the leaving `request_timeout_s` each, and the store
-                `close_timeout_s`.
+                message in hand. At the end nothing more is waited for: messages without
+                a commit are delivered again, and the group left as soon as ZooKeeper
+                answers, with the session at the latest. None leaves the last commit and
+                the leaving `request_timeout_s` each, and the store `close_timeout_s`.
 
         Raises:
             ClosedError: it is of another event loop; it is not closed.
 
-        Cancellation: the partitions are given up at once, and the group is left; what
-        was not committed is delivered again.
+        Cancellation: the partitions are given up at once, and the group is left;
+        messages without a commit are delivered again.
         """
         self._require_loop()
         deadline_s = None if timeout is None else self._context.deadline_s(timeout)
@@ -253,7 +252,7 @@ class AsyncConsumer:
             await self._end(deadline_s)
 
     async def _end(self, deadline_s: float | None) -> None:
-        """Let go of whoever waits for messages, and of the store."""
+        """Wake waiters for messages, and close the store."""
         self.fetch_buffer.fail(ClosedError(f"{self} is closed"))
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -368,21 +367,21 @@ class AsyncConsumer:
         handled again as `retry` says, and its partition waits for it meanwhile.
 
         Args:
-            handler: takes one message; what it raises is a failure.
+            handler: takes one message; an exception is a failure.
             concurrency: how many messages are handled at once, 1 or more; no more
                 than there are partitions.
-            retry: what happens after failures.
+            retry: policy for failures.
             timeout: seconds until it returns, handlers that are at work then given
                 `revoke_timeout_s` to end; the consumer goes on, and may be run again.
                 None: until another task or thread calls `close`.
 
         Raises:
             HandlerFailedError: a message was given up, and `retry` says to stop.
-            RequestTimeoutError: the disk did not open what is parked in this time.
+            RequestTimeoutError: the disk did not open the parked messages in this time.
             MetaqError: the consumer has failed, is run already, or is not started.
 
-        Cancellation: the handlers are cancelled, and what they had in hand is
-        delivered again.
+        Cancellation: the handlers are cancelled, and their messages are delivered
+        again.
         """
         self._require_loop()
         check_callable("handler", handler)
@@ -429,7 +428,7 @@ class AsyncConsumer:
             OwnershipLostError: the partition of the message in hand belongs to
                 another member now; the others are committed.
             RequestTimeoutError: the time is over; as for the next line.
-            MetaqError: the store could not write; what is handled stays handled, and
+            MetaqError: the store could not write; handled messages stay handled, and
                 the next commit tries again.
         """
         self._require_loop()
@@ -450,13 +449,13 @@ class AsyncConsumer:
         offset: Offset,
         timeout: float | None = None,
     ) -> None:
-        """Go on at another offset; what was fetched of the partition is dropped.
+        """Go on at another offset; fetched messages of the partition are dropped.
 
         Args:
             partition: one that is assigned.
             offset: a record boundary.
-            timeout: seconds; None takes the client's `request_timeout_s`. Nobody is
-                asked: only a thread of the sync world waits, for the client's loop.
+            timeout: seconds; None takes the client's `request_timeout_s`. No request is
+                sent: only a thread of the sync world waits, for the client's loop.
 
         Raises:
             ClosedError: the partition is not ours.
@@ -464,7 +463,7 @@ class AsyncConsumer:
         """
         self._require_loop()
         check_timeout(timeout)
-        # Whoever gave up before the loop came to it has cancelled it by now.
+        # A caller that gave up before the loop came to it has cancelled it by now.
         await asyncio.sleep(0)
         self._move(partition, offset)
 
@@ -486,14 +485,13 @@ class AsyncConsumer:
 
         Raises:
             RequestTimeoutError: the time is over; nothing is rolled back.
-            MetaqError: the store cannot say what was committed; nothing is rolled
-                back.
+            MetaqError: the store cannot be read; nothing is rolled back.
         """
         self._require_loop()
         limit_s = self._context.limit_s(timeout)
         asking = self._subscription.last_commits(self._context.deadline_s(limit_s))
         offsets = await within(limit_s, asking, f"{self}: rollback")
-        # No await between: what is assigned now may go, and half would be moved.
+        # No await between: an assignment may end, and half would be moved.
         for partition, offset in offsets.items():
             self._move(partition, offset)
         self._subscription.take_back()
@@ -539,7 +537,7 @@ class AsyncConsumer:
         return lags
 
     def health(self) -> Health:
-        """Return the consumer's condition; asks nobody, costs little."""
+        """Return the consumer's condition, without a request; cheap."""
         problems = self._subscription.problems() + self._unserved.problems()
         if self._source.last_error is not None:
             problems.append(f"assignment: {self._source.last_error}")

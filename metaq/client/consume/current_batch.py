@@ -19,11 +19,11 @@ from metaq.errors import OwnershipLostError
 from metaq.model import Message
 
 Looper: TypeAlias = asyncio.Task[Any] | threading.Thread
-"""Whoever runs a loop over a consumer."""
+"""Task or thread that runs a loop over a consumer."""
 
 
 class CurrentBatch:
-    """What one consumer's iterator holds. Used by one thread at a time."""
+    """Batch held by one consumer's iterator. Used by one thread at a time."""
 
     def __init__(self, fetch_buffer: FetchBuffer) -> None:
         """Start with empty hands.
@@ -48,10 +48,10 @@ class CurrentBatch:
             self._loopers.remove(who)
 
     def is_free_for(self, who: Looper) -> bool:
-        """Return whether no loop of anybody else runs, who may be at work.
+        """Return whether no loop of another task or thread may be at work.
 
-        A loop that was left open by who has ended is nobody's: a task that breaks out
-        of `async for` ends before its iterator does.
+        A loop left open by a task or thread that has ended does not count: a task that
+        breaks out of `async for` ends before its iterator does.
         """
         return all(one is who or _has_ended(one) for one in self._loopers)
 
@@ -63,14 +63,14 @@ class CurrentBatch:
         self.batch = batch
 
     def messages(self) -> Iterator[Message]:
-        """Hand out what is left of the batch, then give it back.
+        """Hand out the rest of the batch, then give it back.
 
         The hot path of every iterator: a message costs one step of this loop.
         """
         batch = self.batch
         if batch is None:
             return
-        # Whoever asks for one more has handled what `some` handed out at once.
+        # A caller that asks for one more has handled the messages handed out by `some`.
         batch.confirm()
         batch.held = 1
         for message in islice(batch.messages, batch.handed, None):
@@ -96,7 +96,7 @@ class CurrentBatch:
         return many
 
     def confirm(self) -> None:
-        """Count what is in hand as handled.
+        """Count the messages handed out as handled.
 
         Raises:
             OwnershipLostError: the partition was taken away meanwhile; another member
@@ -114,7 +114,7 @@ class CurrentBatch:
         batch.confirm()
 
     def count(self) -> None:
-        """Count what is in hand as handled, whoever owns its partition now."""
+        """Count the messages handed out as handled, also if revoked."""
         if self.batch is not None:
             self.batch.confirm()
 
@@ -125,7 +125,7 @@ class CurrentBatch:
         self.release()
 
     def release(self) -> None:
-        """Give the batch back; what is not handled of it is handed out again."""
+        """Give the batch back; its unhandled messages are handed out again."""
         if self.batch is not None:
             batch, self.batch = self.batch, None
             self._fetch_buffer.done(batch)

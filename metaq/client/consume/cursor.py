@@ -1,20 +1,20 @@
-"""Where a reader of one partition stands, and what an answer means for it. Pure.
+"""Position of a reader in one partition, and its reaction to answers. Pure.
 
     need(offset, size) --get--> broker --reply--> on_reply --> messages, next need
 
 A broker sends at most its `maxTransferSize` at once, and takes records that are larger.
 Such a record is put together from several answers: a get may begin inside a record.
-What was collected is dropped when the offset moves or the rest does not come.
+Collected bytes are dropped when the offset moves or the rest does not come.
 
 Three answers lead nowhere if they are repeated for ever, so each is bounded: a record
 that stays incomplete although more was asked for, an offset that the broker keeps
 moving, and a damaged record. They end in an error that names partition and offset;
 nothing is ever skipped.
 
-A length that rotted upward looks like a record that is larger than what is fetched, or
-whose rest does not come. Brokers show whole records alone, so a rest that is not there
-never comes, and a real record ends where another one, a segment or the log does: that
-is looked up before a record counts as too large. Behind damage the next good record is
+A length that rotted upward looks like a record that is larger than a fetch, or whose
+rest does not come. Brokers show whole records alone, so a rest that is not there never
+comes, and a real record ends where another one, a segment or the log does: that is
+looked up before a record counts as too large. Behind damage the next good record is
 looked for in more and more bytes: one that is cut by the end of an answer is not left
 out for the damage of another one.
 
@@ -51,7 +51,7 @@ from metaq.record.scan import (
 )
 
 FETCH_BYTES: Final = SizeBytes(1024 * 1024)
-"""What a get asks for: MetaQ's default bound on a reply."""
+"""Default size of a get, bytes: MetaQ's default bound on a reply."""
 FETCH_BYTES_MAX: Final = SizeBytes(64 * 1024 * 1024)
 """A record larger than this is not read."""
 FRUITLESS_MAX: Final = 3
@@ -62,7 +62,7 @@ searched; that search counts as one more."""
 
 
 class PartitionCursor:
-    """The next offset of one partition. Owner: whoever reads it."""
+    """The next offset of one partition. Owner: its reader."""
 
     def __init__(
         self,
@@ -76,10 +76,10 @@ class PartitionCursor:
         """Start at `offset`.
 
         Args:
-            partition: what is read.
+            partition: the partition to read.
             offset: a record boundary, or any offset outside the log.
             end: stop here; None goes on for ever.
-            fetch_bytes: what a get asks for when nothing else is known.
+            fetch_bytes: size of a get by default.
             fetch_bytes_max: a record larger than this is not read.
         """
         self._fetch_bytes = SizeBytes(fetch_bytes)
@@ -88,7 +88,7 @@ class PartitionCursor:
         self.offset = offset
         """The record that is read next."""
         self.size_bytes = self._fetch_bytes
-        """How much to ask for next."""
+        """Size of the next get, bytes."""
         self.behind_damage = offset
         """After CorruptRecordError: where to go on for who leaves the record out. No
         whole record that was received lies in between."""
@@ -98,18 +98,18 @@ class PartitionCursor:
         """The beginning of a record that comes in several answers; mostly empty."""
         self._part_needed = SizeBytes(0)
         self._is_doubting = False
-        """`_part` begins a record that says that it is larger than what is fetched."""
+        """`_part` begins a record that claims to be larger than a fetch."""
         self._flaw = ""
-        """What is wrong with the record at `offset`, while `_part` grows to where a
-        good one is found."""
+        """Fault of the record at `offset`, while `_part` grows until a good one is
+        found."""
         self._gap: GapSearch | None = None
         """Looks for the end of a gap at `offset`."""
         self._origin: Offset | None = None
-        """Where `_part` begins, when that is behind a gap."""
+        """Offset at which `_part` begins, when that is behind a gap."""
 
     @property
     def fetch_offset(self) -> Offset:
-        """What to ask for next: behind what is there of the record at `offset`.
+        """Offset of the next get: behind the bytes held of the record at `offset`.
 
         Or, of a record that is too large, its last byte and what follows; or where a
         gap may end.
@@ -122,22 +122,22 @@ class PartitionCursor:
 
     @property
     def _begin(self) -> Offset:
-        """Where `_part` begins."""
+        """Return the offset at which `_part` begins."""
         return self.offset if self._origin is None else self._origin
 
     @property
     def reached(self) -> Offset:
-        """The byte behind what has been read; while it stands still, reading does."""
+        """Offset behind the bytes read so far; while it stands still, reading does."""
         return Offset(self.offset + len(self._part))
 
     @property
     def is_amid(self) -> bool:
-        """Whether a record is asked for that has begun: waiting brings nothing."""
+        """Whether the rest of a record is asked for: waiting brings nothing."""
         return bool(self._part) or self.is_searching
 
     @property
     def is_searching(self) -> bool:
-        """Whether the end of a gap is looked for: a refusal is an answer, too."""
+        """Whether the end of a gap is searched: a refusal is an answer, too."""
         return self._gap is not None or self._origin is not None
 
     @property
@@ -146,7 +146,7 @@ class PartitionCursor:
         return self._end is not None and self.offset >= self._end
 
     def set_fetch_bytes(self, size_bytes: int) -> None:
-        """Change what a get asks for when nothing else is known."""
+        """Change the default size of a get."""
         if self.size_bytes == self._fetch_bytes:
             self.size_bytes = SizeBytes(size_bytes)
         self._fetch_bytes = SizeBytes(size_bytes)
@@ -271,7 +271,7 @@ class PartitionCursor:
         self.size_bytes = SizeBytes(size_bytes)
 
     def _judge(self, outcome: GetOutcome) -> list[Message]:
-        """Tell a record that is too large from a damaged length, by what follows."""
+        """Tell a record that is too large from a damaged length, by later bytes."""
         needed, begun = self._part_needed, bytes(self._part)
         self._start_over()
         what = f"record of {needed} bytes (at most {self._fetch_bytes_max} are fetched)"
@@ -289,7 +289,7 @@ class PartitionCursor:
         return isinstance(ending, CleanEnd) or bool(ending.position)
 
     def _end_part(self) -> None:
-        """Take note that there is no more of what was collected."""
+        """Note that there is no more of the collected bytes."""
         part, flaw, origin = bytes(self._part), self._flaw, self._origin
         lacking = f"the rest of its {self._part_needed} bytes does not come"
         self._fruitless += 1
@@ -312,7 +312,7 @@ class PartitionCursor:
             self.search_gap()
 
     def _on_damaged(self, damaged: Damaged) -> None:
-        """Raise for what the broker names; a good record before that comes first."""
+        """Raise for the named range; a good record before that comes first."""
         part, flaw = bytes(self._part), self._flaw
         found = self._next_good(part) if flaw else None
         if found is not None:
@@ -335,7 +335,7 @@ class PartitionCursor:
         return []
 
     def _next_good(self, data: bytes) -> Position | None:
-        """Return where a good record begins in what was collected behind a flaw."""
+        """Return where a good record begins in the bytes collected behind a flaw."""
         # Bytes behind a gap may begin with one; the record at `offset` is not good.
         first = Position(1) if self._origin is None else Position(0)
         return find_next_record(data, first)
@@ -389,5 +389,5 @@ def _size_of_damage(data: bytes) -> int:
         return len(data)
     length, *_rest = HEADER.unpack_from(data)
     size = HEADER_BYTES + length
-    # A payload that rotted leaves the length true, and what follows may begin a record.
+    # A damaged payload leaves the length true, and a record may begin behind it.
     return size if HEADER_BYTES <= size <= len(data) else len(data)

@@ -1,4 +1,4 @@
-"""Dead letters: what the attribute of one says of the message it was. Pure.
+"""Dead letters: the origin of a message, in its attribute. Pure.
 
 A dead letter has the data of the message, and this attribute, one line of JSON in
 ASCII:
@@ -31,14 +31,14 @@ TEXT_CHARS_MAX: Final = 1000
 """Longer texts of errors are cut: the attribute is part of the message's size."""
 
 TRACEBACK_CHARS_MAX: Final = 4000
-"""Of longer tracebacks the end is kept: the last calls, and the error."""
+"""Length to which longer tracebacks are cut; the end is kept: last calls and error."""
 
 
 class Origin(NamedTuple):
-    """Where a dead letter comes from, and why it is one."""
+    """Origin of a dead letter, and the reason for it."""
 
     partition: TopicPartition
-    """Where the message lies."""
+    """Partition of the message."""
     offset: Offset
     """Offset of its record's first byte."""
     id: MessageId
@@ -52,18 +52,18 @@ class Origin(NamedTuple):
     text: str
     """Text of the last error, cut to `TEXT_CHARS_MAX`."""
     attempts: int
-    """How often the handler had it."""
+    """Number of times that the handler had it."""
     at_ms: Millis
     """When it was given up, in milliseconds since 1970 (UTC)."""
     traceback: str = ""
-    """Where the last error was raised, at most `TRACEBACK_CHARS_MAX` of it; "" when it
-    is not known."""
+    """Traceback of the last error, at most `TRACEBACK_CHARS_MAX` characters; "" when
+    unknown."""
 
 
 def origin_of(
     message: Message, *, group: str, error: BaseException, attempts: int, at_ms: Millis
 ) -> Origin:
-    """Return what a dead letter of this message says."""
+    """Return the origin in the attribute of a dead letter."""
     return Origin(
         partition=message.partition,
         offset=message.offset,

@@ -30,8 +30,8 @@ from metaq.record.scan import ScanResult, scan_records
 RUN_MIN: Final = 8
 """Records of one size in a row that are worth the run's set-up."""
 RUN_MAX: Final = 512
-"""Longest run taken at once: what it copies stays in the processor's cache, and a run
-that breaks off early costs little."""
+"""Longest run taken at once: its copies stay in the processor's cache, and a run that
+breaks off early costs little."""
 
 RUN_SIZES_MAX: Final = 16
 """Sizes of records whose longest run is prepared; each takes 32 KiB."""
@@ -153,5 +153,5 @@ def _decode_run(
 
 @lru_cache(RUN_SIZES_MAX)
 def _full_run(length: int) -> Struct:
-    """Return what takes a whole longest run apart in one call."""
+    """Return the struct that takes a whole longest run apart in one call."""
     return Struct(">" + _ID_AND_PAYLOAD % length * RUN_MAX)

@@ -1,4 +1,4 @@
-"""Between a consumer and its cache of ids: asks before delivery, adds what is handled.
+"""Filter between a consumer and its cache of ids: checks batches, adds handled ids.
 
     fetched --> seen? --no--> buffer --> handled --> add
                   `---yes--> counted as handled
@@ -6,12 +6,12 @@
 Theory of operation. The cache may lie behind a network, so nothing here calls it on
 the event loop: calls go through one thread, one at a time, and end at a deadline.
 While a batch is asked about, nothing more is fetched of its partition: batches keep
-their order, and what waits is bounded. What is handled is noted by any thread and
-added by one task, all that has gathered in one call.
+their order, and waiting batches are bounded. Handled ids are noted by any thread and
+added by one task, all gathered ones in one call.
 
 A message's id is added once it is handled: when its batch is given back where commits
 go by themselves, by the next commit where they are left to the user. So a rollback
-finds nothing of what it takes back in the cache, unless commits go by themselves.
+finds none of its messages in the cache, unless commits go by themselves.
 
     Invariant: at most one batch of a partition is asked about.
     Invariant: the cache is never waited for beyond its deadline, and its failure
@@ -45,7 +45,7 @@ messages of middle size. More are forgotten, and counted."""
 
 @dataclass(frozen=True, slots=True)
 class DuplicateStatistics:
-    """A snapshot of what one consumer's cache of ids did for it."""
+    """Counters of one consumer's cache of ids."""
 
     skipped_count: int = counter(
         "metaq_consumer_duplicate_messages_total",
@@ -65,7 +65,7 @@ class DuplicateStatistics:
 
 
 class DuplicateFilter:
-    """What one consumer does with its cache of ids.
+    """Use of its cache of ids by one consumer.
 
     Lifecycle: made on the loop, `close`. Concurrency: on the loop, except `on_handled`,
     which any thread calls, and `statistics`.
@@ -106,7 +106,7 @@ class DuplicateFilter:
         self._handled: dict[TopicPartition, list[MessageId]] = {}
         """Handled, and waiting for a commit."""
         self._ready: list[MessageId] = []
-        """To be added."""
+        """Ids to be added."""
         self._waiting_count = 0
         self._adding: asyncio.Task[None] | None = None
         self._is_failing = False
@@ -124,7 +124,7 @@ class DuplicateFilter:
     def sift(
         self, batch: FetchedBatch, deliver: Callable[[FetchedBatch], None]
     ) -> None:
-        """Have a batch delivered without what was handled before.
+        """Have a batch delivered without messages handled before.
 
         Args:
             batch: owned from now on; `stop` of its partition drops it.
@@ -152,11 +152,11 @@ class DuplicateFilter:
         self._on_room()
 
     def let_pass(self, partition: TopicPartition) -> None:
-        """Ask no more about a partition until `stop`: somebody wants its messages."""
+        """Check a partition no more until `stop`: all messages were asked for."""
         self._passing.add(partition)
 
     def stop(self, partition: TopicPartition) -> None:
-        """Drop what is asked about; the partition is not read from here on."""
+        """Drop batches being checked; the partition is not read from here on."""
         self._passing.discard(partition)
         task = self._asking.pop(partition, None)
         if task is not None:
@@ -175,12 +175,12 @@ class DuplicateFilter:
                 self._handled.setdefault(partition, []).extend(taken)
                 return
             self._ready += taken
-        # After the client's end there is no loop, and nobody to add for.
+        # After the client's end there is no loop, and no cache to add to.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._begin_adding)
 
     def acknowledge(self, partitions: Collection[TopicPartition] | None = None) -> None:
-        """Add what was handled, of some partitions or of all: it is committed."""
+        """Add handled ids, of some partitions or of all: they are committed."""
         with self._lock:
             chosen = list(self._handled) if partitions is None else partitions
             for partition in chosen:
@@ -188,7 +188,7 @@ class DuplicateFilter:
         self._begin_adding()
 
     def discard(self) -> None:
-        """Add nothing of what was handled and not added: it is taken back."""
+        """Drop handled ids that were not added: a rollback takes them back."""
         with self._lock:
             self._handled.clear()
             self._ready.clear()
@@ -219,9 +219,9 @@ class DuplicateFilter:
         return taken
 
     async def close(self) -> None:
-        """Add what is handled; bounded by the time-out of two calls; never raises.
+        """Add handled ids; bounded by the time-out of two calls; never raises.
 
-        Cancellation: what was not added is forgotten.
+        Cancellation: ids that were not added are forgotten.
         """
         self._begin_adding()
         self._is_closed = True
@@ -236,7 +236,7 @@ class DuplicateFilter:
     # -- the cache --------------------------------------------------------------------
 
     async def _call(self, work: Callable[[], T]) -> T | None:
-        """Return what a call of the cache returns; None when it fails."""
+        """Return the result of a call of the cache; None when it fails."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         try:
             result = await self._thread.run(work, deadline_s=deadline_s)

@@ -1,7 +1,7 @@
-"""What the log is told of handlers that fail: the first of a kind with its traceback.
+"""Log of failing handlers: the first failure of a kind with its traceback.
 
 A kind is the type of the error and the line that raised it. A handler that fails with
-every message would else bury the log; what repeats itself is counted (`failure_count`)
+every message would else bury the log; repetitions are counted (`failure_count`)
 and told at DEBUG.
 """
 
@@ -26,7 +26,7 @@ class FailureLog:
 
         Args:
             text: the line.
-            error: what the handler raised.
+            error: the handler's exception.
             is_last: the message is given up: never below WARNING.
         """
         kind = _kind_of(error)

@@ -1,18 +1,18 @@
-"""Fetched batches on their way to whoever handles them, and how far handling has come.
+"""Fetch buffer: fetched batches on their way to handlers, and the handled offsets.
 
     fetcher --put--> [buffer of a partition] --take--> worker --done--> handled offset
 
 Theory of operation. One buffer per assigned partition. A buffer is with one worker at a
 time, so a partition is handled in order whatever the number of workers; buffers with
-batches wait in line and take turns. What crosses is a batch, never a message: the
+batches wait in line and take turns. Batches cross, never single messages: the
 lock is taken once per batch, and a worker counts messages in the batch it holds.
 
 A message counts as *handled* when the worker asks for the next one
 (`current_batch.py`), or says so (`FetchedBatch.confirm`). `handled` tells the offset
-behind the last handled message of each partition: what a commit may store.
+behind the last handled message of each partition, for a commit.
 
 A buffer goes in one of two ways. `revoke` stops the batch in hand, waits until its
-worker gives it back (bounded), and returns what was handled. `fence` does not wait.
+worker gives it back (bounded), and returns the handled offset. `fence` does not wait.
 Either way the buffer is gone: what its worker reports later changes nothing, and a
 commit of it is refused (`is_current`). A buffer may be given back *paused*: its worker
 is free for others, and nothing of it is handed out before `resume`.
@@ -20,7 +20,7 @@ is free for others, and nothing of it is handed out before `resume`.
     Invariant: a batch in hand belongs to exactly one worker.
     Invariant: handled offsets of a buffer never go back.
     Invariant: buffered bytes are those of batches that were put and not taken.
-    Invariant: a buffer in line has a batch and nobody's hand on it.
+    Invariant: a buffer in line has a batch, and no worker holds one of it.
 
 Concurrency: everything may be called from any thread unless it says otherwise.
 """
@@ -50,7 +50,7 @@ class FetchedBatch:
     """Messages of one partition, in order; belongs to one worker while in hand."""
 
     partition: TopicPartition
-    """Where they lie."""
+    """Partition of the batch."""
     messages: list[Message]
     """May be empty: filtered away, and only `next_offset` tells of them."""
     next_offset: Offset
@@ -60,9 +60,9 @@ class FetchedBatch:
     handed: int = 0
     """Messages that were handed out."""
     held: int = 1
-    """How many of the last handed out are still in hand, not handled."""
+    """Number of the last messages handed out that are still in hand, not handled."""
     confirmed: int = 0
-    """Messages that somebody said are handled."""
+    """Messages that were confirmed as handled."""
     told: int = 0
     """Messages that `on_handled` was told of."""
     is_stopped: bool = False
@@ -74,7 +74,7 @@ class FetchedBatch:
         return max(self.handed - self.held, self.confirmed, 0)
 
     def confirm(self) -> None:
-        """Count what is in hand as handled."""
+        """Count the messages handed out as handled."""
         self.confirmed = self.handed
 
 
@@ -102,7 +102,7 @@ class PartitionBufferStatistics:
         read=lambda handled: handled.offset,
         combine=max,
     )
-    """What a commit would store."""
+    """Offsets that a commit would store."""
     buffered_count: int = gauge(
         "metaq_consumer_buffered_messages",
         "Messages fetched and not handed out.",
@@ -131,12 +131,12 @@ class FetchBuffer:
         Args:
             clock: for progress times.
             buffer_bytes_max: no further batch is fetched at or above so many
-                buffered bytes; what is in flight then still comes.
+                buffered bytes; batches in flight still come.
             buffer_count_max: the same in messages.
             on_room: called, from any thread and outside the lock, when a buffer that
                 `has_room` refused may have room again.
-            on_handled: called, from any thread and outside the lock, with what is
-                handled of a batch that is given back, or whose buffer is fenced; once
+            on_handled: called, from any thread and outside the lock, with the handled
+                messages of a batch that is given back, or whose buffer is fenced; once
                 for each message.
         """
         self._clock = clock
@@ -227,7 +227,7 @@ class FetchBuffer:
         """Return the next batch, or None when there is none now.
 
         Raises:
-            MetaqError: what `fail` was told, once everything fetched was taken.
+            MetaqError: the error of `fail`, once everything fetched was taken.
         """
         with self._lock:
             batch = self._take()
@@ -336,14 +336,14 @@ class FetchBuffer:
             self._on_room()
 
     def done(self, batch: FetchedBatch, *, is_paused: bool = False) -> None:
-        """Give a batch back; what is not handled in it is handed out again.
+        """Give a batch back; its unhandled messages are handed out again.
 
         A batch of a buffer that is gone is only counted as returned. So is a stopped
-        one, and nothing more is handed out of its buffer: what was left in it comes
-        first, wherever the partition is read next.
+        one, and nothing more is handed out of its buffer: its rest comes first,
+        wherever the partition is read next.
 
         Args:
-            batch: what was taken.
+            batch: the batch taken before.
             is_paused: hand out nothing of its partition before `resume`.
         """
         self._tell_handled(batch)
@@ -381,21 +381,21 @@ class FetchBuffer:
     def put_aside(self, batch: FetchedBatch) -> None:
         """Hand a batch to the next worker that is free; it belongs to no buffer.
 
-        It moves no offset, and whoever takes it gives it back to its maker.
+        It moves no offset, and its worker gives it back to its maker.
         """
         with self._lock:
             self._asides.append(batch)
             self._wake()
 
     def drop_asides(self) -> None:
-        """Forget what was put aside and not taken."""
+        """Forget batches that were put aside and not taken."""
         with self._lock:
             self._asides.clear()
 
     # -- the end of a buffer ----------------------------------------------------------
 
     def fence(self, partition: TopicPartition) -> GroupOffset | None:
-        """Take a buffer away at once; return what was handled, None without one."""
+        """Take a buffer away at once; return the handled offset, None without one."""
         with self._lock:
             buffer = self._buffers.pop(partition, None)
             if buffer is None:
@@ -418,7 +418,7 @@ class FetchBuffer:
         """Take a buffer away when its worker has let go of it, or the time is over.
 
         Returns:
-            What was handled, None without a buffer; and whether the worker let go.
+            The handled offset, None without a buffer; and whether the worker let go.
         """
         loop = asyncio.get_running_loop()
         returned: asyncio.Future[None] = loop.create_future()
@@ -441,7 +441,7 @@ class FetchBuffer:
         return self.fence(partition), is_returned
 
     def _drop_ready(self, buffer: _PartitionBuffer) -> None:
-        """Forget what waits in a buffer, and its place in line; the lock is held."""
+        """Forget a buffer's waiting batches and its place in line; the lock is held."""
         if buffer.is_queued:
             self._line.remove(buffer)
             buffer.is_queued = False
@@ -451,7 +451,7 @@ class FetchBuffer:
         buffer.ready.clear()
 
     def fail(self, error: MetaqError) -> None:
-        """Let every `take` raise `error` after what was fetched before it."""
+        """Let every `take` raise `error` after the messages fetched before it."""
         with self._lock:
             self._error = self._error or error
             self._arrival.notify_all()
@@ -459,11 +459,11 @@ class FetchBuffer:
                 _finish_soon(sleeper)
             self._sleepers.clear()
 
-    # -- what is known ----------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------
 
     @property
     def error(self) -> BaseException | None:
-        """What `fail` was told."""
+        """Error given to `fail`."""
         return self._error
 
     @property
@@ -473,7 +473,7 @@ class FetchBuffer:
 
     @property
     def has_waiters(self) -> bool:
-        """Whether somebody waits for a batch."""
+        """Whether a worker waits for a batch."""
         return self._waiting_count > 0
 
     @property
@@ -483,7 +483,7 @@ class FetchBuffer:
 
     @property
     def has_space(self) -> bool:
-        """Whether what is buffered leaves room for more, of whatever partition."""
+        """Whether the buffered bytes and messages leave room for more."""
         return (
             self._buffered_bytes < self._bytes_max
             and self._buffered_count < self._count_max
@@ -497,7 +497,7 @@ class FetchBuffer:
     def handled(
         self, partitions: Collection[TopicPartition] | None = None
     ) -> dict[TopicPartition, GroupOffset]:
-        """Return what was handled, of all buffers or some; none of one that is gone."""
+        """Return the handled offsets of all buffers or some; none of gone ones."""
         with self._lock:
             return {
                 partition: buffer.handled
@@ -523,7 +523,7 @@ class FetchBuffer:
 
 
 def _handled(before: GroupOffset, batch: FetchedBatch) -> GroupOffset:
-    """Return the group offset behind what is handled of a batch."""
+    """Return the group offset behind the handled messages of a batch."""
     count = batch.handled
     if count == len(batch.messages):
         last = batch.messages[-1].id if batch.messages else before.message_id

@@ -1,7 +1,7 @@
 """From a fetched answer to the fetch buffer, without repeats and filtered messages.
 
-What the fetchers of one consumer work for. Whatever ends reading is handed to the
-consumer, which stops all fetchers: nothing that lies behind a failure is handed out.
+Owner of the fetchers of one consumer. An error that ends reading is handed to the
+consumer, which stops all fetchers: nothing behind a failure is handed out.
 """
 
 import logging
@@ -23,7 +23,7 @@ FETCH_BYTES_MIN: Final = 64 * 1024
 """With very many partitions each get still asks for so much."""
 
 Marks = dict[tuple[str, TopicPartition], Offset]
-"""How far this process has handled what it may be handed again; see `skip_repeats`."""
+"""Handled offsets of messages that this process may be handed again: `skip_repeats`."""
 
 
 class FetchHandler:
@@ -48,7 +48,7 @@ class FetchHandler:
             group: consumer group.
             options: the filter, and whether repeats are skipped.
             marks: shared by the consumers of one client.
-            duplicates: knows what the group has handled; None: nobody does.
+            duplicates: filter by the ids that the group has handled; None: none.
             on_fatal: called when reading cannot go on.
         """
         self._context = context
@@ -68,26 +68,26 @@ class FetchHandler:
         self.missing_bytes = 0
         """Bytes of the log passed over: deleted before they were read, or damaged."""
 
-    # -- what was handled before ------------------------------------------------------
+    # -- marks of handled offsets-----------------------------------------------------
 
     def mark(self, partition: TopicPartition, handled: GroupOffset) -> None:
-        """Remember what was handled and could not be committed."""
+        """Remember handled offsets that could not be committed."""
         if self._options.skip_repeats:
             key = (self._group, partition)
             self._marks[key] = max(handled.offset, self._marks.get(key, Offset(0)))
 
     def marked(self, partition: TopicPartition) -> Offset:
-        """Return how far a partition was handled; NOTHING_HANDLED when nobody knows."""
+        """Return the offset up to which a partition was handled, or NOTHING_HANDLED."""
         if not self._options.skip_repeats:
             return NOTHING_HANDLED
         return self._marks.get((self._group, partition), NOTHING_HANDLED)
 
     def unmark(self, partition: TopicPartition) -> None:
-        """Forget it: somebody asked for these messages, or the log is another."""
+        """Forget the mark: a seek went back, or the log is another."""
         self._marks.pop((self._group, partition), None)
 
     def deliver_again(self, partition: TopicPartition) -> None:
-        """Hold nothing back of a partition until `stop`: somebody asked for it all."""
+        """Hold nothing back of a partition until `stop`: all of it was asked for."""
         self.unmark(partition)
         if self._duplicates is not None:
             self._duplicates.let_pass(partition)
@@ -97,7 +97,7 @@ class FetchHandler:
         if self._duplicates is not None:
             self._duplicates.stop(partition)
 
-    # -- what fetchers ask for --------------------------------------------------------
+    # -- interface of fetchers --------------------------------------------------------
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether more may be fetched."""
@@ -114,7 +114,7 @@ class FetchHandler:
     def on_messages(
         self, partition: TopicPartition, messages: list[Message], size_bytes: int
     ) -> None:
-        """Take over what was fetched."""
+        """Take over a fetched batch."""
         follower = messages[-1].next_offset
         fresh = self._without_repeats(partition, messages)
         batch = FetchedBatch(partition, fresh, follower, size_bytes)

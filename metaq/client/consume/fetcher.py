@@ -14,7 +14,7 @@ empty answer grows in steps, as MetaQ's clients do. An empty answer that comes s
 than was asked for pauses too, whatever the broker is: nothing here can spin.
 
 A broker that names damage is believed; one that cannot (MetaQ 1.4), and gives nothing
-or refuses time and again, is asked what lies behind (`cursor.search_gap`).
+or refuses time and again, is searched for bytes behind (`cursor.search_gap`).
 
 A leader that is gone leaves its partition readable on its followers: the first address
 that the snapshot of the cluster has is asked, leader first.
@@ -49,19 +49,19 @@ from metaq.stats import counter
 log = logging.getLogger(__name__)
 
 GET_SLACK_S: Final = 5.0
-"""What an answer may take on top of the wait that was asked for, at least."""
+"""Least seconds that an answer may take on top of the wait that was asked for."""
 ERROR_PAUSE_MAX_S: Final = 2.0
 """Longest pause after an error: a broker that comes back is found within it."""
 CONNECT_NOTICE_S: Final = 2.0
 """No connection for so long is an error to tell of; it goes on being made."""
 DOUBT_COUNT: Final = 4
 """Answers without data in a row, refusals among them, after which a broker that cannot
-name damage is asked what lies behind; and again after as many."""
+name damage is searched for bytes behind; and again after as many."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStatistics:
-    """What has happened to one partition's gets so far."""
+    """Counters of one partition's gets."""
 
     get_count: int = counter("metaq_consumer_gets_total", "Gets sent.")
     empty_count: int = counter(
@@ -80,20 +80,20 @@ class FetchStatistics:
 
 
 class FetchOwner(Protocol):
-    """Who a fetcher works for: the consumer."""
+    """Owner of a fetcher: the consumer."""
 
     def has_room(self, partition: TopicPartition) -> bool:
         """Return whether more may be fetched; else `step` is called later."""
         ...
 
     def fetch_bytes(self) -> int:
-        """Return how much a get asks for, when nothing else is known."""
+        """Return the default size of a get, bytes."""
         ...
 
     def on_messages(
         self, partition: TopicPartition, messages: list[Message], size_bytes: int
     ) -> None:
-        """Take over what was fetched, in order."""
+        """Take over a fetched batch, in order."""
         ...
 
     def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
@@ -117,7 +117,7 @@ class FetchOwner(Protocol):
         ...
 
     def on_stale(self) -> None:
-        """Hear that what is known of the cluster may be out of date."""
+        """React to metadata that may be out of date."""
         ...
 
 
@@ -163,7 +163,7 @@ class PartitionFetcher:
         self._wait_s = 0.0
         self._pause_s = 0.0
         self._ticket = 0
-        """Grows with every get; the answer to an older one is nobody's."""
+        """Grows with every get; the answer to an older one is dropped."""
         self._get_count = 0
         self._empty_count = 0
         self._error_count = 0
@@ -172,11 +172,11 @@ class PartitionFetcher:
         self._barren_count = 0
         """Answers without data in a row that leave room for doubt."""
         self.last_error: MetaqError | None = None
-        """Why the last get brought nothing; None after one that was answered."""
+        """Error of the last get; None after one that was answered."""
 
     @property
     def partition(self) -> TopicPartition:
-        """Return what is fetched."""
+        """Return the fetched partition."""
         return self.cursor.partition
 
     def statistics(self) -> FetchStatistics:
@@ -336,7 +336,7 @@ class PartitionFetcher:
         self.step()
 
     def _outcome_of(self, reply: Reply) -> GetOutcome:
-        """Return what a reply means; while a gap is searched a refusal is no data."""
+        """Return a reply's meaning; while a gap is searched a refusal is no data."""
         try:
             return parse_get(reply, self.cursor.fetch_offset)
         except ServerError:
@@ -344,7 +344,7 @@ class PartitionFetcher:
                 raise
             return NothingThere()
 
-    # -- what goes wrong --------------------------------------------------------------
+    # -- errors -----------------------------------------------------------------------
 
     def _doubt(self, connection: BrokerConnection) -> None:
         """Have a gap searched, if the broker could not say that there is one."""

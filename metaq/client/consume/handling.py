@@ -7,8 +7,8 @@
 Theory of operation. A worker holds one batch, so a partition is with one worker at a
 time and its order is kept. A message that failed goes back to the buffer with all
 behind it: no worker waits with a batch in its hand, and a partition that is taken away
-in between goes at once. What is known of a failed message waits here, one per partition
-(`Trouble`). What happens per handled message happens in the worker, in both worlds; a
+in between goes at once. The state of a failed message waits here, one per partition
+(`Trouble`). Work per handled message is done in the worker, in both worlds; a
 failure is judged on the loop (`settle`), for the sync world too.
 
 A message counts as handled when its handler returned, or when it was given up *and*
@@ -50,31 +50,31 @@ from metaq.stats import counter, gauge, total_of
 log = logging.getLogger(__name__)
 
 AsyncHandler: TypeAlias = Callable[[Message], Awaitable[object]]
-"""Handles a message; what it returns is ignored, what it raises is a failure."""
+"""Handles a message; its result is ignored, an exception is a failure."""
 
 CONCURRENCY_MAX: Final = 10_000
 """Most workers of one run."""
 
 GIVING_UP: Final = Backoff(first_s=0.5, max_s=30.0)
-"""Pauses while a message cannot be given up: nobody takes the dead letter, or the disk
-does not take what is parked."""
+"""Pauses while a message cannot be given up: no broker takes the dead letter, or the
+disk does not take the parked message."""
 
 
 @dataclass(slots=True)
 class Trouble:
-    """What is known of the message that a partition waits for."""
+    """State of the failed message that a partition waits for."""
 
     message: Message
     attempts: int = 0
-    """How often the handler had it."""
+    """Number of times that the handler had it."""
     error: BaseException | None = None
-    """What the handler raised last."""
+    """Last error of the handler."""
     is_given_up: bool = False
     """The handler gets it no more."""
     refusals: int = 0
-    """How often nobody took it after it was given up."""
+    """Number of refusals after it was given up."""
     refusal: MetaqError | None = None
-    """Why, the last time."""
+    """Error of the last refusal."""
 
     def __str__(self) -> str:
         text = (
@@ -82,7 +82,7 @@ class Trouble:
             f" {self.message.offset} failed {self.attempts} times: {self.error!r}"
         )
         if self.refusal is not None:
-            text += f"; it is given up, and nobody takes it: {self.refusal}"
+            text += f"; it is given up, and no broker or disk takes it: {self.refusal}"
         return text
 
 
@@ -145,8 +145,8 @@ class Handling:
         Args:
             fetch_buffer: where messages come from.
             group: consumer group.
-            topics: what the consumer reads; their parked messages are replayed.
-            policy: what the user chose.
+            topics: topics of the consumer; their parked messages are replayed.
+            policy: policy chosen by the user.
             clock: for deadlines, and for the times in dead letters.
             make_producer: makes the producer of dead letters, when there is one.
         """
@@ -154,7 +154,7 @@ class Handling:
         self._group = group
         self._policy = policy
         self.clock = clock
-        """For deadlines, and for the times in dead letters."""
+        """Clock for deadlines, and for the times in dead letters."""
         self._make_producer = make_producer
         self._loop = asyncio.get_running_loop()
         self._producer: MessageSender | None = None
@@ -183,7 +183,7 @@ class Handling:
     # -- life -------------------------------------------------------------------------
 
     async def start(self, timeout_s: float | None) -> None:
-        """Open what is parked, and begin to replay it.
+        """Open the local retry store, and begin to replay it.
 
         Args:
             timeout_s: how long the disk may take; None: for ever.
@@ -194,7 +194,7 @@ class Handling:
         """
         check_timeout(timeout_s)
         if self._retry_store is not None:
-            what = f"opening what is parked of group '{self._group}'"
+            what = f"opening the local retry store of group '{self._group}'"
             await within(timeout_s, self._retry_store.start(), what)
 
     async def close(self) -> None:
@@ -271,7 +271,7 @@ class Handling:
     # -- workers ----------------------------------------------------------------------
 
     async def _work(self, handler: AsyncHandler) -> None:
-        # A handler may swallow its cancellation: then this is what ends the worker.
+        # A handler may swallow its cancellation: then this ends the worker.
         me = current_task()
         while not self._is_ending:
             self._idle.add(me)
@@ -330,7 +330,7 @@ class Handling:
         """Give a batch back to the fetch buffer.
 
         Args:
-            batch: what the worker took; `confirmed` says how far it came.
+            batch: the worker's batch; `confirmed` tells its progress.
             pause_s: how long its partition waits; None: not at all.
         """
         with self._lock:
@@ -364,13 +364,13 @@ class Handling:
     async def settle(
         self, batch: FetchedBatch, message: Message, error: BaseException | None
     ) -> float | None:
-        """Judge a failure, and carry out what the policy says.
+        """Judge a failure, and act by the policy.
 
         Args:
-            batch: what the worker has in hand; when it is stopped, or the run is over,
-                somebody else judges, who is handed the message next.
-            message: what failed.
-            error: what the handler raised; None: it was not asked, for the message is
+            batch: the worker's batch; when it is stopped, or the run is over,
+                its next handler judges.
+            message: the failed message.
+            error: the handler's exception; None: it was not asked, for the message is
                 given up since an earlier attempt.
 
         Returns:
@@ -418,7 +418,7 @@ class Handling:
         return trouble
 
     async def _give_up(self, trouble: Trouble) -> None:
-        """Bring a message where the policy wants it; raises when nobody takes it."""
+        """Give a message up as the policy says; raises if that is refused."""
         then = self._policy.then
         if then == "stop":
             raise self._stopped(trouble) from trouble.error
@@ -447,7 +447,7 @@ class Handling:
             try:
                 await self._send_origin(message, origin)
             except MessageTooLargeError:
-                # A large message shall not stop for what may be left out.
+                # A large message shall not stop for an optional part.
                 await self._send_origin(message, origin._replace(traceback=""))
         except (MessageTooLargeError, LocalProtocolError) as refusal:
             # It will never be taken, and waiting for ever would be silence.
@@ -473,7 +473,7 @@ class Handling:
     # -- how it is doing --------------------------------------------------------------
 
     def problems(self) -> list[str]:
-        """Return what is wrong, one sentence each; nothing when it is over."""
+        """Return one sentence for each problem; none when the run is over."""
         if self.is_closed:
             return []
         buffers = self._fetch_buffer.handled()
@@ -506,7 +506,7 @@ def _has_failed(task: asyncio.Task[None]) -> bool:
 
 
 async def _failure_of(handler: AsyncHandler, message: Message) -> BaseException | None:
-    """Return what a handler raised; None when it returned."""
+    """Return the exception of a handler; None when it returned."""
     try:
         await handler(message)
     except asyncio.CancelledError as error:

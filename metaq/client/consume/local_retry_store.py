@@ -2,7 +2,7 @@
 
 One spool per topic and group. In every round the handler gets each parked message
 once, in the order in which they were parked, one at a time, through the same workers
-as all other messages. What the handler does not raise on is removed; the rest stays
+as all other messages. Messages that the handler takes are removed; the rest stays
 for the next round. Source: client spec 12.
 """
 
@@ -32,7 +32,7 @@ CLOSE_TIMEOUT_S: Final = 5.0
 class LocalRetryStore:
     """The parked messages of one consumer.
 
-    Concurrency: on the loop, except `take` and what it returns.
+    Concurrency: on the loop, except `take` and its result.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class LocalRetryStore:
         self.replayed_count = 0
         """Parked messages that were handled."""
         self.failure_count = 0
-        """How often a handler failed with a parked message."""
+        """Number of failures of handlers with a parked message."""
         self.last_error: MetaqError | None = None
-        """Why the last round ended early; None when it did not."""
+        """Error that ended the last round early; None when none did."""
 
     @property
     def waiting_count(self) -> int:
-        """How many messages are parked; from any thread."""
+        """Number of parked messages; from any thread."""
         return sum(map(len, tuple(self._spools.values())))
 
     # -- life -------------------------------------------------------------------------
@@ -101,7 +101,7 @@ class LocalRetryStore:
         self._task = self._loop.create_task(self._run(), name="parked messages")
 
     async def close(self) -> None:
-        """Stop, and let go of the spools; what is parked stays. Never raises.
+        """Stop and close the spools; parked messages stay. Never raises.
 
         A disk that hangs is waited for `CLOSE_TIMEOUT_S`: the files are closed when it
         answers.
@@ -172,7 +172,7 @@ class LocalRetryStore:
             )
 
     async def _handled(self, message: Message) -> BaseException | None:
-        """Return how a worker ended with a message: None, or what was raised."""
+        """Return a worker's outcome of a message: None, or the exception."""
         batch = FetchedBatch(
             message.partition, [message], message.next_offset, size_bytes=0
         )

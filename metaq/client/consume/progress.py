@@ -1,11 +1,11 @@
-"""How a consumer is doing: health, lag, and a watchdog that silence does not fool.
+"""Health and lag of a consumer, and a watchdog that silence does not fool.
 
 A consumer that stands still looks like one that has nothing to do. The watchdog tells
 them apart: for every partition that has not moved for a while it asks the broker where
 the log ends, over a question of its own. Data there, a worker that wants it, and no
 movement for the whole bound is an error that ends the consumer, with a log line; gets
-that are refused are no movement. A message that somebody has had in hand for the whole
-bound is a log line alone: who works on it may be slow, and may be right to be.
+that are refused are no movement. A message that was in the handler's hands for the
+whole bound is a log line alone: a handler may be slow, and rightly so.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class ConsumerState(enum.Enum):
-    """What a consumer is doing."""
+    """State of a consumer."""
 
     NEW = "new"
     JOINING = "joining"
@@ -97,12 +97,12 @@ class Health:
         default=(),
         read=len,
     )
-    """What is wrong."""
+    """Problems, one sentence each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a consumer is behind the end of one partition's log."""
+    """Distance of a consumer from the end of one partition's log."""
 
     messages: int | None = gauge(
         "metaq_consumer_lag_messages",
@@ -130,7 +130,7 @@ class Lag:
 
 
 UNKNOWN_LAG: Final = Lag(messages=None, bytes=None, seconds=None)
-"""Of a partition whose broker is away."""
+"""Lag of a partition whose broker is away."""
 
 
 def judge(
@@ -145,11 +145,11 @@ def judge(
     """Return a consumer's condition.
 
     Args:
-        state: what it believes to do.
+        state: its state.
         fetch_buffer: its fetch_buffer, which may have failed.
         is_settled: whether it has the partitions that are its own.
         uncommitted_count: partitions that are handled further than committed.
-        problems: what is known to be wrong.
+        problems: known problems.
         now_s: monotonic time.
     """
     buffers = fetch_buffer.statistics()
@@ -171,28 +171,28 @@ def judge(
 
 
 class Unserved:
-    """What no broker serves of a consumer's topics; the log hears of each part once.
+    """Parts of a consumer's topics that no broker serves; each is logged once.
 
     That ends nothing: the topic, or the broker, may come. But a wrong name would look
     like a topic without messages, and a broker that is away like one that never was.
     """
 
     def __init__(self, topics: Collection[str], *, reads_all: bool) -> None:
-        """Take the names of what is subscribed to; nothing is known of them yet.
+        """Take the names of the subscribed topics; nothing is known of them yet.
 
         Args:
             topics: their names.
             reads_all: whether the consumer is to read all partitions, alone or with
-                its group; else what is away may be none of its own.
+                its group; else a partition away may be none of its own.
         """
         self._topics = topics
         self._reads_all = reads_all
         self._missing: frozenset[str] = frozenset()
         self.away: tuple[TopicPartition, ...] = ()
-        """Partitions that are to be read by somebody and are away."""
+        """Partitions to be read that are away."""
 
     def update(self, snapshot: ClusterSnapshot, group: str) -> None:
-        """Take over what the cluster says; what it does not know yet is not missing."""
+        """Take over a snapshot; topics that it has not heard of yet are not missing."""
         known = snapshot.topics.intersection(self._topics)
         missing = frozenset(t for t in known if not snapshot.get_partitions(t))
         for topic in sorted(missing - self._missing):
@@ -206,7 +206,7 @@ class Unserved:
         self.away = tuple(away)
 
     def problems(self) -> list[str]:
-        """Return a sentence for what no broker serves, and one for what is away."""
+        """Return sentences for topics without a broker and for partitions away."""
         found = [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
         return [*found, describe_away(self.away)] if self.away else found
 
@@ -305,12 +305,12 @@ async def lags_of(
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far reading one partition has come."""
+    """Progress of reading one partition."""
 
     reached: Offset
-    """The byte behind what has been read."""
+    """Offset behind the bytes read so far."""
     error: MetaqError | None
-    """Why the last get brought nothing; None after one that was answered."""
+    """Error of the last get; None after one that was answered."""
 
     def __str__(self) -> str:
         if self.error is None:
@@ -320,12 +320,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What the watchdog sees of one partition when it looks."""
+    """Observation of one partition by the watchdog."""
 
     progress_s: float
     """Monotonic time at which something was last fetched, handed out or handled."""
     standing: Standing
-    """How far reading has come."""
+    """Progress of reading."""
     is_in_hand: bool
     """A worker has messages of it, or it is paused."""
     is_buffered: bool
@@ -341,7 +341,7 @@ class Sight:
 def may_be_stuck(sight: Sight) -> bool:
     """Return whether a partition that stands still is one that should not.
 
-    What waits for a worker is only stuck beside one that waits for it. Where nothing
+    A batch that waits for a worker is only stuck beside a free one. Where nothing
     is fetched, it is the fetching that stands still, however busy the workers are with
     other partitions. An operator who closed a partition keeps it from being read:
     `health` tells of that for as long as it takes.
@@ -377,12 +377,12 @@ class Watchdog:
 
         Args:
             context: for questions to brokers.
-            fetch_buffer: what is watched.
+            fetch_buffer: the buffer to watch.
             group: consumer group, for the log.
             bound_s: how long data may wait for a free worker, and how long a message
                 may be in hand before the log says so.
-            standing_of: how far reading a partition has come; None: it is not read.
-            on_stuck: called once, with what stands still.
+            standing_of: progress of reading a partition; None: it is not read.
+            on_stuck: called once, with the error.
         """
         self._context = context
         self._fetch_buffer = fetch_buffer
@@ -396,7 +396,7 @@ class Watchdog:
     async def run(self) -> None:
         """Watch until cancelled, or until something is stuck.
 
-        Every bound is looked at four times over: what is stuck is told after one and
+        Every bound is checked four times over: a stuck partition is told after one and
         a half of it at most.
         """
         while True:
@@ -483,7 +483,7 @@ class Watchdog:
                 self._context, partition, deadline_s=now_s + self._bound_s / 4
             )
         except (WireError, RemoteProtocolError):
-            # It is there, and refuses this as well: what it said before still holds.
+            # It is there, and refuses this as well: its last answer still holds.
             return None if old is None else old.end
         except MetaqError:
             # A broker that is away is told by `health`, and comes back or not.
@@ -512,7 +512,7 @@ class _Suspicion:
 @dataclass(slots=True)
 class _Hand:
     state: tuple[float, Offset]
-    """Time of the last progress, and the offset of what is in hand."""
+    """Time of the last progress, and the offset of the message in hand."""
     since_s: float
     """Monotonic time at which this state was first seen."""
     is_told: bool = False

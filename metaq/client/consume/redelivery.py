@@ -1,4 +1,4 @@
-"""How often a handler gets a message, and what comes after the last time. Pure.
+"""Number of attempts for a message, and its fate after the last one. Pure.
 
 A handler that returns has handled its message. One that raises gets the same message
 again after a pause, up to a bound; one that raises `Reject` does not. A message given
@@ -15,10 +15,10 @@ from metaq.errors import ConfigError
 from metaq.retry import Backoff
 
 DEAD_LETTER_SUFFIX: Final = ".dead"
-"""What a topic's name is followed by in that of its dead letters, by default."""
+"""Default suffix of the topic of dead letters."""
 
 LastResort: TypeAlias = Literal["stop", "dead_letter", "park", "drop"]
-"""What becomes of a message that is given up."""
+"""Fate of a message that is given up."""
 
 _LAST_RESORTS: Final = ("stop", "dead_letter", "park", "drop")
 _PLACES: Final = {"dead_letter_topic": "dead_letter", "park_dir": "park"}
@@ -30,11 +30,11 @@ class Reject(Exception):  # noqa: N818  # an order of the handler, not an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """What happens when a handler fails."""
+    """Policy for failing handlers."""
 
     attempts_max: int = 6
-    """How often a handler gets one message, 1 or more; 6 is MetaQ's number. A member
-    that takes the partition over, or a new process, counts from the start."""
+    """Number of attempts for one message, 1 or more; 6 is MetaQ's number. A member that
+    takes the partition over, or a new process, counts from the start."""
     first_s: float = 0.5
     """Longest pause before the second attempt; doubles from there. The partition
     waits, the others go on."""
@@ -45,8 +45,8 @@ class RetryPolicy:
     topic ("dead_letter"), waits in a local directory ("park"), or counts as handled
     with a line in the log ("drop")."""
     dead_letter_topic: str | None = None
-    """Where dead letters go; None: the message's topic with `.dead` behind it. The
-    brokers must have it: as long as nobody takes a dead letter, its partition waits,
+    """Topic of dead letters; None: the message's topic with `.dead` behind it. The
+    brokers must have it: as long as no broker takes a dead letter, its partition waits,
     and `health` says so."""
     park_dir: Path | str | None = None
     """With "park": directory of the parked messages; one process at a time."""
@@ -57,7 +57,7 @@ class RetryPolicy:
     once. The order among parked and other messages is lost."""
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
+        """Refuse contradictions.
 
         Raises:
             ConfigError: a number is out of range, a directory is missing, or a place
@@ -86,7 +86,7 @@ class RetryPolicy:
         for name, then in _PLACES.items():
             value = getattr(self, name)
             if value is not None and self.then != then:
-                # Whoever names a place believes that nothing is lost.
+                # A named place for such messages promises that none is lost.
                 raise ConfigError(
                     f"{name}: expected then={then!r} with it, got {value!r} and"
                     f" then={self.then!r}"
@@ -103,9 +103,9 @@ def next_delay_s(
     """Return the pause before a message is handed out again; None: it is given up.
 
     Args:
-        policy: what the user chose.
+        policy: policy chosen by the user.
         attempts: how often the handler had it, 1 or more.
-        error: what the handler raised last.
+        error: the handler's last exception.
     """
     if isinstance(error, Reject) or attempts >= policy.attempts_max:
         return None

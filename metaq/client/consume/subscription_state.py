@@ -1,4 +1,4 @@
-"""What a consumer reads: where each partition begins, and how it is given up.
+"""Subscription state of a consumer: begin, progress and revocation of partitions.
 
 Here meet the parts that a partition goes through: fetcher, fetch handler,
 fetch buffer and committer.
@@ -42,8 +42,8 @@ from metaq.zk.znodes import GroupOffset
 log = logging.getLogger(__name__)
 
 HAND_SHARE: Final = 0.5
-"""Part of a closing consumer's time that the message in hand may take: the commit of
-what is handled gets the rest."""
+"""Part of a closing consumer's time that the message in hand may take: the rest is for
+the last commit."""
 
 
 class SubscriptionState:
@@ -67,10 +67,10 @@ class SubscriptionState:
 
         Args:
             context: the client's parts.
-            store: where offsets are committed; owned from now on.
-            fence: what commits are bound to at the moment.
+            store: store of offsets; owned from now on.
+            fence: present binding of commits.
             group: consumer group.
-            options: what the user chose.
+            options: options chosen by the user.
             marks: shared by the consumers of one client.
             on_fatal: called when reading cannot go on.
         """
@@ -108,7 +108,7 @@ class SubscriptionState:
         )
         self._fetchers: dict[TopicPartition, PartitionFetcher] = {}
         self._origins: dict[TopicPartition, GroupOffset] = {}
-        """Where each partition was begun that was ever read."""
+        """Offset at which each partition was begun that was ever read."""
         self._end_s: float | None = None
         self._reset_count = 0
 
@@ -124,7 +124,7 @@ class SubscriptionState:
             on_room=self._step_all,
         )
 
-    # -- what the partition source asks for -------------------------------------------
+    # -- interface of the partition source --------------------------------------------
 
     async def assign(self, partitions: Collection[TopicPartition]) -> None:
         """Begin to read partitions that are ours now."""
@@ -134,7 +134,7 @@ class SubscriptionState:
             self._begin(partition, begin)
 
     async def revoke(self, partitions: Collection[TopicPartition]) -> None:
-        """Wait for what is in hand, commit, stop.
+        """Wait for the message in hand, commit, stop.
 
         Cancellation: another `revoke` of the same partitions goes on with it.
         """
@@ -176,7 +176,7 @@ class SubscriptionState:
             if handled is not None:
                 self._fetch_handler.mark(partition, handled)
 
-    # -- what the user asks for -------------------------------------------------------
+    # -- requests of the user ---------------------------------------------------------
 
     def require_assigned(self, partition: TopicPartition) -> None:
         """Raise when a partition is not read.
@@ -188,29 +188,29 @@ class SubscriptionState:
             raise ClosedError(f"{partition}: not assigned to this consumer")
 
     def move(self, partition: TopicPartition, offset: Offset) -> None:
-        """Go on at another offset; what was fetched of the partition is dropped."""
+        """Go on at another offset; fetched messages of the partition are dropped."""
         self._drop(partition)
         self._fetch_handler.deliver_again(partition)
         self._begin(partition, GroupOffset(offset, NO_MESSAGE))
 
     async def commit(self, deadline_s: float) -> Mapping[TopicPartition, MetaqError]:
-        """Commit what is handled; return what could not be written, and why."""
+        """Commit handled offsets; return the failed partitions with their errors."""
         handled = self._handled()
         if self._duplicates is not None:
             self._duplicates.acknowledge()
         return await self._committer.commit(handled, deadline_s=deadline_s)
 
     async def run_commits(self, interval_s: float) -> None:
-        """Commit what is handled every so often until cancelled."""
+        """Commit handled offsets every so often until cancelled."""
         await self._committer.run(self._handled, interval_s)
 
     def _handled(self) -> dict[TopicPartition, GroupOffset]:
-        """Return what is handled, and have its ids remembered."""
+        """Return the handled offsets, and have their ids remembered."""
         self.fetch_buffer.tell_handled()
         return self.fetch_buffer.handled()
 
     async def last_commits(self, deadline_s: float) -> dict[TopicPartition, Offset]:
-        """Return where a consumer that began now would begin, of what is read still.
+        """Return the offsets at which a consumer that began now would begin.
 
         Raises:
             MetaqError: the store or a broker cannot be asked.
@@ -223,7 +223,7 @@ class SubscriptionState:
         }
 
     def take_back(self) -> None:
-        """Forget the ids of what was handled and not committed: it comes again."""
+        """Forget the ids of handled messages without a commit: they come again."""
         if self._duplicates is not None:
             self._duplicates.discard()
 
@@ -267,8 +267,8 @@ class SubscriptionState:
     ) -> GroupOffset | None:
         """Return where to go on; None: at the `start` of the options.
 
-        Who comes back to a partition without a commit goes on where it began: at the
-        latest offset of *now* it would pass over what it was never handed.
+        A consumer that comes back to a partition without a commit goes on where it
+        began: at the latest offset of *now* it would pass over messages.
         """
         origin = self._origins.get(partition)
         if self._options.ignore_committed and partition not in self._committer.written:
@@ -301,7 +301,7 @@ class SubscriptionState:
         self._end_s = deadline_s
 
     def stop_fetching(self) -> None:
-        """Send no more gets; what is fetched is still handed out."""
+        """Send no more gets; fetched messages are still handed out."""
         for fetcher in self._fetchers.values():
             fetcher.stop()
 
@@ -350,11 +350,11 @@ class SubscriptionState:
         for fetcher in tuple(self._fetchers.values()):
             fetcher.hurry()
 
-    # -- what is known ----------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------
 
     @property
     def partitions(self) -> frozenset[TopicPartition]:
-        """What is read now."""
+        """Partitions read now."""
         return frozenset(self._fetchers)
 
     def standing_of(self, partition: TopicPartition) -> Standing | None:
@@ -370,7 +370,7 @@ class SubscriptionState:
         return len(self._committer.changed(self.fetch_buffer.handled()))
 
     def problems(self) -> list[str]:
-        """Return what is wrong with partitions and commits, one sentence each."""
+        """Return the problems of partitions and commits, one sentence each."""
         found = [
             f"{fetcher.partition}: {fetcher.last_error}"
             for fetcher in tuple(self._fetchers.values())

@@ -1,8 +1,8 @@
-"""What producers, consumers and runs counted: no sum falls when one of them is closed.
+"""Sums over producers, consumers and runs that do not fall when one is closed.
 
-A sum that fell would look like a restart to whoever computes rates from it. So what is
-closed is forgotten when it has counted its last, and its counters are added to those
-of the closed ones before it. Nothing is buffered or in flight there.
+A sum that fell would look like a restart to those who compute rates from it. So a
+closed object is dropped after its last count, and its counters are added to those of
+the closed ones before it. Nothing is buffered or in flight there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ S = TypeVar("S")
 
 
 class Ending(Protocol):
-    """What counts, as far as its end goes."""
+    """End of a counting object."""
 
     @property
     def is_closed(self) -> bool:
@@ -28,7 +28,7 @@ class Ending(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is closed and counts nothing any more."""
+        """Whether it is closed and its counters are final."""
         ...
 
 
@@ -52,11 +52,11 @@ class Totals(Generic[E, S]):
         """
         self._read = read
         self._total_of = total_of
-        # One value: whoever takes a snapshot may be in another thread.
+        # One value, because a snapshot may be taken in another thread.
         self._state: tuple[tuple[S, ...], tuple[E, ...]] = ((), ())
 
     def add(self, new: E) -> None:
-        """Count what a new one counts, and forget those that have ended."""
+        """Count a new one, and forget those that have ended."""
         closed, known = self._state
         ended = [one for one in known if one.has_ended]
         if ended:
@@ -65,7 +65,7 @@ class Totals(Generic[E, S]):
         self._state = (closed, (*alive, new))
 
     def split(self) -> tuple[tuple[E, ...], S | None]:
-        """Return those that are open, and what the closed ones counted together.
+        """Return those that are open, and the sum of the closed ones.
 
         None in place of the second: none was closed.
         """
@@ -81,7 +81,7 @@ class Totals(Generic[E, S]):
         return tuple(opened), self._total_of(closed) if closed else None
 
     def total(self) -> S | None:
-        """Return what all of them counted together; None: there was none."""
+        """Return the sum of all; None: there was none."""
         closed, known = self._state
         parts = [*closed, *map(self._read, known)]
         return self._total_of(parts) if parts else None
@@ -90,7 +90,7 @@ class Totals(Generic[E, S]):
 def total_of_groups(
     parts: Sequence[Mapping[str, ConsumerStatistics]],
 ) -> Mapping[str, ConsumerStatistics]:
-    """Return what the closed consumers of each group counted together.
+    """Return the sums of the closed consumers of each group.
 
     Bounded by `CLOSED_GROUPS_MAX`.
     """

@@ -1,1 +1,1 @@
-"""Which partitions a member reads: assignments and rebalances."""
+"""Membership in a group: assignments and rebalances."""

@@ -1,4 +1,4 @@
-"""Which partitions a consumer reads: who decides it, and who carries it out.
+"""Sources of a consumer's partitions, and the interface of their reader.
 
 A `PartitionSource` decides: a group in ZooKeeper (`rebalancer.py`), or a fixed list.
 An `AssignmentSink` carries out: the consumer.
@@ -23,7 +23,7 @@ RETRY: Final = Backoff(first_s=0.1, max_s=5.0)
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """What a commit is bound to: whoever lost it may commit no more."""
+    """Membership and session that a commit is bound to: without them it fails."""
 
     member: str
     """The member's name in its group."""
@@ -32,7 +32,7 @@ class Fence:
 
 
 class AssignmentSink(Protocol):
-    """Whoever reads partitions; all calls on the loop's thread.
+    """Reader of partitions; all calls on the loop's thread.
 
     Calls for different partitions may run at once. `fence` may come while a `revoke`
     of the same partitions waits, which then ends.
@@ -56,12 +56,12 @@ class AssignmentSink(Protocol):
         ...
 
     def fence(self, partitions: Collection[TopicPartition]) -> None:
-        """Stop reading at once: somebody else may own them already."""
+        """Stop reading at once: another member may own them already."""
         ...
 
 
 class PartitionSource(Protocol):
-    """Whoever says which partitions are ours."""
+    """Source of our partitions."""
 
     async def start(self, sink: AssignmentSink) -> None:
         """Make the first assignment, and keep it right from then on.
@@ -72,27 +72,27 @@ class PartitionSource(Protocol):
         ...
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
-        """Revoke what is assigned, and give it up; bounded, never raises.
+        """Revoke and release all partitions; bounded, never raises.
 
         Args:
-            deadline_s: absolute; what is not given up by then is given up behind our
-                back. None: each step has the bound of its option.
+            deadline_s: absolute; partitions not released by then are released in the
+                background. None: each step has the bound of its option.
         """
         ...
 
     @property
     def fence(self) -> Fence | None:
-        """What commits are bound to; None without a group in ZooKeeper."""
+        """Binding of commits; None without a group in ZooKeeper."""
         ...
 
     @property
     def unsettled_since_s(self) -> float | None:
-        """Monotonic time since which we do not have what is ours; None: we do."""
+        """Monotonic time since which we lack partitions of ours; None: we have all."""
         ...
 
     @property
     def last_error(self) -> MetaqError | None:
-        """Why the last attempt to settle failed; None when it did not."""
+        """Error of the last attempt to settle; None when it succeeded."""
         ...
 
     @property
@@ -101,16 +101,16 @@ class PartitionSource(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """Return what is wrong with how others share with us, one sentence each."""
+        """Return the problems of sharing with other members, one sentence each."""
         ...
 
 
 class FixedSource:
-    """Partitions somebody listed, or all of some topics; no group takes part.
+    """A fixed list of partitions, or all of some topics; no group takes part.
 
-    What a client of named brokers reads, and a consumer that was told its partitions:
-    there is nobody to share them with. `find` is asked again whenever the cluster
-    changes, and what is new is read too.
+    For clients of named brokers, and consumers that were given their partitions: there
+    is no member to share them with. `find` is asked again whenever the cluster changes,
+    and new partitions are read too.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class FixedSource:
 
         Args:
             find: the partitions there are now.
-            listen: registers a callback for changes; returns what ends it.
+            listen: registers a callback for changes; returns its removal.
             clock: for the time since which something is missing.
         """
         self._find = find
@@ -143,11 +143,11 @@ class FixedSource:
 
     @property
     def fence(self) -> Fence | None:
-        """Nothing: nobody else may own them."""
+        """None: no other member may own them."""
         return None
 
     def problems(self) -> list[str]:
-        """Return nothing: nobody shares with us."""
+        """Return nothing: no member shares with us."""
         return []
 
     async def start(self, sink: AssignmentSink) -> None:
@@ -169,7 +169,7 @@ class FixedSource:
         self._task = asyncio.create_task(self._run(sink), name="fixed partitions")
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
-        """Revoke all; nothing else is waited for, so `deadline_s` is the sink's."""
+        """Revoke all; no other wait, so `deadline_s` is the sink's."""
         del deadline_s
         if self._unlisten is not None:
             self._unlisten()
@@ -181,7 +181,7 @@ class FixedSource:
         self._assigned = set()
 
     async def _settle(self, sink: AssignmentSink) -> None:
-        """Read what is missing; a broker that is away keeps no other one waiting."""
+        """Read missing partitions; a broker that is away keeps no other one waiting."""
         missing = sorted(set(self._find()) - self._assigned)
 
         async def assign(partition: TopicPartition) -> None:
@@ -246,4 +246,4 @@ def listed_source(
 
 
 def _do_nothing() -> None:
-    """End a wait for changes of what never changes."""
+    """End a wait for changes of a fixed list."""

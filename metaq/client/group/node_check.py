@@ -1,4 +1,4 @@
-"""Whether the nodes of a member are still in ZooKeeper: asked now and then.
+"""Periodic check that the nodes of a member are still in ZooKeeper.
 
 An operator, a wiped server or a confused member may have deleted them. A member node
 comes back; whose owner nodes are gone, the caller is told.
@@ -19,7 +19,7 @@ from metaq.zk.groups import GroupMembership
 log = logging.getLogger(__name__)
 
 CHECK_S: Final = 30.0
-"""How often ZooKeeper is asked whether our nodes are still there."""
+"""Interval of the checks, seconds."""
 
 
 class NodeCheck:
@@ -31,8 +31,8 @@ class NodeCheck:
         """Start with a check that is due.
 
         Args:
-            membership: whose nodes.
-            topics: what it subscribes to, for a member node that is made again.
+            membership: the member.
+            topics: its topics, for a member node that is made again.
             clock: tells when the next check is due.
         """
         self._membership = membership
@@ -47,10 +47,10 @@ class NodeCheck:
     async def find_lost(
         self, reading: set[TopicPartition], deadline_s: Callable[[], float]
     ) -> set[TopicPartition]:
-        """Return what is read and not owned in ZooKeeper, if a check is due.
+        """Return the partitions read and not owned in ZooKeeper, if a check is due.
 
         Args:
-            reading: what is read, followed as it changes meanwhile.
+            reading: the partitions read, followed as they change meanwhile.
             deadline_s: gives the deadline of a question that is asked now.
 
         Raises:

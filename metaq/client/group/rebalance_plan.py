@@ -1,8 +1,8 @@
 """A member's share of its group's partitions, and the steps that lead to it. Pure.
 
-Every member computes its own share from what all of them see (`metaq.assignment`), so
-what counts as a member of a topic, and which names its partitions have, are MetaQ's
-rules to the letter. Source: client spec 14.4 and 14.7.
+Every member computes its own share from the same facts (`metaq.assignment`), so
+membership in a topic, and which names its partitions have, are MetaQ's rules to the
+letter. Source: client spec 14.4 and 14.7.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -16,12 +16,12 @@ from metaq.zk.paths import partition_name
 
 @dataclass(frozen=True, slots=True)
 class RebalancePlan:
-    """What to do, in this order; partitions in neither set are not touched."""
+    """Changes, in this order; partitions in neither set are not touched."""
 
     revoke: frozenset[TopicPartition]
-    """To be revoked and released: not our share, but ours in ZooKeeper."""
+    """Partitions to be revoked and released: not our share, but ours in ZooKeeper."""
     claim: frozenset[TopicPartition]
-    """To be claimed and read: our share, and not read yet."""
+    """Partitions to be claimed and read: our share, and not read yet."""
 
 
 def plan_rebalance(
@@ -30,12 +30,12 @@ def plan_rebalance(
     reading: Collection[TopicPartition],
     share: Collection[TopicPartition],
 ) -> RebalancePlan:
-    """Return how to get from what is ours to what should be.
+    """Return the way from our present partitions to the wanted ones.
 
     Args:
         owned: claimed, or claimed with an unknown outcome.
         reading: handed to the consumer; claimed all of them.
-        share: what the group's plan gives us.
+        share: our share by the group's plan.
     """
     return RebalancePlan(
         revoke=frozenset({*owned, *reading}.difference(share)),
@@ -55,7 +55,7 @@ def share_of(
     Args:
         member: its name in the group.
         strategy: the group's.
-        members: everybody in the group, with the topics each subscribes to.
+        members: all members of the group, with the topics each subscribes to.
         partitions: of each topic that the member subscribes to.
     """
     share: set[TopicPartition] = set()

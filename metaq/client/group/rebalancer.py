@@ -1,16 +1,16 @@
-"""A group decides: from members and partitions in ZooKeeper to what we read.
+"""A group's decisions: from members and partitions in ZooKeeper to our share.
 
 Theory of operation. One task owns everything; whatever happens (members, partitions,
-the session, an owner node that went) only wakes it, and what happens while it works is
+the session, an owner node that went) only wakes it, and events while it works are
 looked at once when it has finished. An attempt computes our share from the latest
 members and partitions and goes there by the shortest way:
 
-    revoke what is lost -> release it -> claim what is new -> read it
+    revoke lost ones -> release them -> claim new ones -> read them
 
-What stays is not touched. What somebody else owns still is claimed again whenever an
-owner of the topic goes, and after a back-off, for as long as it takes: it may be the
-partition of a process that died, whose session ends a whole time-out later. An attempt
-that fails is made again in the same way; there is no last one.
+Kept partitions are not touched. One that another member still owns is claimed again
+whenever an owner of the topic goes, and after a back-off, for as long as it takes: it
+may be the partition of a process that died, whose session ends a whole time-out later.
+An attempt that fails is made again in the same way; there is no last one.
 
     session       what we read        what we do
     CONNECTED     our share           attempts
@@ -20,11 +20,11 @@ that fails is made again in the same way; there is no last one.
 LOST comes before ZooKeeper gives our partitions away, also when it fell silent: the
 coordinator promises that.
 
-    Invariant: what is read was claimed under the session of `fence`.
+    Invariant: every partition read was claimed under the session of `fence`.
     Invariant: a partition is released after `revoke` of it has ended, never before.
 
 Our nodes may be deleted by others (`node_check.py`): a partition without its owner node
-is fenced, because somebody else may have it, and claimed again.
+is fenced, because another member may have it, and claimed again.
 
 Keep in step: `metaq/zk/groups.py`. Source: client spec 14 and 21 (3, 4, 10, 24).
 """
@@ -61,7 +61,7 @@ HANDOVER_S_MAX: Final = 10.0
 """Longest wait for partitions of others that is an event, not yet a warning."""
 UNOWNED_S_MIN: Final = 30.0
 """Partitions that no member has taken for less are about to be taken; for longer where
-what a dead member left behind lasts longer."""
+the nodes of a dead member last longer."""
 
 Partitions = Collection[TopicPartition]
 
@@ -93,16 +93,17 @@ class GroupSource:
             metadata: tells the topics' partitions.
             group: name of the group.
             consumer_id: unique among all consumers of the group, wherever they run.
-            topics: what is subscribed to; they need not exist.
+            topics: subscribed topics; they need not exist.
             strategy: the same as that of all other members.
             clock: for deadlines.
             options: `request_timeout_s` bounds each question, `session_timeout_s`
-                says how long what a dead process left behind may stand in our way.
+                bounds the life of nodes left by a dead process.
         """
         self.unsettled_since_s: float | None = None
-        """Monotonic time since which we do not have what is ours; None: we do."""
+        """Monotonic time since which we lack some of our partitions; None: we have
+        all."""
         self.last_error: MetaqError | None = None
-        """Why the last attempt failed; None when it did not."""
+        """Error of the last attempt; None when it succeeded."""
         self._told_level = logging.NOTSET
         self.rebalance_count = 0
         """Rebalances so far that changed what is read."""
@@ -136,7 +137,7 @@ class GroupSource:
 
     @property
     def fence(self) -> Fence:
-        """What commits are bound to: our name, and the session of our claims."""
+        """Binding of commits: our name, and the session of our claims."""
         return Fence(self._membership.member, self._session_version)
 
     # -- life -------------------------------------------------------------------------
@@ -144,10 +145,10 @@ class GroupSource:
     async def start(self, sink: AssignmentSink) -> None:
         """Join the group and make the first assignment.
 
-        Waits for nobody else's partitions: what is still owned comes later.
+        Does not wait for partitions of other members: those come later.
 
         Raises:
-            MemberTakenError: somebody else has our name, and did not die within the
+            MemberTakenError: another member has our name, and did not die within the
                 session time-out.
             CoordinationError: ZooKeeper was not reached within `request_timeout_s`.
             ClosedError: `stop` was called meanwhile.
@@ -164,7 +165,7 @@ class GroupSource:
             )
             await self._wait_first()
         except asyncio.CancelledError:
-            # Whoever gave up does not wait until we have left.
+            # A caller that gave up does not wait until we have left.
             await self.stop(deadline_s=self._clock.monotonic_s())
             raise
         except BaseException:
@@ -191,13 +192,13 @@ class GroupSource:
             raise self.last_error
 
     async def stop(self, *, deadline_s: float | None = None) -> None:
-        """Revoke what is read, release it, leave the group; never raises.
+        """Revoke and release all partitions, leave the group; never raises.
 
         Bounded by the sink's `revoke` and `request_timeout_s`, and by `deadline_s`.
         Nodes that could not be deleted by then are deleted when ZooKeeper answers, or
         go with the session.
 
-        Cancellation: what is read is fenced, and the group left all the same.
+        Cancellation: all partitions are fenced, and the group left all the same.
         """
         if self._is_stopping:
             return
@@ -217,7 +218,7 @@ class GroupSource:
             self._fence(frozenset(self._reading))
             raise
         finally:
-            # Whoever stays a member that reads nothing keeps its share from everybody.
+            # A member that stays and reads nothing keeps its share from all others.
             self._leaving = asyncio.create_task(self._leave())
         limit_s = min(self._options.request_timeout_s, self._left_s(deadline_s))
         _done, late = await asyncio.wait({self._leaving}, timeout=limit_s)
@@ -235,7 +236,8 @@ class GroupSource:
         """Wait for the end of an attempt; one that takes too long is cancelled."""
         _done, late = await asyncio.wait({task}, timeout=self._left_s(deadline_s) / 2)
         if late:
-            # What it was revoking is read still: the caller goes on with it.
+            # A partition that it was revoking is still read: the caller goes on with
+            # it.
             task.cancel()
             await asyncio.wait({task})
 
@@ -267,7 +269,8 @@ class GroupSource:
         for cancel in self._cancels:
             cancel()
 
-    # -- what wakes the task ----------------------------------------------------------
+    # -- events that wake the
+    # task---------------------------------------------------------
 
     def _watch(self) -> None:
         for topic in self._topics:
@@ -342,7 +345,7 @@ class GroupSource:
         await wait_set(self._wake, limit_s)
 
     async def _attempt(self, sink: AssignmentSink) -> bool:
-        """Try to get what is ours; return whether we have it. Never raises."""
+        """Try to get our partitions; return whether we have all. Never raises."""
         try:
             is_settled = await self._settle(sink)
         except MetaqError as error:
@@ -397,7 +400,7 @@ class GroupSource:
             )
 
     def _share(self) -> frozenset[TopicPartition] | None:
-        """Return what should be ours; None while that is not known."""
+        """Return our wanted partitions; None while they are unknown."""
         snapshot, member = self._metadata.snapshot, self._membership.member
         if member not in self._members or not snapshot.topics.issuperset(self._topics):
             return None
@@ -455,7 +458,7 @@ class GroupSource:
             if not await self._membership.claim(partition, deadline_s=deadline_s):
                 return False
             await sink.assign([partition])
-            # No await between: whoever fences must find it.
+            # No await between: a fence in between must find it.
             self._reading.add(partition)
             if self._is_lost(self._coordinator.status):
                 # The last answer came with the end of the session, and overtook it.
@@ -484,7 +487,7 @@ class GroupSource:
                 f" owned by other members still: {name_some(held)}"
             )
 
-    # -- what is told -----------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------
 
     def problems(self) -> list[str]:
         """Name partitions that no member has taken for long, and the members."""

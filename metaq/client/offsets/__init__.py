@@ -1,1 +1,1 @@
-"""Where reading goes on: stores of offsets, commits and offset reset."""
+"""Offsets of groups: stores, commits and offset reset."""

@@ -1,6 +1,6 @@
-"""Committing what was handled: periodically, on demand, and before partitions go.
+"""Commits of handled offsets: periodic, on demand, and before partitions go.
 
-Only what has moved is written. A commit that fails is tried again with the next one:
+Only changed offsets are written. A commit that fails is tried again with the next one:
 nothing is forgotten because a store was away once. Source: client spec 13.
 """
 
@@ -40,7 +40,7 @@ class Committer:
             group: consumer group.
             clock: for deadlines.
             timeout_s: bound on one commit.
-            fence: what commits are bound to at the moment.
+            fence: present binding of commits.
         """
         self._store = store
         self._group = group
@@ -56,16 +56,16 @@ class Committer:
         self.failure_count = 0
         """Partitions whose commit failed, counted each time."""
         self.last_error: MetaqError | None = None
-        """Why the last commit failed; None when it did not."""
+        """Error of the last commit; None when it succeeded."""
 
     def begin(self, partition: TopicPartition, offset: GroupOffset | None) -> None:
-        """Remember what is committed of a partition that is ours now; None: nothing."""
+        """Remember the committed offset of a partition that is ours now; None: none."""
         self._committed.pop(partition, None)
         if offset is not None:
             self._committed[partition] = offset
 
     def changed(self, handled: Offsets) -> dict[TopicPartition, GroupOffset]:
-        """Return what of `handled` is ahead of, or otherwise not, what is committed."""
+        """Return the entries of `handled` that differ from the committed ones."""
         return {
             partition: offset
             for partition, offset in handled.items()
@@ -79,22 +79,22 @@ class Committer:
     async def commit(
         self, handled: Offsets, *, deadline_s: float | None = None
     ) -> Mapping[TopicPartition, MetaqError]:
-        """Write what has moved; commits of one consumer follow each other.
+        """Write changed offsets; commits of one consumer follow each other.
 
         Args:
             handled: the next offset of each partition.
             deadline_s: absolute, for earlier commits too; None: the bound on one.
 
         Returns:
-            What could not be written, and why.
+            The partitions that were not written, with their errors.
 
-        Cancellation: what was sent to the store may still be written.
+        Cancellation: offsets sent to the store may still be written.
         """
         now_s = self._clock.monotonic_s()
         if deadline_s is None:
             deadline_s = now_s + self._timeout_s
         limit_s = max(0.0, deadline_s - now_s) + STORE_SLACK_S
-        # Now, not after waiting: what was handled under one session may not be
+        # Now, not after waiting: messages handled under one session may not be
         # committed under the next.
         work = self._commit(handled, self._fence(), deadline_s)
         try:
@@ -111,7 +111,8 @@ class Committer:
         async with self._lock:
             changed = self.changed(handled)
             if not changed:
-                # What failed was taken over with its partition, or written since.
+                # Failed offsets were taken over with their partitions, or written
+                # since.
                 self.last_error = None
                 return {}
             try:
@@ -151,7 +152,7 @@ class Committer:
                 self.written.add(partition)
 
     async def run(self, handled: Callable[[], Offsets], interval_s: float) -> None:
-        """Commit every so often until cancelled; what fails is tried again."""
+        """Commit every so often until cancelled; failed commits are tried again."""
         while True:
             await asyncio.sleep(interval_s)
             await self.commit(handled())

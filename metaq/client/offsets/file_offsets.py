@@ -6,10 +6,10 @@
 
 MetaQ's clients rewrite the file from what they remember, so that the last of several
 processes wins for every group. Here a commit takes the lock file `<path>.lock`, reads
-what is there, changes its own entries, and replaces the file in one step: nobody
-else's entry is lost, and a reader or a crash finds the old file or the new one.
-Entries may have properties that are not known here; they are kept. Java clients do not
-look at the lock: one of them on the same file still overwrites it.
+the file, changes its own entries, and replaces the file in one step: no entry of others
+is lost, and a reader or a crash finds the old file or the new one. Entries may have
+properties that are not known here; they are kept. Java clients do not look at the lock:
+one of them on the same file still overwrites it.
 
 Source: client spec 13.
 """
@@ -73,10 +73,10 @@ class FileOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what is committed; None when nothing is, or there is no file.
+        """Return the committed offset; None when there is none, or no file.
 
         Raises:
-            OffsetStoreError: the file holds what nobody can read.
+            OffsetStoreError: the file cannot be parsed.
             StorageError: it cannot be read.
             RequestTimeoutError: the disk does not answer.
         """
@@ -97,7 +97,7 @@ class FileOffsets:
             LogDirLockedError: another process kept the lock until the deadline.
             OffsetStoreError, StorageError, RequestTimeoutError: as for `load`.
 
-        Cancellation: what is being written may still be written.
+        Cancellation: a write under way may still be done.
         """
         del fence  # a file knows nothing of owners
         if offsets:
@@ -110,7 +110,7 @@ class FileOffsets:
         self._off_loop.close()
 
     async def _run_unlocked(self, work: Callable[[], T], deadline_s: float) -> T:
-        """Run `work`, again while somebody else has the lock, until the deadline."""
+        """Run `work`, again while another process has the lock, until the deadline."""
         failures = 0
         refusal: LogDirLockedError | None = None
         while True:

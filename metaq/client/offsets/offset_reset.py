@@ -1,4 +1,4 @@
-"""Where reading a partition begins: the committed offset, or what the user chose.
+"""Start of reading in a partition: the committed offset, or the offset reset.
 
 A committed offset that lies outside the log is never followed in silence: below the
 log start, messages were deleted unread, and behind the log end, the log is not the one
@@ -27,7 +27,7 @@ from metaq.zk.znodes import GroupOffset
 log = logging.getLogger(__name__)
 
 NO_MESSAGE: Final = MessageId(-1)
-"""What MetaQ's clients write in place of an id when no message was read yet."""
+"""Written by MetaQ's clients in place of an id when no message was read yet."""
 
 NOTHING_HANDLED: Final = Offset(-1)
 """Below every offset."""
@@ -41,13 +41,13 @@ async def load_offset(
     *,
     deadline_s: float,
 ) -> GroupOffset | None:
-    """Return what a group has committed; None for nothing.
+    """Return the committed offset of a group; None for none.
 
     Asks again after errors that may pass: ZooKeeper may not be connected yet, or not
     again.
 
     Raises:
-        MetaqError: the store could not be asked, or holds what nobody can read.
+        MetaqError: the store could not be asked, or its content cannot be parsed.
     """
     asking = retry(
         lambda: store.load(group, partition, deadline_s=deadline_s),
@@ -72,10 +72,11 @@ async def first_offset(
 
     Args:
         context: the client's parts.
-        partition: what is read.
-        committed: what the group has committed; None for nothing, or to ignore it.
-        start: where a group begins without one.
-        handled: how far the caller knows it handled, and passes over what comes again.
+        partition: the partition to read.
+        committed: the committed offset of the group; None for none, or to ignore it.
+        start: offset reset of the group.
+        handled: offset up to which the caller has handled messages, and passes over
+            repeats.
         deadline_s: when to give up.
 
     Raises:
@@ -87,7 +88,7 @@ async def first_offset(
         if ends is None or ends[0] <= committed.offset <= ends[1]:
             return committed, False
         if committed.offset < ends[0] <= handled <= ends[1]:
-            # What was deleted had been handled; its commit was lost.
+            # The deleted messages had been handled; their commit was lost.
             return GroupOffset(ends[0], NO_MESSAGE), False
         follower = ends[1] if start == "latest" else ends[0]
         _report(partition, committed.offset, ends, follower)

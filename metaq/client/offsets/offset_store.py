@@ -1,8 +1,8 @@
-"""Where a group's offsets are kept.
+"""Stores of a group's offsets.
 
-An offset says which message comes next; whoever commits it has handled everything
-before. Stores are asked on the client's loop and may not block it. Files and databases
-are in `file_offsets.py` and `sql_offsets.py`. Source: client spec 13.
+An offset says which message comes next; its committer has handled everything before.
+Stores are asked on the client's loop and may not block it. Files and databases are in
+`file_offsets.py` and `sql_offsets.py`. Source: client spec 13.
 """
 
 from collections.abc import Mapping
@@ -18,15 +18,15 @@ STORE_SLACK_S: Final = 0.1
 
 
 class OffsetStore(Protocol):
-    """What a consumer needs of a store; a call that is given up is cancelled."""
+    """Offset store interface used by consumers; an abandoned call is cancelled."""
 
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what is committed; None when nothing is.
+        """Return the committed offset; None when there is none.
 
         Raises:
-            MetaqError: the store could not be asked, or holds what nobody can read.
+            MetaqError: the store could not be asked, or its content cannot be parsed.
         """
         ...
 
@@ -43,13 +43,13 @@ class OffsetStore(Protocol):
         Args:
             group: consumer group.
             offsets: the next offset of each partition.
-            fence: what the group's ownership is bound to; a store in ZooKeeper
-                refuses when it is gone.
+            fence: binding of the group's ownership; a store in ZooKeeper refuses when
+                it is gone.
             deadline_s: when to give up.
 
         Returns:
-            The partitions that were not stored, and why; empty when all were. What it
-            raises in place of that is why none was.
+            The partitions that were not stored, with their errors; empty when all were.
+            An exception in its place means that none was.
         """
         ...
 
@@ -67,7 +67,7 @@ class MemoryOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what was committed."""
+        """Return the offset stored before."""
         del deadline_s  # nothing to wait for
         return self._offsets.get((group, partition))
 
@@ -80,7 +80,7 @@ class MemoryOffsets:
         deadline_s: float,
     ) -> Mapping[TopicPartition, MetaqError]:
         """Remember offsets."""
-        del fence, deadline_s  # nobody else can own them, nothing to wait for
+        del fence, deadline_s  # no other owner, no wait
         for partition, offset in offsets.items():
             self._offsets[group, partition] = offset
         return {}

@@ -1,4 +1,4 @@
-"""How far a query outside the consumer groups has come, kept in ZooKeeper.
+"""Progress of a query outside the consumer groups, kept in ZooKeeper.
 
 A query keeps its own offsets; what it writes here is for others, or for the time
 before it has written any. Its progress goes to the offsets of a group, so that tools
@@ -110,7 +110,7 @@ async def commit_progress(
 async def read_start(
     context: ClientContext, query: str, *, deadline_s: float
 ) -> str | None:
-    """Return what `keep_start` has kept for a query; None for nothing.
+    """Return the start kept for a query by `keep_start`; None for none.
 
     Raises:
         ConfigError: a client without ZooKeeper.
@@ -146,17 +146,17 @@ async def change_routes(
     *,
     deadline_s: float,
 ) -> str:
-    """Replace what is kept of where a query writes; durable on return.
+    """Replace the kept routes of a query; durable on return.
 
     Args:
         context: the client's.
         query: whose.
-        change: given what is kept, None for nothing, returns what should be; asked
-            again when somebody else was faster.
+        change: takes the kept value, None for none, and returns the new one; called
+            again when another writer was faster.
         deadline_s: when to give up.
 
     Returns:
-        What is kept now.
+        The value kept now.
 
     Raises:
         ConfigError: a client without ZooKeeper.

@@ -1,6 +1,6 @@
 """Offsets in ZooKeeper, where MetaQ's consumers keep them, for owners only.
 
-A commit that carries a fence is written by whoever owns the partition under that very
+A commit that carries a fence is written by the owner of the partition under that very
 session; a consumer without a group has no fence, and writes as a tool would. Source:
 client spec 13.
 """
@@ -33,7 +33,7 @@ class ZooKeeperOffsets:
     async def load(
         self, group: str, partition: TopicPartition, *, deadline_s: float
     ) -> GroupOffset | None:
-        """Return what is committed; None when nothing is.
+        """Return the committed offset; None when there is none.
 
         Raises:
             PayloadError: the node holds no offset.
@@ -53,8 +53,8 @@ class ZooKeeperOffsets:
         """Store offsets; durable when this returns, each by itself.
 
         Returns:
-            What was not stored, and why: OwnershipLostError where the partition is
-            not the fence's any more.
+            The partitions that were not stored, with their errors: OwnershipLostError
+            where the partition is not the fence's any more.
         """
         store = self._offsets(group)
 

@@ -1,4 +1,4 @@
-"""Where messages wait to be sent: bounded batches per partition, for any thread.
+"""Waiting messages: bounded batches per partition, for any thread.
 
 Theory of operation. `append` is the one thing that happens per message: it chooses a
 queue (a partition's batches), adds the payload to the queue's open batch under one
@@ -76,7 +76,7 @@ RESERVE_SHARE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class BufferStatistics:
-    """A snapshot of what is buffered."""
+    """A snapshot of the buffered messages."""
 
     appended_count: int
     """Messages taken from senders so far."""
@@ -85,19 +85,20 @@ class BufferStatistics:
     buffered_bytes: int
     """Their bytes, record headers included."""
     full_count: int
-    """How often a message or a list found no room."""
+    """Number of messages or lists that found no room."""
 
 
 class BufferMemory:
-    """What waiting messages may take: what batches have reserved, and who waits.
+    """Buffer memory: reservations of batches, and waiters for room.
 
     Room is reserved by batches, some at a time, so that the bounds are looked at once
-    for many messages; what a batch does not need it gives back when it is sealed.
+    for many messages; a batch gives back unused room when it is sealed.
 
-        Invariant: what is free and what is reserved by batches that are not resolved
-        are together what the options allow.
+        Invariant: free memory and the reservations of unresolved batches add up to the
+        bounds of the options.
 
-    Concurrency: called under the buffer's lock, but for `refuse` of what never fits.
+    Concurrency: called under the buffer's lock, but for `refuse` of messages that never
+    fit.
     """
 
     def __init__(self, options: ProducerOptions, lock: threading.Lock) -> None:
@@ -108,13 +109,13 @@ class BufferMemory:
             lock: the buffer's; `wait` lets go of it meanwhile.
         """
         self.free_bytes = options.buffer_bytes_max
-        """Record bytes that nobody has reserved."""
+        """Record bytes that are not reserved."""
         self.free_count = options.buffer_count_max
         """The same in messages."""
         self.full_count = 0
-        """How often a message or a list found no room."""
+        """Number of messages or lists that found no room."""
         self.is_closed = False
-        """No message is taken any more, so nobody waits for room."""
+        """No message is taken any more, so no caller waits for room."""
         self._bytes_max = options.buffer_bytes_max
         self._freed = threading.Condition(lock)
         self._waiter_count = 0
@@ -138,7 +139,7 @@ class BufferMemory:
             self.refuse(size_bytes, message_count)
 
     def refuse(self, size_bytes: int, message_count: int) -> NoReturn:
-        """Raise what `check` does, and count it when it is for want of room."""
+        """Raise the error of `check`, and count it when there is no room."""
         if self.is_closed:
             raise ClosedError("the producer is closed")
         if size_bytes > self._bytes_max:
@@ -160,7 +161,7 @@ class BufferMemory:
         """Give a batch room for messages, which there is, and for some more.
 
         Args:
-            batch: has given back what it had; the messages fit into it.
+            batch: has given back its reservation; the messages fit into it.
             queue: bounds the batch.
             size_bytes: of the messages, headers included.
             message_count: how many they are.
@@ -178,7 +179,7 @@ class BufferMemory:
         self.free_count -= grant_count
 
     def give_back(self, batch: Batch) -> None:
-        """Free what a batch has reserved and not used."""
+        """Free the unused reservation of a batch."""
         self.free_bytes += batch.bytes_left
         self.free_count += batch.reserved_count - len(batch.payloads)
         batch.reserved_bytes -= batch.bytes_left
@@ -251,7 +252,7 @@ class Accumulator:
         self._loop = loop
         self._on_ready = on_ready
         self._lock = threading.Lock()
-        # A third of what `with` costs, twice a message.
+        # A third of the cost of `with`, twice a message.
         self._acquire, self._release = self._lock.acquire, self._lock.release
         self._memory = BufferMemory(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
@@ -260,7 +261,7 @@ class Accumulator:
         self._due: list[tuple[float, int]] = []  # (time, serial of a batch), a heap
         self._serials = count()
         self.routes = Routes(options, selector, first_turn)
-        """Which queue a message goes to; written on the loop."""
+        """Queues of messages by topic; written on the loop."""
         self._timeout_s = options.timeout_s
         self._resolved_count = 0
 
@@ -283,7 +284,7 @@ class Accumulator:
 
         Args:
             topic: one that is known.
-            data: application bytes; what may change is copied.
+            data: application bytes; mutable ones are copied.
             attribute: application attribute, or None.
             key: chooses the partition, or None.
             partition: `<broker>-<partition>`, chooses it above all else.
@@ -469,7 +470,7 @@ class Accumulator:
     ) -> bool:
         """Block until there is room; False when there is none before the time is over.
 
-        Room may be taken by somebody else before the caller comes to use it.
+        Another caller may take the room first.
 
         Args:
             timeout_s: None waits for ever.
@@ -516,7 +517,7 @@ class Accumulator:
                 self._memory.on_freed(callback)
 
     def set_limits(self, queue: PartitionQueue, announcer: Announcer) -> None:
-        """Keep a queue's batches to what its broker announced."""
+        """Keep a queue's batches to the limits that its broker announced."""
         with self._lock:
             queue.set_limits(self._options, announcer)
             if queue.open is not None:
@@ -586,7 +587,7 @@ class Accumulator:
         return found
 
     def take_late(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
-        """Take what cannot be sent in time any more, and seal what has grown old."""
+        """Take batches that cannot be sent in time any more, and seal old ones."""
         with self._lock:
             batch = queue.open
             if batch and now_s - batch.created_s >= _age_s(batch.timeout_s):
@@ -598,7 +599,7 @@ class Accumulator:
             return late
 
     def take_movable(self, queue: PartitionQueue) -> list[Batch]:
-        """Take what may go to another partition."""
+        """Take batches that may go to another partition."""
         with self._lock:
             self._seal(queue)
             movable = [batch for batch in queue.sealed if batch.may_move]
@@ -606,14 +607,14 @@ class Accumulator:
             return movable
 
     def put(self, queue: PartitionQueue, batch: Batch) -> None:
-        """Put a batch that nobody appends to at the end of a queue."""
+        """Put a sealed batch at the end of a queue."""
         with self._lock:
             queue.sealed.append(batch)
             if not queue.is_awake:
                 self._wake(queue)
 
     def resolve(self, batch: Batch, outcomes: Sequence[BatchOutcome]) -> None:
-        """Say what became of a batch, and make its room free."""
+        """Set the outcomes of a batch, and free its room."""
         with self._lock:
             del self._unanswered[batch.serial]
             self._memory.release(batch)
@@ -624,9 +625,9 @@ class Accumulator:
             callback()
 
     def unanswered(self) -> list[Batch]:
-        """Return every batch without an outcome, after sealing what is open.
+        """Return every batch without an outcome, after sealing open ones.
 
-        What is appended from now on is in none of them.
+        Messages appended from now on are in none of them.
         """
         with self._lock:
             for queue in self.routes.everything():
@@ -634,7 +635,7 @@ class Accumulator:
             return [batch for batch, _ in self._unanswered.values()]
 
     def close(self) -> None:
-        """Refuse messages from now on; what is here stays."""
+        """Refuse messages from now on; waiting ones stay."""
         with self._lock:
             self._memory.is_closed = True
             for queue in self.routes.everything():

@@ -1,4 +1,4 @@
-"""What leaves together, and what to do when it fails. Pure.
+"""Composition of requests, and verdicts on failures. Pure.
 
 A batch is cut into parts as its broker wants them: one `mput`, several where the broker
 announced less than a batch holds, or runs of single puts where the broker knows no
@@ -43,7 +43,7 @@ NEVER_LEFT: Final = (NoBrokerError, NotSentError, ClosedError)
 """Errors after which the broker certainly knows nothing of a command."""
 
 DOUBTS: Final = (ConnectionLostError, UnknownPutError, BadReplyError)
-"""What leaves open whether a command was stored; it may come again."""
+"""Errors that leave a command in doubt; it may come again."""
 
 LAST_DOUBTS: Final = (RequestTimeoutError, DiskFailedError)
 """The same, of a command that may not: its deadline was that of the messages, so there
@@ -62,7 +62,7 @@ PUTS_BYTES_MAX: Final = 256 * 1024
 
 
 class Verdict(enum.Enum):
-    """What happens to a part after a failure."""
+    """Fate of a part after a failure."""
 
     AGAIN = "again"
     """It goes to the same partition once more."""
@@ -112,7 +112,7 @@ def on_failure(
     """Decide about a part that failed before its deadline.
 
     Args:
-        error: what the attempt came to.
+        error: the error of the attempt.
         may_move: its messages may go to another partition.
         is_in_doubt: an earlier attempt may have stored it.
         has_dedup: the broker recognises what it has stored already.
@@ -121,7 +121,7 @@ def on_failure(
         limits: of its attempts; None leaves the end to the deadline.
 
     Returns:
-        What to do, and whether it is in doubt from now on.
+        The verdict, and whether the part is in doubt from now on.
     """
     doubts: tuple[type[MetaqError], ...] = DOUBTS
     if limits is not None:
@@ -141,7 +141,7 @@ def on_failure(
 def final_error(
     error: MetaqError, partition: TopicPartition, *, is_in_doubt: bool
 ) -> MetaqError:
-    """Return what the senders of a part get.
+    """Return the error for the senders of a part.
 
     Args:
         error: the last thing that went wrong.
@@ -164,7 +164,7 @@ def plan_spans(
     capabilities: Capabilities,
     puts_max: int = PUTS_MAX,
 ) -> list[BatchSpan]:
-    """Cut messages `first` up to `end` of a batch into what their broker takes.
+    """Cut messages `first` up to `end` of a batch into spans that their broker takes.
 
     Args:
         ends: record bytes of the batch up to each message, beginning with 0.

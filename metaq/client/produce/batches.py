@@ -1,4 +1,4 @@
-"""Batches of messages for one partition, and what senders hold of them.
+"""Batches of messages for one partition, and the futures of their senders.
 
 Theory of operation. A million messages a second leave no time for an object that does
 something per message. So a message is one element of its batch's list of payloads, and
@@ -8,7 +8,7 @@ one `mput`, or a run of puts). Of an `mput` the id and offset of each message ar
 computed from the first of the part (`record.ids.id_after`, and the lengths before it);
 of puts they are two columns.
 
-    Invariant: a batch that nobody appends to any more is resolved exactly once, as a
+    Invariant: a sealed batch is resolved exactly once, as a
     whole, on the loop's thread.
 """
 
@@ -37,7 +37,7 @@ _UNIFORM_COUNT_MIN: Final = 8
 
 
 class SendResult(NamedTuple):
-    """Where a message lies that a broker has acknowledged."""
+    """Place of a message that a broker has acknowledged."""
 
     message_id: MessageId
     """Id that the broker stamped."""
@@ -48,7 +48,7 @@ class SendResult(NamedTuple):
 
 
 class PutResults(NamedTuple):
-    """Where messages lie that were put one by one, in their order."""
+    """Places of messages that were put one by one, in their order."""
 
     ids: Sequence[int]
     """Ids that the broker stamped."""
@@ -57,16 +57,16 @@ class PutResults(NamedTuple):
 
 
 class BatchOutcome(NamedTuple):
-    """What became of a part of a batch: of its messages from `first` on."""
+    """Outcome of a part of a batch: of its messages from `first` on."""
 
     first: int
     """The part begins with this message of the batch and ends where the next begins."""
     receipt: SendResult | None
-    """Of the part's first message; None when it failed."""
+    """Receipt of the part's first message; None when it failed."""
     error: MetaqError | None
-    """Why it failed; None when it is stored."""
+    """Error of the part; None when it is stored."""
     puts: PutResults | None = None
-    """Of each of its messages, where they were put one by one."""
+    """Receipts of its messages, where they were put one by one."""
 
 
 class BatchName(NamedTuple):
@@ -139,7 +139,7 @@ class Batch:
         Args:
             home: where it is resolved.
             created_s: monotonic time of its first message.
-            timeout_s: what each of its messages was given.
+            timeout_s: time-out of each of its messages.
             may_move: it may go to another partition; a message that may not clears it.
         """
         self._home = home
@@ -147,7 +147,7 @@ class Batch:
         self._outcomes: Sequence[BatchOutcome] | None = None
         self._ends: Sequence[int] | None = None
         self.serial = 0
-        """Its number among the batches of its accumulator."""
+        """Number among the batches of its accumulator."""
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
@@ -156,7 +156,7 @@ class Batch:
         """Given by the caller; None leaves producer and sequence to the delivery."""
         self.payloads: list[bytes] = []
         self.flags: dict[int, int] = {}
-        """Of the messages whose flag is not 0, by their place in the batch."""
+        """Flags that are not 0, by the message's place in the batch."""
         self.reserved_bytes = 0
         """Record bytes of the buffer that are this batch's."""
         self.reserved_count = 0
@@ -180,7 +180,7 @@ class Batch:
         return self._outcomes or ()
 
     def resolve(self, outcomes: Sequence[BatchOutcome]) -> None:
-        """Say what became of it, and call everybody back. On the loop's thread.
+        """Set the outcomes and call all callbacks. On the loop's thread.
 
         Args:
             outcomes: at least one, ascending, the first one's `first` is 0.
@@ -232,7 +232,7 @@ class Batch:
         self._home.require_loop()
         if self._home.is_here():
             raise RuntimeError("the event loop cannot wait for itself; use await")
-        # A third of what an event costs, and half of that is on the way of an answer.
+        # A third of the cost of an event, and half of that is on the way of an answer.
         done = threading.Lock()
         done.acquire()
         self.add_callback(done.release)
@@ -262,7 +262,7 @@ class Batch:
         await waiter
 
     def outcome(self, at: int) -> SendResult | MetaqError:
-        """Return what became of the message at `at`; only when it is done."""
+        """Return the outcome of the message at `at`; only when it is done."""
         outcomes = self._outcomes
         assert outcomes is not None
         part = outcomes[0]
@@ -287,7 +287,7 @@ class Batch:
     def ends(self) -> Sequence[int]:
         """Return the record bytes up to each message, beginning with 0.
 
-        Of a batch that nobody appends to any more.
+        Of a sealed batch.
         """
         ends = self._ends
         if ends is None:
@@ -390,7 +390,7 @@ class SendFuture:
     def add_done_callback(self, function: Callable[["SendFuture"], object]) -> None:
         """Call `function(self)` on the event loop's thread when the outcome is known.
 
-        It must not block. What it raises goes to the loop's exception handler. When the
+        It must not block. An exception goes to the loop's exception handler. When the
         client is closed already, it is called here.
 
         Raises:
@@ -419,7 +419,7 @@ class SendResults(Sequence[SendResult]):
     def __init__(
         self, parts: Sequence[tuple[Batch, int, int]], order: Sequence[int] | None
     ) -> None:
-        """Put together what was appended.
+        """Put the appended messages together.
 
         Args:
             parts: (batch, its first message that counts, how many), one behind the
@@ -457,7 +457,7 @@ class SendResults(Sequence[SendResult]):
         """Return when every message is stored.
 
         Raises:
-            MetaqError: what one part failed with, when nothing is stored.
+            MetaqError: the error of one part, when nothing is stored.
             PartlySentError: some messages are stored.
         """
         found = [
@@ -504,6 +504,6 @@ def _settle(waiter: asyncio.Future[None]) -> None:
 def _settle_elsewhere(
     loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]
 ) -> None:
-    # Whoever waited there is gone when that loop is closed.
+    # Waiters on that loop are gone when it is closed.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(_settle, waiter)

@@ -4,7 +4,7 @@
 
 A file is one JSON object: `topic`, `broker`, `partition`, `attribute`, `data` (null
 where it is not UTF-8), `data_base64` (null where it is), `error`, `at_ms`. It is never
-read or removed here, only counted: what becomes of the message is up to people.
+read or removed here, only counted: the message is left to people.
 """
 
 import base64
@@ -17,7 +17,7 @@ from metaq.fs import FileSystem
 from metaq.model import Message, Millis
 
 DIRECTORY_NAME: Final = "refused"
-"""In the directory of the spool."""
+"""Directory of the files, in that of the spool."""
 
 SUFFIX: Final = ".json"
 
@@ -26,7 +26,7 @@ REFUSED_FILES_MAX: Final = 10_000
 
 
 class DeadLetterFiles:
-    """The refused messages of one spool. Owner: whoever owns the spool.
+    """The refused messages of one spool. Owner: the owner of the spool.
 
     Concurrency: one call at a time; all but `count` block on the disk.
     """
@@ -39,13 +39,13 @@ class DeadLetterFiles:
             spool_directory: of the spool, which is open.
         """
         self.directory: Final = spool_directory / DIRECTORY_NAME
-        """Where they lie."""
+        """Directory of the files."""
         self.count = 0
-        """How many there were when they were counted, and have come since."""
+        """Files found at the last count, and written since."""
         self._fs = fs
 
     def recount(self) -> None:
-        """Count what earlier processes have left, as far as nobody took it away.
+        """Count the files left by earlier processes.
 
         Raises:
             StorageError: the disk refuses.
@@ -60,7 +60,7 @@ class DeadLetterFiles:
         """Keep a message; it is on disk when this returns.
 
         Args:
-            message: what was refused.
+            message: the refused message.
             number: its number in the spool.
             error: why.
             at_ms: when.

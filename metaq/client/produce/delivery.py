@@ -6,15 +6,16 @@ senders and lets them `_fill`. An sender is one partition's way out. It takes th
 batch when a place in flight is free, so batches grow while others are under way.
 
 Order. Parts leave in the order of their messages. When one comes back, the sender sends
-nothing more until everything in flight has an answer; then what came back leaves
-first, in its old order. A refused part can only be overtaken by those that were in
-flight with it; behind a lost connection nothing is overtaken, for everything in
-flight comes back, and is repeated one part at a time.
+nothing more until everything in flight has an answer; then the returned parts leave
+first, in their old order. A refused part can only be overtaken by those that were in
+flight with it; behind a lost connection nothing is overtaken, for everything in flight
+comes back, and is repeated one part at a time.
 
-Time. Every TICK_S, while anything is buffered, what has passed its deadline fails:
-with what kept it from being sent, or as unknown. No other code needs to care, and a
-connection that forgets a request cannot keep a sender waiting. A tick looks at what is
-due (`Accumulator.take_due`) and at what waits for a connection, never at all senders.
+Time. Every TICK_S, while anything is buffered, parts past their deadline fail: with the
+error that kept them from being sent, or as unknown. No other code needs to care, and a
+connection that forgets a request cannot keep a sender waiting. A tick looks at due
+batches (`Accumulator.take_due`) and at those that wait for a connection, never at all
+senders.
 
 Ends. A producer goes on after a failure: only the messages that failed have it. With
 `AttemptLimits` the first failure ends the delivery: what has not left fails with it,
@@ -73,18 +74,18 @@ from metaq.retry import Backoff
 from metaq.zk.cluster import ClusterSnapshot
 
 TICK_S: Final = 0.05
-"""How often deadlines are looked at, and so how exact they are."""
+"""Interval at which deadlines are checked, seconds: their exactness."""
 
 ANSWER_GRACE_S: Final = 0.2
-"""How long after its deadline a part in flight is given up although its connection
-has said nothing; the connection's own timer comes first."""
+"""Seconds after its deadline at which a part in flight is given up although its
+connection has said nothing; the connection's own timer comes first."""
 
 TIME_LEFT_MIN_S: Final = 0.001
-"""What has less time left is not sent: it would only turn a certain failure into an
-unknown outcome."""
+"""Batches with less time left are not sent: that would only turn a certain failure into
+an unknown outcome."""
 
 RETRY_S: Final = 0.5
-"""How often a sender that has no connection looks for one without being told."""
+"""Interval at which a sender without a connection looks for one by itself, seconds."""
 
 PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
@@ -174,7 +175,7 @@ class Delivery:
     def on_snapshot(
         self, snapshot: ClusterSnapshot, topics: Mapping[str, None]
     ) -> None:
-        """Go by what is known of the cluster now.
+        """Use new metadata of the cluster.
 
         Args:
             snapshot: the news.
@@ -191,7 +192,7 @@ class Delivery:
             self._fill(sender)
 
     def fill(self) -> None:
-        """Send whatever can be sent, also what was lingering and is sealed now."""
+        """Send what may be sent, lingering batches sealed now included."""
         for sender in list(self._senders.values()):
             self._fill(sender)
 
@@ -201,9 +202,9 @@ class Delivery:
         return self._counters.snapshot(in_flight_count)
 
     async def close(self, reason: str) -> None:
-        """Fail what has no outcome yet, and stop.
+        """Fail messages without an outcome, and stop.
 
-        What was sent fails with `OutcomeUnknownError`, the rest with `ClosedError`.
+        Sent messages fail with `OutcomeUnknownError`, the rest with `ClosedError`.
         """
         self._is_closed = True
         if self._tick is not None:
@@ -213,7 +214,7 @@ class Delivery:
             for part in list(sender.in_flight):
                 self._give_up(sender, part, error)
         self._fail_unsent(error)
-        # Last: whoever is cancelled here has left nobody without an outcome.
+        # Last: a cancellation here leaves no message without an outcome.
         await self._waiters.close()
 
     def _fail_unsent(self, error: MetaqError) -> None:
@@ -239,7 +240,7 @@ class Delivery:
     # -- sending ----------------------------------------------------------------------
 
     def _fill(self, sender: PartitionSender) -> None:
-        """Send what can be sent now."""
+        """Send the batches of a partition, as far as its bounds allow."""
         now_s = self._clock.monotonic_s()
         if self._is_closed or self.failure is not None:
             return
@@ -313,7 +314,7 @@ class Delivery:
             self._waiters.open(address)
             return None
         if connection is not sender.connection:
-            # The order: nothing overtakes what is in flight on the old one.
+            # The order: nothing overtakes batches in flight on the old one.
             if sender.in_flight or sender.is_early(self._snapshot.puts):
                 return None
             sender.connection = connection
@@ -485,7 +486,7 @@ class Delivery:
     def _give_up(
         self, sender: PartitionSender, part: BatchPart, error: MetaqError
     ) -> None:
-        """Fail what is in flight of a part: nobody knows whether it is stored."""
+        """Fail the messages of a part in flight: they are in doubt."""
         run, parts = sender.in_flight[part], [part]
         if run is None:
             sender.end(part, 1)
@@ -534,7 +535,7 @@ class Delivery:
             self._fail(sender, part, error)
             return
         if not part.is_in_doubt:
-            # The broker does not know it, and may have stored what came behind it.
+            # The broker does not know it, and may have stored batches behind it.
             part.sequence = None
         sender.trouble = error
         if isinstance(error, REFUSALS):
@@ -615,7 +616,7 @@ class Delivery:
         self._end(error if cause is None else GivenUpError(f"{cause}; then {error}"))
 
     def _move(self, sender: PartitionSender) -> None:
-        """Give other partitions what may move, if there is one that takes it."""
+        """Give movable batches to other partitions, if there is one that takes them."""
         if self._target(sender) is None:
             return
         for batch in self._accumulator.take_movable(sender.queue):
@@ -660,7 +661,7 @@ class Delivery:
     # -- time -------------------------------------------------------------------------
 
     def _on_tick(self) -> None:
-        """Fail what is late; let those send that nothing else may tell of a chance."""
+        """Fail late batches; let those send that have no other trigger."""
         self._tick = None
         now_s = self._clock.monotonic_s()
         senders: dict[PartitionSender, None] = {}

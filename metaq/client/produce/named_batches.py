@@ -1,10 +1,10 @@
 """Batches under names that outlive their sender: sent once more, they are recognised.
 
-Theory of operation: whoever may be run again with the same messages, as a task of Spark
-is, names the producer of each batch himself. What an earlier run has stored is then not
-stored again by a broker that announced `dedup`. Each batch has a second name for the
-case that the first one was used for other messages. Where batches are not taken, each
-payload is a put of its own, pipelined; names mean nothing there.
+Theory of operation: a caller that may be run again with the same messages, as a task of
+Spark is, names the producer of each batch itself. Batches stored by an earlier run are
+then not stored again by a broker that announced `dedup`. Each batch has a second name
+for the case that the first one was used for other messages. Where batches are not
+taken, each payload is a put of its own, pipelined; names mean nothing there.
 
 The way is that of every producer (`accumulator.py`, `delivery.py`), on a loop thread of
 the sender's own. What differs is the end (`AttemptLimits`): the first failure ends the
@@ -118,15 +118,15 @@ class NamedSender:
         Args:
             partition: where it goes.
             payloads: at least one; attribute block, if its flag says so, and
-                application bytes each. What is larger than its broker takes in one
-                batch travels in several, or alone.
+                application bytes each. A batch larger than its broker takes travels in
+                several, or single puts.
             flags: one for each payload.
             producer: whose messages these are, the same whenever they are sent, 1..64
                 of [A-Za-z0-9._~-]; at most IN_FLIGHT_BATCHES_MAX calls per partition,
-                or what was sent first is forgotten.
+                or the first one is forgotten.
             sequence: number of the first payload among the producer's payloads for the
                 partition, 0 or more.
-            spare: a name nobody has used, under which the batch is sent when other
+            spare: an unused name, under which the batch is sent when other
                 messages were sent under the first one.
 
         Raises:
@@ -162,7 +162,7 @@ class NamedSender:
             raise self._delivery.failure
 
     def close(self) -> None:
-        """Close the connections; what is in flight stays without an answer.
+        """Close the connections; requests in flight stay without an answer.
 
         Harmless twice.
         """

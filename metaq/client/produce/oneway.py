@@ -67,7 +67,7 @@ class OnewayMessages:
             self.dropped[type(error).__name__] += message_count
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for the topics, so long at most; what is kept then is dropped.
+        """Wait for the topics, so long at most; messages left then are dropped.
 
         Cancellation: as at the end of the time.
         """
@@ -167,6 +167,6 @@ class Handover:
             try:
                 self._send(topic, message)
             except Exception as error:
-                # As in `_run_topic`: the caller has gone on, and nobody else hears it.
+                # As in `_run_topic`: the caller has gone on, so the log is told.
                 log.exception("one-way message dropped: topic=%s", topic)
                 self._drop(error)

@@ -3,14 +3,14 @@
 Theory of operation. A key keeps its partition only if the partitions never change, so
 the layout is configured, whatever the cluster has at the moment. A message whose
 partition does not take it is spooled *under that partition*, and as long as anything is
-spooled there, all that follows is spooled behind it. One task per partition sends what
-is spooled, oldest first, and removes what is acknowledged; when nothing is left, sends
+spooled there, all that follows is spooled behind it. One task per partition sends
+spooled messages, oldest first, and removes acknowledged ones; when none is left, sends
 go to the broker directly again.
 
     Invariant: a send goes out directly only when nothing of its partition is spooled.
     Invariant: sends of one partition follow each other in the order of the calls.
 
-What was spooled is on disk, survives this process, and is sent at least once: when the
+Spooled messages are on disk, survive this process, and are sent at least once: when the
 process or the connection dies between acknowledgement and removal, up to REPLAY_GROUP
 messages are sent again. One that turns out to be too large for its broker is set aside
 (`dead_letter_files.py`), and the others go on. Source: client spec 8.1, with its
@@ -68,7 +68,7 @@ REPLAY_GROUP: Final = 32
 """Spooled messages are removed when so many are acknowledged, or the last one is."""
 
 REPLAY: Final = Backoff(first_s=0.1, max_s=5.0)
-"""Pauses while a partition does not take what is spooled; news of the cluster end
+"""Pauses while a partition does not take spooled messages; news of the cluster end
 them."""
 
 _NO_ID: Final = MessageId(-1)
@@ -128,7 +128,7 @@ class OrderedQueue:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     replay: asyncio.Task[None] | None = None
     spooling: asyncio.Future[int] | None = None
-    """What the disk has in hand; it may outlive a `send` that was cancelled."""
+    """Write under way to the disk; it may outlive a `send` that was cancelled."""
     settled: list[int] = field(default_factory=list)
     """Numbers of messages that are stored or set aside, and still in the spool."""
     last_error: MetaqError | None = None
@@ -139,7 +139,7 @@ class OrderedQueue:
         return f"{self.partition.broker_id}-{self.partition.partition}"
 
     def problems(self) -> Iterator[str]:
-        """Yield a sentence for what waits, and one for what was set aside."""
+        """Yield a sentence for waiting messages, and one for those set aside."""
         if len(self.spool):
             yield f"{self.partition}: {self.last_error or 'its broker is away'}"
         if self.refused.count:
@@ -182,7 +182,7 @@ class AsyncOrderedProducer:
             fs: the disk; None: this machine's.
         """
         self.topic = topic
-        """Where all messages go."""
+        """Topic of all messages."""
         self.partitions = tuple(partitions)
         """The layout."""
         self._context = context
@@ -209,7 +209,7 @@ class AsyncOrderedProducer:
     # -- life -------------------------------------------------------------------------
 
     async def start(self, timeout: float | None = None) -> None:
-        """Open the spools, and begin to send what is in them; `async with` calls it.
+        """Open the spools, and begin to send their messages; `async with` calls it.
 
         Args:
             timeout: seconds that the disk may take; None waits for it.
@@ -267,7 +267,7 @@ class AsyncOrderedProducer:
         return self._producer.has_ended and not self._queues and not self._closing
 
     async def close(self, timeout: float | None = None) -> None:
-        """Stop; what is spooled stays and is sent by the next one.
+        """Stop; spooled messages stay and are sent by the next one.
 
         Sends that are under way have their outcome first. A second call waits for the
         first.
@@ -355,9 +355,9 @@ class AsyncOrderedProducer:
         """Send one message, or spool it; it is on a disk when this returns.
 
         Args:
-            data: application bytes; what may change is copied.
+            data: application bytes; mutable ones are copied.
             attribute: application attribute; "" is one, None is none.
-            key: what the selector chooses by.
+            key: key for the selector.
             timeout: seconds to try the broker; None is `timeout_s` of the options.
 
         Returns:
@@ -366,8 +366,7 @@ class AsyncOrderedProducer:
             wait for it.
 
         Raises:
-            OutcomeUnknownError: it was sent, and nobody knows whether it is stored; it
-                is not spooled.
+            OutcomeUnknownError: it was sent and is in doubt; it is not spooled.
             LocalProtocolError: the selector chose outside of the layout, or the
                 attribute cannot be written.
             MessageTooLargeError: it is over the limit that its broker told last.
@@ -472,7 +471,7 @@ class AsyncOrderedProducer:
             self._wake(queue)
 
     def _wake(self, queue: OrderedQueue) -> None:
-        """See that what is spooled is being sent; at most one task per partition."""
+        """See that spooled messages are being sent; at most one task per partition."""
         if queue.replay is not None and not queue.replay.done():
             queue.wake.set()
         elif len(queue.spool) and queue.partition in self._queues:
@@ -481,7 +480,7 @@ class AsyncOrderedProducer:
             )
 
     async def _run_replay(self, queue: OrderedQueue) -> None:
-        """Send what is spooled until nothing is."""
+        """Send spooled messages until none is left."""
         failures = 0
         while len(queue.spool):
             queue.wake.clear()
@@ -500,9 +499,10 @@ class AsyncOrderedProducer:
             await wait_set(queue.wake, REPLAY.delay_s(failures))
 
     async def _replay(self, queue: OrderedQueue) -> None:
-        """Send the oldest messages, and remove what is stored or set aside.
+        """Send the oldest messages, and remove those stored or set aside.
 
-        What could not be removed is not sent again: removing it comes first.
+        Messages that could not be removed are not sent again: their removal comes
+        first.
         """
         await self._remove(queue)
         threads, spool = self._threads, queue.spool
@@ -529,7 +529,7 @@ class AsyncOrderedProducer:
     async def _set_aside(
         self, queue: OrderedQueue, number: int, message: Message, error: MetaqError
     ) -> None:
-        """Keep what no repetition helps, out of the way of what came behind it."""
+        """Set a message aside that will always be refused, and free the way."""
         now_ms = self._context.clock.wall_ms()
         path = await call_off_loop(
             self._threads, queue.refused.keep, message, number, error, now_ms

@@ -1,4 +1,4 @@
-"""Queues: what waits for one partition, and what its broker takes."""
+"""Partition queue: waiting batches of one partition, and its broker's limits."""
 
 from collections import deque
 from typing import Protocol
@@ -16,7 +16,7 @@ class Announcer(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the broker announced."""
+        """Capabilities that the broker announced."""
         ...
 
     @property
@@ -26,7 +26,7 @@ class Announcer(Protocol):
 
 
 class PartitionQueue:
-    """The batches of one partition that nobody has taken yet.
+    """The batches of one partition that wait for its sender.
 
     Owner: the accumulator, under its lock; the delivery reads `partition`.
     """
@@ -43,16 +43,16 @@ class PartitionQueue:
         self.is_awake = False
         """The delivery will ask for its batches by itself."""
         self.bytes_max = options.batch_bytes_max
-        """Largest batch, what its broker announced considered."""
+        """Largest batch, bytes, within the broker's announced limit."""
         self.count_max = options.batch_count_max
         """Most messages in a batch, likewise."""
         self.payload_bytes_max: int = PAYLOAD_BYTES_MAX
         """Largest payload that its broker takes, as far as it is known."""
         self.announcer: Announcer | None = None
-        """Whose limits these are; None: nobody has announced any."""
+        """Source of these limits; None: no broker has announced any."""
 
     def set_limits(self, options: ProducerOptions, announcer: Announcer) -> None:
-        """Go by what a broker announced, within the options."""
+        """Apply the limits that a broker announced, within the options."""
         capabilities = announcer.capabilities
         self.announcer = announcer
         self.payload_bytes_max = capabilities.payload_bytes_max or PAYLOAD_BYTES_MAX
@@ -76,8 +76,8 @@ class PartitionQueue:
 
         Args:
             size_bytes: of the record, header included.
-            is_lasting: the message is to be kept until the broker is back, whoever
-                sends it then: the limits that were known last count.
+            is_lasting: the message is to be kept until the broker is back: the last
+                known limits count.
 
         Raises:
             MessageTooLargeError: its payload is over the limit.

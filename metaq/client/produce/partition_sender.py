@@ -1,7 +1,7 @@
-"""One partition's way out: what waits, what is in flight, what came back.
+"""Partition sender: waiting batches, batches in flight, and their answers.
 
-Also what it looks like on the wire: parts as their broker takes them, and the frames
-of each. Nothing here sends; the delivery does.
+Also their form on the wire: parts as their broker takes them, and the frames of each.
+Nothing here sends; the delivery does.
 """
 
 from asyncio import TimerHandle
@@ -35,11 +35,11 @@ from metaq.zk.cluster import Counts
 
 
 class PutConnection(Announcer, Protocol):
-    """What the delivery needs of `BrokerConnection`."""
+    """Connection interface used by the delivery; `BrokerConnection` is one."""
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request keeps the bound on what is in flight."""
+        """Whether one more request keeps the bound on requests in flight."""
         ...
 
     def next_opaque(self) -> int:
@@ -78,7 +78,7 @@ class PutConnection(Announcer, Protocol):
 
 
 class Pool(Protocol):
-    """What the delivery needs of `ConnectionPool`."""
+    """Pool interface used by the delivery; `ConnectionPool` is one."""
 
     def ready(self, address: BrokerAddress) -> PutConnection | None:
         """Return the open connection to an address, if there is one."""
@@ -90,7 +90,7 @@ class Pool(Protocol):
 
 
 class Work:
-    """A batch under way: what is known of its parts."""
+    """A batch under way, and the state of its parts."""
 
     __slots__ = ("batch", "left", "outcomes")
 
@@ -151,7 +151,7 @@ class BatchPart:
 
 
 class PutRun:
-    """Puts of one part in flight, and what their broker said of each.
+    """Puts of one part in flight, and the receipts of their broker.
 
     Where stored messages lie is kept column by column. A message that failed is cut
     out, and is of a part of its own then. A `PutListener` of a connection.
@@ -238,7 +238,7 @@ class PutRun:
             self._is_stored[at] = True
 
     def unanswered(self) -> list[int]:
-        """Return the opaques of what waits for an answer, ascending."""
+        """Return the opaques of unanswered puts, ascending."""
         return [
             self._first + at
             for at, is_stored in enumerate(self._is_stored)
@@ -246,7 +246,7 @@ class PutRun:
         ]
 
     def cut(self, opaques: Sequence[int]) -> list[BatchPart]:
-        """Cut out what has failed, ascending; neighbours stay together."""
+        """Cut out failed puts, ascending; neighbours stay together."""
         self.left -= len(opaques)
         parts, base = [], self.part.span.first
         places = [opaque - self._first for opaque in opaques]
@@ -257,7 +257,7 @@ class PutRun:
         return parts
 
     def outcomes(self) -> list[BatchOutcome]:
-        """Return what became of those that are stored."""
+        """Return the outcomes of the stored ones."""
         outcomes, at, place = [], 0, self._partition
         for is_stored, group in groupby(self._is_stored):
             end = at + len(list(group))
@@ -333,7 +333,7 @@ class PartitionSender:
         return True
 
     def note_success(self) -> None:
-        """Forget what went wrong before."""
+        """Forget the last error."""
         self.failures, self.trouble, self.refused_until_s = 0, None, 0.0
 
     def next_place(self) -> int:
@@ -342,9 +342,9 @@ class PartitionSender:
         return self.places
 
     def take_back(self) -> None:
-        """Put what came back in front of what waits, in the old order.
+        """Put returned parts in front of waiting ones, in the old order.
 
-        What may be stored goes first. The others get new sequences, and a broker does
+        Parts in doubt go first. The others get new sequences, and a broker does
         not take a sequence below one that it has seen.
         """
         self.returned.sort(key=_order_of)
@@ -359,14 +359,14 @@ class PartitionSender:
     def fit_next(
         self, capabilities: Capabilities, puts_max: int
     ) -> tuple[BatchPart, MessageTooLargeError | None]:
-        """Cut what waits first as the broker wants it.
+        """Cut the first waiting part as the broker wants it.
 
         Args:
             capabilities: of the broker.
             puts_max: most single puts that leave together.
 
         Returns:
-            What waits first now, and why the broker never takes it, if so.
+            The part that is first now, and the error if the broker never takes it.
         """
         part = self.waiting[0]
         batch, span = part.work.batch, part.span
@@ -443,7 +443,7 @@ class PartitionSender:
         return sizes
 
     def begin(self, part: BatchPart, run: PutRun | None) -> None:
-        """Take note of what leaves."""
+        """Note that a part leaves."""
         self.in_flight[part] = run
         self.commands += part.command_count
 
@@ -455,7 +455,7 @@ class PartitionSender:
             del self.in_flight[part]
 
     def take_late(self, now_s: float) -> list[BatchPart]:
-        """Take what has not left, or came back, and has passed its deadline."""
+        """Take waiting and returned parts that have passed their deadline."""
         late = [p for p in self.waiting if p.work.batch.deadline_s <= now_s]
         late += [p for p in self.returned if p.work.batch.deadline_s <= now_s]
         if late:
@@ -470,7 +470,7 @@ class PartitionSender:
         return next((part.error for part in parts if part.is_in_doubt), None)
 
     def unanswered(self, before_s: float) -> list[BatchPart]:
-        """Return what is in flight with a deadline up to `before_s`."""
+        """Return the parts in flight with a deadline up to `before_s`."""
         return [p for p in self.in_flight if p.work.batch.deadline_s <= before_s]
 
     def lateness(self, batch: Batch) -> MetaqError:

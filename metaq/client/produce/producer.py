@@ -60,11 +60,11 @@ _log = logging.getLogger(__name__)
 
 
 class TopicMetadata(Protocol):
-    """What the producer needs to know of the cluster."""
+    """Metadata interface used by the producer."""
 
     @property
     def snapshot(self) -> ClusterSnapshot:
-        """What is known now."""
+        """Present snapshot of the cluster."""
         ...
 
     async def topic(
@@ -111,8 +111,8 @@ class AsyncProducer:
             metadata: where the partitions are.
             options: bounds and times.
             clock: judges deadlines.
-            producer_id: 1..64 of [A-Za-z0-9._~-]; nobody else may ever have the same,
-                for brokers tell repeated batches by it.
+            producer_id: 1..64 of [A-Za-z0-9._~-]; no other producer may ever have the
+                same, for brokers tell repeated batches by it.
             selector: chooses partitions; None goes by the key of messages that have
                 one, and round robin with the others.
             close_timeout_s: bound on `close`, when it is given none.
@@ -150,7 +150,7 @@ class AsyncProducer:
             prepare=self._prepare_oneway,
             append=lambda topic, message: self.accumulator.append(topic, *message),
         )
-        """Those that wait, and the count of those that were dropped."""
+        """Waiting one-way messages, and the count of dropped ones."""
         self._stop_listening = metadata.add_listener(self._on_snapshot)
         self.transacting = TransactionParts(
             prepare=self.prepare,
@@ -177,7 +177,7 @@ class AsyncProducer:
 
         Raises:
             LocalProtocolError: this can be no topic's name.
-            NoBrokerError: nobody serves the topic within the time.
+            NoBrokerError: no broker serves the topic within the time.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: the topic is no text.
         """
@@ -193,7 +193,7 @@ class AsyncProducer:
         self._learn(topic, snapshot)
 
     async def _prepare_oneway(self, topic: str) -> None:
-        """Do the same, while closing too: what was taken before is still sent."""
+        """Prepare a topic, while closing too: messages taken before are still sent."""
         deadline_s = self._deadline_s(None)
         self._learn(topic, await self._find(topic, deadline_s))
 
@@ -221,7 +221,7 @@ class AsyncProducer:
 
         Args:
             topic: any name without space and line end.
-            data: application bytes; what may change is copied.
+            data: application bytes; mutable ones are copied.
             attribute: application attribute; "" is one, None is none.
             key: the same key goes to the same partition; see `KeyHash`.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
@@ -232,8 +232,9 @@ class AsyncProducer:
             Where it lies.
 
         Raises:
-            OutcomeUnknownError: it was sent, and nobody knows whether it is stored.
-            NoBrokerError, NotSentError: certainly not stored; nobody took it in time.
+            OutcomeUnknownError: it was sent and is in doubt.
+            NoBrokerError, NotSentError: certainly not stored; no broker took it in
+                time.
             ForbiddenError, NoRoomError, UnavailableError: certainly not stored; refused
                 to the end.
             ServerError: the broker could not store it; its text says why.
@@ -274,7 +275,7 @@ class AsyncProducer:
             Its outcome, later. Messages of one task are sent in this order.
 
         Raises:
-            MetaqError: as `send`, what can be known at once.
+            MetaqError: as `send`, for errors known at once.
 
         Cancellation: as long as this waits, nothing was appended.
         """
@@ -320,9 +321,9 @@ class AsyncProducer:
 
         Raises:
             PartlySentError: some are stored; `outcomes` tells of each.
-            As `send`: nothing is stored, or nobody knows of any.
+            As `send`: nothing is stored, or all are in doubt.
 
-        Cancellation: what was appended is still sent.
+        Cancellation: appended messages are still sent.
         """
         await self.prepare(topic, timeout=timeout)
         appending = self.accumulator.append_many(topic, messages, timeout_s=timeout)
@@ -347,10 +348,10 @@ class AsyncProducer:
         attribute: str | None = None,
         key: str | bytes | None = None,
     ) -> None:
-        """Send one message, and do not care what becomes of it.
+        """Send one message without an outcome for the caller.
 
-        What cannot be appended is dropped, and counted by its reason; what fails later
-        is counted with the other failures. Retries are the same as for `send`.
+        A message that cannot be appended is dropped, and counted by its reason; later
+        failures are counted with the others. Retries are the same as for `send`.
 
         Raises:
             LocalProtocolError: topic or attribute cannot be written.
@@ -432,7 +433,7 @@ class AsyncProducer:
         return self._ended.is_set()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Refuse new messages, wait for what was appended, fail the rest.
+        """Refuse new messages, wait for appended ones, fail the rest.
 
         One-way messages are waited for as well, until their topics are known and they
         are sent. A second call waits for the first.
@@ -441,8 +442,8 @@ class AsyncProducer:
             timeout: seconds that all of it may take; None is the client's
                 `close_timeout_s`.
 
-        Never raises for messages: their own futures tell. What is unsent at the end
-        fails with `ClosedError`, what is in flight with `OutcomeUnknownError`.
+        Never raises for messages: their own futures tell. Unsent messages fail with
+        `ClosedError` at the end, those in flight with `OutcomeUnknownError`.
 
         Raises:
             ClosedError: the producer is of another event loop; it is not closed.

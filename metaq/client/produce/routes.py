@@ -1,6 +1,6 @@
-"""Which queue a message goes to: topics, their partitions, and the selectors.
+"""Routes: topics, the queues of their partitions, and the selectors.
 
-Read by any thread without a lock, written on the event loop: what is read together is
+Read by any thread without a lock, written on the event loop: values read together are
 one immutable value, replaced as a whole.
 """
 
@@ -55,9 +55,10 @@ class Routes:
         self.is_default = selector is None
         """Messages without key and partition go to `queues` in turn."""
         self.queues: dict[str, tuple[PartitionQueue, ...]] = {}
-        """Of each known topic: those that take messages, or all when none does."""
+        """Queues of each known topic: those that take messages, or all when none
+        does."""
         self.turn = count(first_turn)
-        """Whose turn it is, as in `RoundRobin`: shared by all topics."""
+        """Next turn, as in `RoundRobin`: shared by all topics."""
 
     def everything(self) -> list[PartitionQueue]:
         """Return all queues that were ever made."""

@@ -1,7 +1,8 @@
 """Lists of messages on their way into batches: sorted into runs, cut into pieces.
 
-A run is what goes to one queue, in order; a piece is what fits into one batch. Nothing
-here runs an instruction per message when all messages of a list are plain bytes.
+A run is the messages for one queue, in order; a piece of it fits into one batch.
+Nothing here runs an instruction per message when all messages of a list are plain
+bytes.
 """
 
 from bisect import bisect_right
@@ -41,7 +42,7 @@ class Run:
         *,
         may_move: bool,
     ) -> None:
-        """Take what was sorted.
+        """Take sorted messages.
 
         Args:
             queue: where all of them go; None leaves the choice to each piece.
@@ -64,7 +65,7 @@ class Run:
         return self._next == len(self._payloads)
 
     def piece(self, bytes_max: int, count_max: int) -> Piece:
-        """Return what comes next, as much as a batch takes, at least one message."""
+        """Return the next piece, as much as a batch takes, at least one message."""
         first, ends = self._next, self._ends
         end = bisect_right(ends, ends[first] + bytes_max, first) - 1
         end = max(first + 1, min(end, first + count_max))
@@ -82,7 +83,7 @@ class Run:
 
 
 class PieceTaker(Protocol):
-    """What a list needs of the accumulator."""
+    """Accumulator interface used by lists."""
 
     def add_piece(
         self, topic: str, run: Run, timeout_s: float
@@ -111,7 +112,7 @@ class Appending:
         Args:
             taker: the accumulator.
             topic: where they go.
-            runs: what is to be added; none for an empty list.
+            runs: the runs to add; none for an empty list.
             order: for each message its place in the runs, None when it is the same.
             timeout_s: of each message.
         """
@@ -123,13 +124,13 @@ class Appending:
         self._at = 0
         self._parts: list[tuple[Batch, int, int]] = []
         self.lacking: BufferFullError | None = None
-        """What the last piece wanted that found no room."""
+        """Error of the last piece if it found no room."""
 
     def step(self) -> bool:
         """Add the next piece; False when it finds no room now.
 
         Raises:
-            ClosedError: the producer was closed; what was added before is sent.
+            ClosedError: the producer was closed; messages added before are sent.
         """
         run = self._runs[self._at]
         try:
@@ -150,7 +151,7 @@ class Appending:
 
     @property
     def batches(self) -> list[Batch]:
-        """Return the batches that hold what was added."""
+        """Return the batches that hold the added messages."""
         return list(dict.fromkeys(batch for batch, _, _ in self._parts))
 
     def results(self) -> SendResults:
@@ -224,7 +225,7 @@ def list_messages(
 
 
 def frozen(data: BytesLike) -> bytes:
-    """Return bytes that nobody changes any more: the same, or a copy.
+    """Return immutable bytes: the same object, or a copy.
 
     Raises:
         TypeError: they are no bytes; an int would make so many zeros.

@@ -1,4 +1,4 @@
-"""What an operator does to a cluster from a program: `client.admin()`, sync."""
+"""Administration of a cluster from a program: `client.admin()`, sync."""
 
 from collections.abc import Mapping
 
@@ -63,11 +63,11 @@ class Admin:
     def describe_topic(
         self, topic: str, timeout: float | None = None
     ) -> TopicDescription:
-        """Return what is known of a topic; see `AsyncAdmin.describe_topic`."""
+        """Return a description of a topic; see `AsyncAdmin.describe_topic`."""
         return self._thread.run(self._twin.describe_topic(topic, timeout))
 
     def topics(self, timeout: float | None = None) -> tuple[TopicDescription, ...]:
-        """Return what is known of every topic; see `AsyncAdmin.topics`."""
+        """Return a description of every topic; see `AsyncAdmin.topics`."""
         return self._thread.run(self._twin.topics(timeout))
 
     def brokers(self, timeout: float | None = None) -> tuple[BrokerDescription, ...]:

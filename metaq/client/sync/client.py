@@ -118,7 +118,7 @@ class Client:
 
     @property
     def options(self) -> ClientOptions:
-        """What the user chose."""
+        """Options chosen by the user."""
         return self._twin.options
 
     def close(self, timeout: float | None = None) -> None:
@@ -364,7 +364,7 @@ class Consumer:
 
     @property
     def options(self) -> ConsumerOptions:
-        """What the user chose."""
+        """Options chosen by the user."""
         return self._twin.options
 
     def start(self, timeout: float | None = None) -> None:

@@ -226,7 +226,7 @@ class OrderedProducer:
 
     @property
     def topic(self) -> str:
-        """Where all messages go."""
+        """Topic of all messages."""
         return self._twin.topic
 
     @property
@@ -235,7 +235,7 @@ class OrderedProducer:
         return self._twin.partitions
 
     def start(self, timeout: float | None = None) -> None:
-        """Open the spools, send what is in them; see `AsyncOrderedProducer.start`."""
+        """Open the spools, send their messages; see `AsyncOrderedProducer.start`."""
         self._thread.run(self._twin.start(timeout))
 
     @property
@@ -245,7 +245,7 @@ class OrderedProducer:
         return self._twin.is_closed
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop; what is spooled stays; see `AsyncOrderedProducer.close`."""
+        """Stop; spooled messages stay; see `AsyncOrderedProducer.close`."""
         self._thread.run_close(self._twin.close(timeout))
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@
 
 A streaming query reads; each of its batches becomes data files and one manifest, which
 names the batch. A batch that is repeated after a kill is either in the manifest, and
-then left out, or not, and then written again in the place of what was left behind.
+then left out, or not, and then written again in the place of its leftovers.
 """
 
 import logging
@@ -27,7 +27,7 @@ from metaq.spark.options import SourceOptions, ValueFormat
 SMALL_FILES_MAX: Final = 32
 """As many small files of a topic and day are put together while the query runs."""
 STOP_LOOK_S: Final = 1
-"""How often a run looks whether it is to stop."""
+"""Interval of looks whether a run is to stop, seconds."""
 QUERY_ID: Final = "sql.streaming.queryId"
 """Local property that Spark sets while a batch is written."""
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """How far archiving has come."""
+    """Progress of archiving."""
 
     batch: int
     """The batch that has just been written."""
@@ -48,7 +48,7 @@ class ArchiveProgress:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSummary:
-    """What one run has done."""
+    """Result of one run."""
 
     message_count: int
     """Messages archived by this run."""
@@ -76,7 +76,7 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Archive what the topics have beyond the last run.
+    """Archive the messages of the topics beyond the last run.
 
     Args:
         spark: The session.
@@ -129,7 +129,7 @@ def archive_stream(
     on_progress: Callable[[ArchiveProgress], None] = lambda _progress: None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Do what `archive` does, with a stream of rows that somebody has loaded.
+    """Run `archive` on a given stream of rows.
 
     Args:
         rows: A streaming frame with the columns of the source; a batch that is
@@ -164,7 +164,7 @@ def archive_stream(
 def _wait(
     query: StreamingQuery, writer: "_BatchWriter", stop: threading.Event, *, ends: bool
 ) -> None:
-    """Wait until a query ends, or end it; what failed a batch is raised as it is.
+    """Wait until a query ends, or end it; the error of a batch is raised as it is.
 
     Ctrl-C is the end of a query that does not end by itself.
     """
@@ -206,7 +206,7 @@ class _BatchWriter:
         self._batch_count = 0
         self._compacted_count = 0
         self.failure: Exception | None = None
-        """What `write` raised; Spark hands on its text alone."""
+        """Error raised by `write`; Spark hands on its text alone."""
 
     def write(self, batch: DataFrame, number: int) -> None:
         """Write one batch; one that is in the archive already is left out."""
@@ -259,7 +259,7 @@ class _BatchWriter:
         self._compacted_count += done.replaced_count
 
     def summary(self, compacted_count: int) -> ArchiveSummary:
-        """Return what was done, with the files that the end of the run put together."""
+        """Return the result, with the files compacted at the end of the run."""
         manifest = self._store.manifest
         return ArchiveSummary(
             self._message_count,

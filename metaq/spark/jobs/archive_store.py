@@ -31,7 +31,7 @@ from metaq.spark.jobs.manifest import (
 from metaq.spark.schema import ROW_DDL
 
 HIDDEN: Final = "_metaq/"
-"""Spark's own readers leave out what begins with an underscore."""
+"""Directory of our files; Spark's own readers leave out names with an underscore."""
 MANIFESTS: Final = f"{HIDDEN}manifest"
 CHECKPOINT: Final = f"{HIDDEN}checkpoint"
 STAGING: Final = f"{HIDDEN}staging"
@@ -39,11 +39,11 @@ MANIFESTS_KEPT: Final = 16
 """Older ones are deleted; a reader that has begun has its list of files already."""
 SUFFIX: Final = ".parquet"
 STAGED_NAME: Final = re.compile(r"[a-z]+-\d+-(\d{10})", re.ASCII)
-"""A staged directory: what for, and the manifest that will name its files."""
+"""A staged directory: purpose, and number of the manifest that will name its files."""
 OWN_NAME: Final = re.compile(
     rf"topic=[^/]+/date=[^/]+/{STAGED_NAME.pattern}-\d{{5}}\.parquet", re.ASCII
 )
-"""A data file; others below the archive's directory are somebody else's."""
+"""A data file; other files below the archive's directory are not ours."""
 
 DATE_OF_TIMESTAMP: Final = (
     "date_from_unix_date(CAST(unix_micros(timestamp) DIV 86400000000 AS INT))"
@@ -71,7 +71,7 @@ class ArchiveStore:
         self._spark = spark
         self._files = ArchiveFiles(spark, path)
         self.manifest = self._load()
-        """What it holds, as far as this object knows."""
+        """Contents of the archive, as far as this object knows."""
 
     @property
     def checkpoint(self) -> str:
@@ -84,7 +84,7 @@ class ArchiveStore:
         return self._files.root
 
     def claim(self, query_id: str) -> None:
-        """Take over the archive for a query, and delete what killed jobs left behind.
+        """Take over the archive for a query, and delete the leftovers of killed jobs.
 
         What a job writes that has taken it over in turn is left alone. A job that
         still writes here fails at its next batch, because the number of its manifest
@@ -113,7 +113,7 @@ class ArchiveStore:
                 self._files.delete(file.path)
 
     def _refuse_lost_manifests(self) -> None:
-        """Refuse an archive without a manifest: nobody knows which files count."""
+        """Refuse an archive without a manifest: it is unknown which files count."""
         own = [f.path for f in self._files.list_files() if OWN_NAME.fullmatch(f.path)]
         names = self._files.list_names(MANIFESTS) if own else []
         if own and not any(name.endswith(MANIFEST_SUFFIX) for name in names):
@@ -123,7 +123,7 @@ class ArchiveStore:
             )
 
     def _is_left(self, name: "re.Match[str] | None") -> bool:
-        """Whether a job before this one has written what has a name."""
+        """Whether an earlier job has written the file or directory of this name."""
         return name is not None and int(name[1]) <= self.manifest.number
 
     def commit(self, manifest: Manifest) -> None:
@@ -165,7 +165,7 @@ class ArchiveStore:
             The files, counted by reading them back.
 
         Raises:
-            ArchiveError: The file system refused, or does not show what was written.
+            ArchiveError: The file system refused, or does not show the written files.
         """
         stem = f"{name}-{self.manifest.number + 1:010}"
         staging = f"{STAGING}/{stem}"
@@ -173,7 +173,7 @@ class ArchiveStore:
         staged = self._files.url_of(staging)
         # Led by the directories: Spark would sort anew, and forget the rest.
         ordered = rows.sortWithinPartitions("topic", "date", *ORDER[1:])
-        # Whatever the session says: what is put together comes out as one file.
+        # In spite of the session's settings: compacted rows come out as one file.
         writer = ordered.write.option("maxRecordsPerFile", 0)
         writer.partitionBy("topic", "date").parquet(staged)
         held = self._count(staged)
@@ -198,7 +198,7 @@ class ArchiveStore:
         return self._count_rows(self._spark.read.schema(ARCHIVE_DDL).parquet(directory))
 
     def _count_rows(self, rows: DataFrame) -> dict[str, tuple[ArchivedLog, ...]]:
-        """Return what each file holds of each partition, read from the files."""
+        """Return the contents of each file by partition, read from the files."""
         name = sf.col("_metadata.file_path").alias("name")
         counted = (
             rows.select(name, *ORDER)
@@ -226,7 +226,7 @@ class ArchiveStore:
         """Return the files of the manifest that are there, whatever is in them.
 
         Raises:
-            ArchiveError: One is gone of which the manifest does not say what it held.
+            ArchiveError: One is gone whose contents are not in the manifest.
         """
         there = {file.path for file in self._files.list_files()}
         for file in self.manifest.files:
@@ -239,7 +239,7 @@ class ArchiveStore:
         return tuple(file for file in self.manifest.files if file.path in there)
 
     def count_missing(self, files: Sequence[ArchivedFile]) -> tuple[ArchivedLog, ...]:
-        """Return what the manifest says is archived, and is not in the files.
+        """Return the part of the manifest's contents that is not in the files.
 
         Args:
             files: Those that are there.
@@ -291,7 +291,7 @@ class ArchiveStore:
 def read_archive(spark: SparkSession, path: str) -> DataFrame:
     """Return every message of an archive, each once, in no order.
 
-    What a job writes meanwhile is not seen. A file that compaction has replaced
+    Files written meanwhile are not seen. A file that compaction has replaced
     meanwhile makes the query fail.
 
     Args:

@@ -1,11 +1,11 @@
-"""Compare a topic with its archive, or with a copy: what is lost, doubled, changed.
+"""Compare a topic with its archive, or with a copy: lost, doubled, changed messages.
 
     against an archive   messages are matched by partition and offset
     against a copy       messages are matched by their content, or by an id in it
 
-What an archive should hold is what its manifest says, never what is left of it: a
-message up to the recorded end of its partition that is not there is lost. What the
-archive has of partitions that no broker serves now is away: it cannot be compared.
+The manifest tells what an archive should hold, never the files that are left: a
+message up to the recorded end of its partition that is not there is lost. Archived
+messages of partitions that no broker serves now are away: they cannot be compared.
 
 A copy has offsets of its own. Where content occurs several times, the numbers have to
 agree; order is judged by messages that occur once on either side.
@@ -34,10 +34,10 @@ _LOG: Final = PLACE[:-1]
 
 
 class AuditFindingKind(enum.Enum):
-    """What may be wrong; the value is the word for reports."""
+    """Kind of a difference; the value is the word for reports."""
 
     LOST = "lost"
-    """In the source, not in the target."""
+    """The message is in the source, not in the target."""
     DOUBLED = "doubled"
     """More often in the target than in the source."""
     CORRUPTED = "corrupted"
@@ -45,11 +45,11 @@ class AuditFindingKind(enum.Enum):
     REORDERED = "reordered"
     """Behind a message of its partition that it was in front of."""
     EXTRA = "extra"
-    """In the target, never in the source."""
+    """The message is in the target, never in the source."""
     AWAY = "away"
     """Archived, of a partition that no broker serves now: it cannot be compared."""
     BEHIND = "behind"
-    """After the end of what is archived of its partition: no fault, not yet there."""
+    """After the end of the partition's archive: no fault, not yet there."""
     EXPIRED = "expired"
     """Archived, and before the start of the log: no fault, retention took it."""
 
@@ -62,9 +62,9 @@ class AuditFinding:
     """One message that is not as it should be."""
 
     kind: AuditFindingKind
-    """What is wrong."""
+    """Kind of the difference."""
     partition: TopicPartition
-    """Where it is: in the source, or in the target where the source has none."""
+    """Partition of the difference: in the source, or else in the target."""
     offset: Offset
     """The first byte of its record there."""
     detail: str
@@ -77,7 +77,7 @@ class AuditFinding:
 
 @dataclass(frozen=True, slots=True)
 class AuditSummary:
-    """What a comparison found."""
+    """Result of a comparison."""
 
     source_count: int
     """Messages of the source."""
@@ -92,7 +92,7 @@ class AuditSummary:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong, and everything was compared."""
+        """Whether everything was compared, without a difference."""
         has_fault = any(n for kind, n in self.counts.items() if kind not in HARMLESS)
         return not has_fault and not self.away
 
@@ -102,8 +102,9 @@ def audit_archive(
 ) -> AuditSummary:
     """Compare topics with an archive of them.
 
-    Messages that come while it runs may count as behind. What a broker has that is away
-    is named, and makes the summary a wrong one; `failOnDataLoss=true` fails instead.
+    Messages that come while it runs may count as behind. Partitions of a broker that is
+    away are named, and make the summary a wrong one; `failOnDataLoss=true` fails
+    instead.
 
     Args:
         spark: The session.
@@ -145,7 +146,7 @@ def audit_copy(
     *,
     message_id: str | None = None,
 ) -> AuditSummary:
-    """Compare a topic with a copy of it, while nobody writes either.
+    """Compare a topic with a copy of it, while neither is written.
 
     Args:
         spark: The session.
@@ -180,9 +181,9 @@ def compare_by_offset(
     Args:
         source: Rows of the topics.
         target: Rows that are left of the archive.
-        recorded: What it should hold of each partition. Where it does not say that, a
-            partition ends with what is left of it.
-        missing: What of that is not there.
+        recorded: The recorded contents of each partition. Without a record a partition
+            ends with its last message left.
+        missing: The missing part of that.
         away: Partitions of which the source tells nothing.
     """
     body = sf.md5(sf.to_json(sf.struct(*_body(), "flag", "message_id")))
@@ -220,7 +221,7 @@ def _with_ends(
     recorded: Sequence[ArchivedLog],
     away: Sequence[TopicPartition],
 ) -> DataFrame:
-    """Return what either side has, beside where its partition starts and ends."""
+    """Return the messages of either side, beside the bounds of their partition."""
     spark = ones.sparkSession
     first = ones.groupBy(*_LOG).agg(sf.min("offset").alias("source_first"))
     ends = spark.createDataFrame(
@@ -246,9 +247,9 @@ def _fields(partition: TopicPartition) -> tuple[str, int, int]:
 def _lost_on_both_sides(
     found: DataFrame, missing: Sequence[ArchivedLog]
 ) -> list[tuple[int, AuditFinding]]:
-    """Return how much of what an archive lacks the source does not show either.
+    """Return the count of messages that an archive lacks and the source has lost too.
 
-    What the source still has is among the findings, message by message.
+    Messages that the source still has are among the findings, one by one.
     """
     if not missing:
         return []
@@ -329,7 +330,7 @@ def _body() -> list[Column]:
 def _counted(
     rows: DataFrame, side: str, key: Sequence[Column], body: Column
 ) -> DataFrame:
-    """Return how often each key is there, with what content, and where first."""
+    """Return the number, content and first place of each key."""
     names = PLACE if len(key) > 1 else ("key",)
     place = sf.struct(*PLACE).alias("place")
     keyed = rows.select(*key, body.alias("body"), place)

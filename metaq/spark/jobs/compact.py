@@ -20,7 +20,7 @@ SMALL_DIVISOR: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class CompactSummary:
-    """What was put together."""
+    """Result of a compaction."""
 
     replaced_count: int
     """Files that are gone."""
@@ -37,7 +37,7 @@ def plan_compaction(
 
     Args:
         files: the files of a manifest, by path.
-        file_bytes: what comes out is about as long, at most.
+        file_bytes: greatest size of a new file, about.
         count_min: leave directories alone that have fewer small files, 2 or more.
     """
     plan: list[tuple[ArchivedFile, ...]] = []
@@ -71,7 +71,7 @@ def compact(
         file_bytes: Files are put together up to about that size, 2 or more.
 
     Raises:
-        ArchiveError: The archive is damaged, or somebody else writes it.
+        ArchiveError: The archive is damaged, or has another writer.
         JobError: Spark failed.
     """
     with job_errors("compact"):
@@ -81,7 +81,7 @@ def compact(
 def compact_store(
     store: ArchiveStore, *, file_bytes: int, count_min: int = 2
 ) -> CompactSummary:
-    """Do what `compact` does, with an archive that is open; see `plan_compaction`."""
+    """Compact an open archive; see `plan_compaction`."""
     plan = plan_compaction(
         store.manifest.files, file_bytes=file_bytes, count_min=count_min
     )

@@ -1,4 +1,4 @@
-"""What a failed Spark job says to a person: one sentence instead of a stack trace."""
+"""Sentence for a failed Spark job, in place of a stack trace."""
 
 import re
 from collections.abc import Iterator
@@ -11,13 +11,14 @@ from pyspark.errors import PySparkException
 from metaq.spark.errors import JobError
 
 _OWN: Final = re.compile(r"^(?:.*?: )?metaq\.[\w.]+: (.+)$", re.MULTILINE)
-"""How Python prints our errors, alone or at the end of a trace that Spark quotes."""
+"""Our errors as Python prints them, alone or at the end of a trace that Spark
+quotes."""
 SPARK_ERRORS: Final = (PySparkException, Py4JError)
-"""What calls of Spark raise: errors of the JVM, with or without a type of Spark's."""
+"""Errors raised by calls of Spark: of the JVM, with or without a type of Spark's."""
 SENTENCE_CHARS_MAX: Final = 2000
-"""A message quotes that much of what Spark says."""
+"""Longest quotation of Spark's text in a message."""
 NOT_FOUND: Final = "[DATA_SOURCE_NOT_FOUND]"
-"""How Spark says that it knows no such format."""
+"""Spark's error for an unknown format."""
 NOT_FOUND_CURE: Final = (
     "Spark does not find the format metaq in the Python that it starts for its own"
     " work: call metaq.spark.register(spark) first, or set PYSPARK_PYTHON to an"
@@ -26,7 +27,7 @@ NOT_FOUND_CURE: Final = (
 
 
 def sentence_of(error: Exception) -> str:
-    """Return what an error of Spark is about.
+    """Return the subject of an error of Spark.
 
     Our own errors cross from tasks as text; theirs is the sentence that names the
     partition and the offsets. Else it is the first line.
@@ -48,7 +49,7 @@ def job_errors(job: str) -> Iterator[None]:
     """Turn errors of Spark into one sentence.
 
     Args:
-        job: what failed, for the message.
+        job: name of the failed job, for the message.
 
     Raises:
         JobError: Spark failed in the body.

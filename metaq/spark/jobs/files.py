@@ -25,7 +25,7 @@ NO_LINK: Final = (
 )
 """Java's names for: the name is taken, the disk has no links, nor has the system."""
 DRAFT: Final = ".draft"
-"""How the names of files end that are being written."""
+"""Suffix of files that are being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class StoredFile:
     path: str
     """Below the root of the archive, steps separated by `/`."""
     size_bytes: int
-    """Its length."""
+    """Length of the file, bytes."""
 
 
 class ArchiveFiles:
@@ -69,7 +69,7 @@ class ArchiveFiles:
         """The directory as a URL."""
 
     def list_names(self, directory: str) -> list[str]:
-        """Return what lies in a directory; nothing where there is none."""
+        """Return the names in a directory; none where there is no directory."""
         top = self._at(directory)
         with _told(top):
             if not self._fs.exists(top):
@@ -106,7 +106,8 @@ class ArchiveFiles:
         Raises:
             ArchiveError: It exists, or the file system refused.
         """
-        # Of its own: of two jobs none writes to what the other one is about to name.
+        # Its own name, so that two jobs never write to a file that the other will
+        # rename.
         draft = f"{path}.{self._jvm.java.util.UUID.randomUUID().toString()}{DRAFT}"
         try:
             with _told(path):
@@ -150,11 +151,11 @@ class ArchiveFiles:
     def _link(self, source: Any, target: Any) -> bool:
         """Give a file of a local disk a second name, unless that one is taken.
 
-        Hadoop's own rename would replace what has it.
+        Hadoop's own rename would replace a file of that name.
 
         Returns:
             False: it is taken, or there are no links there. Any other error is raised:
-            a rename would replace what somebody else has put there meanwhile.
+            a rename would replace a file put there meanwhile.
         """
         file_of = self._jvm.java.io.File
         there = self._fs.resolvePath(source).toUri()
@@ -205,7 +206,7 @@ class ArchiveFiles:
 
 @contextmanager
 def _told(subject: object) -> Iterator[None]:
-    """Say what the JVM refused in one sentence."""
+    """Turn an error of the JVM into one sentence."""
     try:
         yield
     except SPARK_ERRORS as error:

@@ -33,8 +33,8 @@ def ingest(
     Args:
         spark: The session.
         options: Of a write with `format("metaq")`, `topic` among them.
-        source_format: What `spark.read.format` takes: text, csv, json, parquet, …
-        paths: What `load` takes; none for sources without a path.
+        source_format: Argument of `spark.read.format`: text, csv, json, parquet, …
+        paths: Arguments of `load`; none for sources without a path.
         source_options: Of that source.
         value: SQL expression for the message, binary or text; None: the column
             `value`, and without one the whole row as JSON.

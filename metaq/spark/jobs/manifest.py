@@ -1,8 +1,8 @@
 """The manifest of an archive: which files count. Pure.
 
 Each change of an archive is one new manifest, numbered one higher; the highest number
-is the truth. A file that it does not name is what a killed job left behind. What each
-file holds of which partition is written down as well, so that a later loss is known.
+is the truth. A file that it does not name was left by a killed job. The contents of
+each file by partition are written down as well, so that a later loss is known.
 """
 
 import json
@@ -20,12 +20,12 @@ MANIFEST_SUFFIX: Final = ".json"
 
 @dataclass(frozen=True, slots=True)
 class ArchivedLog:
-    """What is archived of one partition, in a file or in all of them."""
+    """Archived range of one partition, in a file or in all of them."""
 
     partition: TopicPartition
-    """Whose messages."""
+    """Partition of the messages."""
     message_count: int
-    """How many."""
+    """Number of messages."""
     first: Offset
     """Offset of the first one."""
     last: Offset
@@ -39,12 +39,12 @@ class ArchivedFile:
     path: str
     """Below the archive's directory: `topic=…/date=…/….parquet`."""
     size_bytes: int
-    """Its length."""
+    """Length of the file, bytes."""
     message_count: int
-    """Its rows."""
+    """Rows of the file."""
     logs: tuple[ArchivedLog, ...] = ()
-    """What it holds of each partition, in order; nothing where an older version of this
-    package has written it."""
+    """Contents by partition, in order; empty if an older version of this package wrote
+    the file."""
 
     @property
     def directory(self) -> str:
@@ -54,16 +54,16 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What an archive holds at one moment."""
+    """Contents of an archive at one moment."""
 
     number: int = 0
     """Rises by one with every change; 0: there is no archive yet."""
     query_id: str | None = None
     """The streaming query that archives here; None: none yet."""
     batch: int = -1
-    """Its last batch that is in the archive; -1: none."""
+    """Last batch of the query that is in the archive; -1: none."""
     files: tuple[ArchivedFile, ...] = ()
-    """What counts, by path."""
+    """Valid data files, by path."""
 
     @property
     def message_count(self) -> int:
@@ -77,7 +77,7 @@ class Manifest:
 
     @property
     def logs(self) -> tuple[ArchivedLog, ...]:
-        """What all files hold of each partition, in order, as far as they say it."""
+        """Contents of all files by partition, in order, as far as they tell."""
         return sum_logs(log for file in self.files for log in file.logs)
 
     def to_json(self) -> str:
@@ -95,10 +95,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str, *, name: str) -> "Manifest":
-        """Read what `to_json` wrote.
+        """Read the JSON of `to_json`.
 
         Args:
-            text: what the file holds.
+            text: content of the file.
             name: the file, for messages.
 
         Raises:

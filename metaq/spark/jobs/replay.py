@@ -13,7 +13,7 @@ from metaq.spark.options import SinkOptions
 
 @dataclass(frozen=True, slots=True)
 class WriteSummary:
-    """What a job has written."""
+    """Result of a writing job."""
 
     message_count: int
     """Messages that are on the disks of brokers."""

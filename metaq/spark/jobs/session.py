@@ -15,7 +15,7 @@ DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
-"""What a job's session has unless its settings say something else."""
+"""Default settings of a job's session."""
 
 
 def start_session(

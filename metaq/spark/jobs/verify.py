@@ -44,7 +44,7 @@ TASKS_PER_CORE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class VerifyProgress:
-    """How far a check has come."""
+    """Progress of a check."""
 
     checked_bytes: SizeBytes
     """Bytes of records that were checked."""
@@ -56,7 +56,7 @@ class VerifyProgress:
 
 @dataclass(frozen=True, slots=True)
 class VerifySummary:
-    """What a check found."""
+    """Result of a check."""
 
     file_count: int
     """Segment files."""
@@ -73,7 +73,7 @@ class VerifySummary:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSplit:
-    """What one task found in one split."""
+    """Findings of one task in one split."""
 
     record_count: int
     """Good records; such as share a damaged span are not counted."""

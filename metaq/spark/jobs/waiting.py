@@ -1,7 +1,7 @@
 """Wait for Spark in a way that Ctrl-C ends.
 
 A call to the JVM that is interrupted breaks off in the middle of its answer, and the
-call that should tidy up behind it fails, or waits for what nobody ends. So the call is
+call that should tidy up behind it fails, or waits for ever. So the call is
 made by another thread, and the thread that signals come to waits for that one.
 """
 
@@ -20,11 +20,11 @@ def run_apart(
 ) -> T:
     """Run something that calls Spark, and wait for its end.
 
-    After Ctrl-C the work goes on by itself until Spark has ended it; what becomes of
-    it then is not told.
+    After Ctrl-C the work goes on by itself until Spark has ended it; its outcome is not
+    told then.
 
     Args:
-        work: Run in a thread of its own; what it raises is raised here.
+        work: Run in a thread of its own; its exception is raised here.
         on_interrupt: Called at the first Ctrl-C, to tell the work to end; it is waited
             for until the next one. None: the first one ends the wait.
 

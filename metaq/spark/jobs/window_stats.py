@@ -24,7 +24,7 @@ class WindowStats:
     """One window of one topic."""
 
     topic: str
-    """Whose messages."""
+    """Topic of the messages."""
     start_ms: Millis | None
     """When it begins, by the messages' timestamps; None: messages without one."""
     message_count: int
@@ -44,7 +44,7 @@ def stats(
     window_s: int = WINDOW_S,
     since: str = "timestamp",
 ) -> tuple[WindowStats, ...]:
-    """Return the windows of what the topics hold now, by topic and time.
+    """Return the windows over the present messages, by topic and time.
 
     Args:
         spark: The session.
@@ -72,13 +72,13 @@ def follow_stats(
     window_s: int = WINDOW_S,
     since: str = "timestamp",
 ) -> None:
-    """Report what arrives, batch by batch, until Ctrl-C or until the query is stopped.
+    """Report new messages, batch by batch, until Ctrl-C or until the query is stopped.
 
     Args:
         spark: The session.
         options: Of a streaming read with `format("metaq")`.
-        on_windows: Called on the driver with what one batch adds to windows; never
-            with nothing.
+        on_windows: Called on the driver with the additions of one batch to windows;
+            never without any.
         interval_s: Seconds between the batches, more than 0.
         window_s: As for `stats`.
         since: As for `stats`.
@@ -86,7 +86,7 @@ def follow_stats(
     Raises:
         JobError: Reading failed.
         OptionError: An option is wrong.
-        Exception: What `on_windows` raised, which ends the query.
+        Exception: Raised by `on_windows`; it ends the query.
     """
     failures: list[Exception] = []
 

@@ -3,7 +3,7 @@
     spark.read.format("metaq-segments").load("/data/metaq")
 
 The driver lists the files and cuts them into splits; each task reads its splits with
-no broker in between. What is read is what lay there when the query was planned: an
+no broker in between. A query reads the bytes that were there when it was planned: an
 active segment ends with its last whole record of that moment. Rows are those of
 `format("metaq")`.
 """
@@ -58,7 +58,7 @@ class SegmentsDataSource(DataSource):
 
     @one_sentence
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what plans and reads.
+        """Return the reader that plans and reads.
 
         Raises:
             OptionError: An option is wrong, or the user asked for other columns.
@@ -80,7 +80,7 @@ class SegmentsReader(DataSourceReader):
 
     @one_sentence
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads: a tuple of splits.
+        """Return the splits of each task, as a tuple.
 
         Raises:
             CorruptRecordError: An archive is none, and damage is to fail the query.

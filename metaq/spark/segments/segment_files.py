@@ -1,4 +1,4 @@
-"""Segment files below some paths: whose records they hold, and what kind they are.
+"""Segment files below some paths: their partitions and kinds.
 
     <data directory>/<topic>-<partition>/<base offset>.meta        a segment
                                          <base offset>.meta.arc    archived
@@ -32,7 +32,7 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 class FileKind(enum.Enum):
-    """How the bytes of a segment lie in its file; the value ends the file's name."""
+    """Form of the bytes in a segment's file; the value ends the file's name."""
 
     PLAIN = META_SUFFIX
     """As a broker wrote them; the file may be growing."""
@@ -55,11 +55,11 @@ class SegmentFile:
     size_bytes: SizeBytes
     """Bytes of records; of a zip, unpacked. Of an active segment, at that moment."""
     kind: FileKind
-    """How the bytes lie in the file."""
+    """Form of the bytes in the file."""
     is_active: bool = False
     """The newest segment of its directory: a broker may be writing to its end."""
     flaw: str = ""
-    """Why nothing of the file can be read, its size is 0 then; empty: it can."""
+    """Reason why nothing of the file can be read, its size is 0 then; empty: none."""
 
     @property
     def end_offset(self) -> Offset:
@@ -124,7 +124,7 @@ def _expand(fs: FileSystem, pattern: str) -> list[Path]:
 
 
 def _sort_in(fs: FileSystem, path: Path, wanted: dict[Path, set[str] | None]) -> None:
-    """Add what a path means to `wanted`: directory → names, None for all of them."""
+    """Add the segments of a path to `wanted`: directory → names, None for all."""
     if not fs.is_directory(path):
         _name_log(path.parent)
         names = wanted.setdefault(path.parent, set())

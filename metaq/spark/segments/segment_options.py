@@ -34,7 +34,7 @@ Number = TypeVar("Number")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentOptions:
-    """What a read of segment files was told; checked."""
+    """Checked options of a read of segment files."""
 
     paths: tuple[str, ...]
     """Data directories, partition directories, segment files; wildcards allowed."""
@@ -53,13 +53,13 @@ class SegmentOptions:
     end_ms: Millis | None = None
     """Records stamped at that time or later are left out."""
     on_corrupt: OnCorrupt = OnCorrupt.FAIL
-    """What becomes of damaged bytes."""
+    """Fate of damaged bytes."""
     bytes_per_partition: SizeBytes = BYTES_PER_PARTITION
     """About as many bytes of records go to one task."""
     broker_id: BrokerId | None = None
-    """What `broker_id` is in every row; None: what the message ids say."""
+    """Value of `broker_id` in every row; None: taken from the message ids."""
     values: ValueOptions = BINARY_VALUES
-    """What the column `value` holds."""
+    """Format of the column `value`."""
     can_push_filters: bool = False
     """Spark may hand its filters down, to skip files that cannot match."""
 
@@ -72,7 +72,7 @@ class SegmentOptions:
         )
 
     def bounds_of(self, partition: TopicPartition) -> Bounds | None:
-        """Return what is read of a partition; None: nothing."""
+        """Return the range to read of a partition; None: none."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         whole = Bounds(start_ms=self.start_ms, end_ms=self.end_ms)

@@ -1,4 +1,4 @@
-"""Which task reads which bytes of which segment file: the plan of one query."""
+"""Plan of one query: the bytes of segment files for each task."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class BoundedSplit:
     """A split, and which of its records are wanted; picklable."""
 
     split: Split
-    """What is read."""
+    """Split to read."""
     bounds: Bounds
-    """What is handed out of it."""
+    """Bounds of the rows to hand out."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """What a query reads."""
+    """Plan of a query."""
 
     tasks: tuple[tuple[BoundedSplit, ...], ...]
     """Splits by task; every wanted record is in exactly one."""
@@ -68,7 +68,7 @@ def plan_query(
 def _bounds_of(
     placed: Placed, options: SegmentOptions, pushed: PushedFilters
 ) -> Bounds | None:
-    """Return what is wanted of a file; None: nothing."""
+    """Return the wanted range of a file; None: none."""
     log_id = placed.file.log_id
     partition = TopicPartition(log_id.topic, placed.broker_id, log_id.partition)
     asked = options.bounds_of(partition)
@@ -100,7 +100,7 @@ def _unreadable(file: SegmentFile) -> Damage:
 
 
 def refuse_unreadable(plan: SegmentPlan) -> None:
-    """Raise what a query that fails on damage has to say about unreadable files.
+    """Raise the error about unreadable files of a query that fails on damage.
 
     Raises:
         CorruptRecordError: There are such files; it names the first.

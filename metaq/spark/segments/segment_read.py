@@ -65,9 +65,9 @@ def read_split(
 
     Args:
         fs: The disk.
-        split: What is read.
-        on_corrupt: What to do about damage.
-        damage: With SKIP, what was left out is added here, in order.
+        split: The split to read.
+        on_corrupt: Reaction to damage.
+        damage: With SKIP, skipped ranges are added here, in order.
 
     Raises:
         CorruptRecordError: See `read_splits`.
@@ -89,7 +89,7 @@ def read_split(
             f"damaged record: {found}", next_good_offset=error.next_good_offset
         ) from error
     except CorruptRecordError as error:
-        # The archive around the records: what lies behind cannot be unpacked.
+        # The archive around the records: bytes behind it cannot be unpacked.
         rest = Damage(file.path, decoder.next_offset, split.end, str(error))
         if on_corrupt is OnCorrupt.FAIL:
             raise CorruptRecordError(str(rest)) from error
@@ -103,7 +103,7 @@ def read_split(
 def _decode(
     fs: FileSystem, split: Split, decoder: RowDecoder
 ) -> Iterator[pa.RecordBatch]:
-    """Read piece by piece what the decoder asks for, until it or the file ends."""
+    """Read the pieces that the decoder asks for, until it or the file ends."""
     file = split.file
     source = open_source(fs, file.path, is_zip=file.kind is FileKind.ZIPPED)
     seen = split.start

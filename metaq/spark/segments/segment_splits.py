@@ -57,7 +57,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A segment file with what its first record tells."""
+    """A segment file with the facts of its first record."""
 
     file: SegmentFile
     """The file."""
@@ -72,7 +72,7 @@ class Placed:
 def place_files(
     fs: FileSystem, files: Iterable[SegmentFile], broker_id: BrokerId | None
 ) -> Iterator[Placed]:
-    """Yield the readable files with what the ids of their first records tell.
+    """Yield the readable files with the facts of their first records' ids.
 
     Args:
         fs: The disk.
@@ -115,11 +115,11 @@ def _first_id(fs: FileSystem, file: SegmentFile) -> MessageId | None:
 
 
 class WalkBudget:
-    """How many bytes a query may still walk on the driver. Owner: one plan."""
+    """Bytes that a query may still walk on the driver. Owner: one plan."""
 
     def __init__(self, left_bytes: int = WALK_BYTES_MAX) -> None:
         self.left_bytes = left_bytes
-        """What is left of it."""
+        """Rest of the budget, bytes."""
 
     def take(self, size_bytes: int) -> bool:
         """Take some of it; False where less is left, and then nothing is taken."""
@@ -145,7 +145,7 @@ def split_file(
         bounds: Splits that hold no offset in them are left out.
         bytes_max: A split ends at the first boundary that reaches this size, 1 or
             more.
-        budget: What walks may cost; what is walked is taken out of it.
+        budget: Bound on walks; walked bytes are taken out of it.
 
     Returns:
         Splits in order, which cover every record within the bounds. The bytes of an

@@ -1,1 +1,1 @@
-"""What a query writes: rows to brokers, in named batches."""
+"""Sink of a query: rows to brokers, in named batches."""

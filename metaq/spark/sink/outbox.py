@@ -1,22 +1,22 @@
-"""Send what one task writes: named batches, cut the same way in every run of the task.
+"""Messages of one task: named batches, cut the same way in every run of the task.
 
 A task that failed is run again and sends everything once more. Batches carry a producer
 and a sequence that follow from the task, so brokers that announced `dedup` recognise
-what they have stored, as long as they remember it. They remember the last few batches
-of each producer, so each has no more than that: the next batches belong to the next
+stored batches, as long as they remember them. They remember the last few batches of
+each producer, so each has no more than that: the next batches belong to the next
 producer.
 
 No batch on the wire has rows of two batches of Spark. Where the input of a task breaks
-off, because what feeds it has failed, it looks as if it ended there; what was sent of
-it is then the beginning of what the next run sends, batch by batch.
+off, because its source has failed, it looks as if it ended there; the batches sent so
+far are then the first ones of the next run.
 
     producer  w-5f0c...-7-3-0    batches 0..4 of task 3 of the query's batch 7
               w-5f0c...-7-3-1    batches 5..9
 
 A task whose rows are others, or come in another order, when it is run again (behind a
-shuffle, say) is answered that these numbers stand for other messages. Then nobody can
-tell what is new, and the batch is sent under a name of this run: it may be there twice,
-and is never lost.
+shuffle, say) is answered that these numbers stand for other messages. Then new rows
+cannot be told from old ones, and the batch is sent under a name of this run: it may be
+there twice, and is never lost.
 """
 
 from bisect import bisect_right
@@ -43,12 +43,12 @@ FindOutlets: TypeAlias = Callable[[Collection[str]], Outlets]
 BATCH_RECORDS_MAX: Final = 8192
 """Most messages of one batch."""
 _NAME_BYTES: Final = 12
-"""Of the hash of who writes: producers have 64 characters at most."""
+"""Bytes of the hash of a write's name: producers have 64 characters at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteName:
-    """Who writes: the same in every run of the same task."""
+    """Name of a write: the same in every run of the same task."""
 
     query: str
     """The query, or the write."""
@@ -73,12 +73,12 @@ class WriteName:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one task has written."""
+    """Counters of one task."""
 
     message_count: int
     """Messages that are on the disks of brokers."""
     size_bytes: int
-    """Their payload bytes."""
+    """Payload bytes of the messages."""
     doubtful_count: int
     """Messages that may be there twice: they were sent again to a broker that cannot
     recognise them, or under a second name."""
@@ -86,7 +86,7 @@ class Written:
 
 @dataclass(slots=True)
 class _Sent:
-    """What of one partition was sent."""
+    """Counters of one partition."""
 
     batch_count: int = 0
     sequence: int = 0
@@ -153,7 +153,7 @@ class Outbox:
             self._send(partition, new)
 
     def finish(self) -> Written:
-        """Wait for every answer, and return what was written.
+        """Wait for every answer, and return the counters.
 
         Raises:
             MetaqError: as `put`.

@@ -1,4 +1,4 @@
-"""Rows that are to be written: what their columns mean, and where each row goes. Pure.
+"""Rows to be written: meaning of their columns, and partition of each row. Pure.
 
     value       binary or string         the message; never null
     attribute   string                   null is none
@@ -9,9 +9,9 @@
                                          broker that has a partition of this number
     broker_id   integer                  only together with `partition`
 
-Other columns are left out. Where a row goes depends on the row, on the partitions of
-its topic and on the row's place in its task, and on nothing else: a task that is run
-again sends every row to where it went before, in the same order.
+Other columns are left out. The partition of a row depends only on the row, on the
+partitions of its topic and on the row's place in its task: a task that is run again
+sends every row to the same partition, in the same order.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,7 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
 
 @dataclass(slots=True)
 class Payloads:
-    """What goes to one partition, in order: payloads and a flag for each."""
+    """Payloads for one partition, in order, and a flag for each."""
 
     payloads: list[bytes]
     flags: list[int]
@@ -107,7 +107,7 @@ class Router:
     def route(
         self, batch: pa.RecordBatch, topic: str | None
     ) -> dict[TopicPartition, Payloads]:
-        """Return what goes where.
+        """Return the payloads by partition.
 
         Args:
             batch: rows with the columns above.
@@ -193,7 +193,7 @@ def _named(
     """Return the partition that a row names.
 
     Raises:
-        RowError: nobody has it.
+        RowError: no broker has it.
     """
     found = None
     if isinstance(wanted, str):

@@ -36,7 +36,7 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         """Prepare one micro-batch; raises as `Sink`.
 
         Args:
-            options: what the user wants.
+            options: options of the write.
             schema: of the rows.
             checkpoint: the option `checkpointLocation`. Of all that tells one query
                 from another it alone is known before its tasks run.
@@ -64,7 +64,7 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
-        """Say what was written: it is there already."""
+        """Log the counters of the write: its messages are there already."""
         self._sink.end(batchId, messages)
         log_written(messages)
 
@@ -73,7 +73,7 @@ class StreamWriter(_Base):  # type: ignore[misc]  # which class it is depends on
         messages: Sequence[WriterCommitMessage | None],
         batchId: int,  # noqa: N803  # Spark's name
     ) -> None:
-        """Say what was written all the same: it cannot be taken back."""
+        """Log the counters of the write all the same: it cannot be taken back."""
         del batchId
         log_written(messages)
 

@@ -1,4 +1,4 @@
-"""Which task of which query runs here, as Spark tells it."""
+"""Query, micro-batch and task that run here, as Spark tells them."""
 
 import uuid
 from typing import Final

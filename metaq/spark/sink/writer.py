@@ -1,10 +1,10 @@
 """`df.write.format("metaq")` and `df.writeStream.format("metaq")`: rows to brokers.
 
-At least once: what a task has written stays, also when the task, the micro-batch or the
-driver fails, and is then written again. Brokers of this package recognise the
+At least once: messages written by a task stay, also when the task, the micro-batch or
+the driver fails, and is then written again. Brokers of this package recognise the
 repetition as far as `outbox.py` says.
 
-The place of transactions is kept free: a task would prepare what it wrote under an id
+The place of transactions is kept free: a task would prepare its messages under an id
 made of query, micro-batch and task, `WriterCommitMessage` would carry that id to the
 driver, and `commit` there would commit them all. `delivery=exactly-once` is refused
 until brokers offer it (`options.py`).
@@ -33,16 +33,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class TaskWritten(WriterCommitMessage):
-    """What one task tells the driver."""
+    """Message of one task to the driver."""
 
     written: Written
-    """What it has written; durable."""
+    """Counters of the task's messages; durable."""
     query: str = ""
-    """Who wrote it, as `WriteName` has it."""
+    """Name of the query, as `WriteName` has it."""
 
 
 class Sink:
-    """What the batch and the stream writer share; goes to executors in pickled form.
+    """Base of the batch and the stream writer; goes to executors in pickled form.
 
     Spark makes several of these for one write, and keeps none: there is no state.
     """
@@ -62,7 +62,7 @@ class Sink:
         again goes to where it went before.
 
         Args:
-            options: what the user wants.
+            options: options of the write.
             schema: of the rows.
             write: names this write: for a stream the same in each of its batches.
             kept_as: the name under which ZooKeeper keeps where the batches go; None
@@ -71,7 +71,7 @@ class Sink:
 
         Raises:
             SchemaError: the rows cannot be written.
-            NoBrokerError: nobody takes puts to the topic.
+            NoBrokerError: no broker takes puts to the topic.
         """
         types = {field.name: field.dataType.typeName() for field in schema.fields}
         check_columns(types, has_topic=options.topic is not None)
@@ -120,7 +120,7 @@ class Sink:
             cluster.end_batch(self._kept_as, batch, queries[0])
 
     def forget(self) -> None:
-        """Forget where the rows went: nobody writes them again."""
+        """Forget the routes of the rows: they are not written again."""
         if self._kept_as is not None:
             shared_cluster(self._options.wire).forget_routes(self._kept_as)
 
@@ -160,18 +160,18 @@ class BatchWriter(DataSourceArrowWriter):
         return self._sink.write_rows(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Say what was written: it is there already."""
+        """Log the counters of the write: its messages are there already."""
         self._sink.forget()
         log_written(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Say what was written all the same: it cannot be taken back."""
+        """Log the counters of the write all the same: it cannot be taken back."""
         self._sink.forget()
         log_written(messages)
 
 
 def log_written(messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Report what the tasks of one write have written."""
+    """Log the counters of the tasks of one write."""
     done = [m.written for m in messages if isinstance(m, TaskWritten)]
     _log.info(
         "written: messages=%d bytes=%d may_be_doubled=%d",

@@ -1,1 +1,1 @@
-"""What a query reads: batches and streams of topics."""
+"""Source of a query: batches and streams of topics."""

@@ -1,4 +1,4 @@
-"""`spark.read.format("metaq")`: what a batch query reads, planned once.
+"""`spark.read.format("metaq")`: ranges of a batch query, planned once.
 
 The driver asks where the logs start and end, so the end of a batch is that of the
 moment in which it was planned.
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NARROWING_MAX: Final = 1000
-"""Boundaries asked for to leave out what a filter on offsets does."""
+"""Boundaries asked for to leave out rows that a filter on offsets excludes."""
 
 
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads in the tasks; travels to them in pickled form."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take what the user wants; nothing is asked before `partitions`."""
+        """Take the options; nothing is asked before `partitions`."""
         self._options = options
         self._value_type = value_type
         self._pushed = PushedFilters()
 
     @one_sentence
     def partitions(self) -> list[InputPartition]:
-        """Return what each task reads: a `ReadTask`.
+        """Return the range of each task: a `ReadTask`.
 
         Raises:
             DataLossError: bytes that are asked for are gone, and that is to fail the
                 query.
             BackwardRangeError: a partition would end before it starts.
-            NoBrokerError: a topic or partition that the options name is nobody's, or
-                a broker is away, and that is to fail the query.
+            NoBrokerError: a topic or partition that the options name is on no broker,
+                or a broker is away, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, shared_cluster(self._options.wire)
@@ -86,7 +86,7 @@ class BatchReader(DataSourceReader):
 
 
 class PushingBatchReader(BatchReader):
-    """Leaves out what cannot match the filters of the query."""
+    """Leaves out records that cannot match the filters of the query."""
 
     def pushFilters(self, filters: "list[Filter]") -> "Iterable[Filter]":  # noqa: N802  # Spark's name
         """Take note of filters; all are returned, so that Spark evaluates them too."""
@@ -100,7 +100,7 @@ def settle_all(
     options: SourceOptions,
     facts: PlanningFacts,
 ) -> dict[TopicPartition, LogSpan]:
-    """Return what of each wanted span can be read; what is lost is a warning.
+    """Return the readable part of each wanted span; a loss is a warning.
 
     A partition without a log is an empty one, as long as nothing of it is wanted.
 

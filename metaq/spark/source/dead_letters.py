@@ -33,8 +33,8 @@ class Converting:
         """Prepare for one task; nothing is connected before there is a bad value.
 
         Args:
-            task: what is read.
-            options: what the user wants.
+            task: the range to read.
+            options: options of the read.
             value_type: Arrow type of the column `value`.
         """
         values = options.values

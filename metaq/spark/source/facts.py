@@ -1,12 +1,12 @@
-"""What planning wants to know of logs, asked of their brokers.
+"""Log facts for planning, asked of brokers.
 
 Logs never change below their end, so a count that was told once stays true: a query
 that waits for more messages, or is held by a limit, asks for each range once.
 
 MetaQ 1.4 brokers keep no counts and no boundaries. There a record counts as so many
-bytes as those that were seen last, so limits in messages are limits in bytes; where a
-micro-batch ends is found by reading what is before that. Logs are cut into tasks
-between segments only, and a start by time cannot be found at all.
+bytes as those that were seen last, so limits in messages are limits in bytes; the end
+of a micro-batch is found by reading up to it. Logs are cut into tasks between segments
+only, and a start by time cannot be found at all.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from metaq.spark.columns import VALUE_BYTES_MAX
 from metaq.spark.runs import find_run
 
 RECORD_BYTES: Final = 512
-"""What a record is taken for where nobody counts them, and none was seen."""
+"""Assumed size of a record, bytes, where no count is known and none was seen."""
 COUNTS_MAX: Final = 10_000
 """Counts remembered; all are forgotten when there are more."""
 SEGMENT_PROBES_MAX: Final = 15
@@ -39,11 +39,11 @@ SEGMENT_PROBES_MAX: Final = 15
 WALK_BYTES_MAX: Final = 16 * MIB
 """Read of one log to find where a micro-batch ends: a limit is no more than that."""
 WALK_GET_BYTES: Final = MIB
-"""What one get of that asks for."""
+"""Size of one get of such a walk."""
 
 
 class PlanningFacts:
-    """`SpanFacts` of a cluster. One thread; raises what `Cluster` raises."""
+    """`SpanFacts` of a cluster. One thread; raises the errors of `Cluster`."""
 
     def __init__(self, cluster: Cluster) -> None:
         """Know nothing yet."""
@@ -100,7 +100,7 @@ class PlanningFacts:
     def boundaries_behind(
         self, partition: TopicPartition, start: Offset, end: Offset, origin: Offset
     ) -> Sequence[Offset]:
-        """Return where records begin in what a get from `start` on brings.
+        """Return the record boundaries in the result of a get from `start` on.
 
         Nothing where the broker names boundaries, and WALK_BYTES_MAX behind `origin`.
         """
@@ -121,7 +121,7 @@ class PlanningFacts:
     def offset_for_time(
         self, partition: TopicPartition, moment: Millis
     ) -> Offset | None:
-        """Return where to begin to see what was put at `moment` or later.
+        """Return the offset from which on all messages put at `moment` or later lie.
 
         Returns:
             A record boundary, the log end where nothing is that young; None without

@@ -1,6 +1,6 @@
 """The one policy for data that should be read and is gone.
 
-Three things make data go: retention moves the log start past what a query stands at, a
+Three things make data go: retention moves the log start past a query's offset, a
 log ends before where it did (it was made anew, or a disk lost its tail), or a partition
 is not there any more. Driver and tasks ask the same question, `settle`, so that they
 never disagree; nothing is ever left out without a `LostRange` that names it.
@@ -16,12 +16,12 @@ from metaq.spark.plan import LogSpan
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What of a wanted span can be read, and what cannot."""
+    """Readable and lost parts of a wanted span."""
 
     span: LogSpan
-    """What to read: within the wanted span or empty, and within the log."""
+    """Span to read: within the wanted span or empty, and within the log."""
     lost: tuple[LostRange, ...] = ()
-    """What to report."""
+    """Ranges to report."""
 
 
 def settle(
@@ -32,16 +32,16 @@ def settle(
     fail_on_data_loss: bool,
     count: Callable[[Offset, Offset], int | None] | None = None,
 ) -> Settled:
-    """Decide how to go on when a log may not hold what is wanted of it.
+    """Decide how to go on when a log may not hold the wanted span.
 
-    A log that ends before what was read already is gone on with at its end: what of
-    it was put after the loss cannot be told from what was read before.
+    Reading goes on at the end of a log that ends before the query's offset: messages
+    put after the loss cannot be told from those read before.
 
     Args:
         partition: whose log.
-        wanted: what is to be read; empty where a query only stands at an offset.
+        wanted: the span to read; empty where a query only stands at an offset.
         log: from log start to log end; None where the partition is gone.
-        fail_on_data_loss: raise instead of going on without what is lost.
+        fail_on_data_loss: raise instead of going on behind the loss.
         count: tells how many messages lay between two offsets, None if not known.
 
     Raises:

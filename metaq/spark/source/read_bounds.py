@@ -1,4 +1,4 @@
-"""Where a read starts and ends in each partition, from what the options ask for."""
+"""Start and end of a read in each partition, from the options."""
 
 from collections.abc import Mapping
 from typing import assert_never
@@ -25,8 +25,8 @@ def resolve_starts(
     Args:
         cluster: asked for the offsets of a group.
         facts: asked for times.
-        options: what the user wants.
-        spans: what the logs hold.
+        options: options of the read.
+        spans: present spans of the logs.
 
     Raises:
         LateStartError: no message is as young as the asked time.

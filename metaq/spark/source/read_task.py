@@ -30,22 +30,22 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """What one task reads; goes to executors in pickled form."""
+    """Range of one task; goes to executors in pickled form."""
 
     range: ReadRange
     """Record boundaries at both ends."""
     address: str | None
-    """Of the broker, `meta://host:port`; None where it was away."""
+    """Address of the broker, `meta://host:port`; None where it was away."""
     bounds: Bounds = EVERYTHING
-    """Which rows of the range are wanted."""
+    """Bounds of the wanted rows."""
 
 
 def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of a range, in order.
 
     Args:
-        task: what is read.
-        options: how patient to be, and what to do about lost and damaged bytes.
+        task: the range to read.
+        options: time-outs, and reactions to lost and damaged bytes.
 
     Raises:
         DataLossError: bytes are gone, and that is to fail the query.
@@ -70,7 +70,7 @@ def read_rows(task: ReadTask, options: SourceOptions) -> Iterator[pa.RecordBatch
 def _read(
     reader: LogReader, wanted: ReadRange, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Read a range; where the log has moved on meanwhile, what is left of it."""
+    """Read a range; where the log start has moved on, the rest of it."""
     partition = wanted.partition
     left = [LogSpan(wanted.start, wanted.end)]
     while left:
@@ -99,7 +99,7 @@ def _read(
         except DamagedRecordError:
             raise
         except CorruptRecordError as error:
-            # The broker names it; what came before that may not be decoded yet.
+            # The broker names it; bytes before that may not be decoded yet.
             named = _named_damage(decoder, error, options.on_corrupt)
             _log.warning("damaged bytes are left out: %s", named)
             before = LogSpan(decoder.next_offset, named.start)
@@ -111,7 +111,7 @@ def _read(
 def _named_damage(
     decoder: RowDecoder, error: CorruptRecordError, on_corrupt: OnCorrupt
 ) -> RowDamage:
-    """Return what to leave out of a range in which the broker names damage.
+    """Return the part to leave out of a range in which the broker names damage.
 
     Raises:
         DamagedRecordError: damage is to fail the query.

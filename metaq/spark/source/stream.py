@@ -1,4 +1,4 @@
-"""`spark.readStream.format("metaq")`: what each micro-batch of a query reads.
+"""`spark.readStream.format("metaq")`: ranges of each micro-batch of a query.
 
 Spark keeps the offsets; a reader keeps nothing that a query needs after a restart. Two
 things Spark does not do for a source are done here. The start of a new query is not
@@ -80,8 +80,8 @@ class StreamProgress:
         That it is the same after a restart takes the option `pinStart`.
 
         Raises:
-            NoBrokerError: a topic or partition that the options name is nobody's, or
-                a broker is away, and that is to fail the query.
+            NoBrokerError: a topic or partition that the options name is on no broker,
+                or a broker is away, and that is to fail the query.
             MetaqError: the cluster cannot be asked.
         """
         options, cluster = self._options, self._cluster
@@ -104,7 +104,8 @@ class StreamProgress:
         logs = cluster.spans(cluster.partitions(options))
         self._target = {p: (log or NOTHING).end for p, log in logs.items()}
         limits = options.limits
-        # What is there is all that will come: to wait for more would never end.
+        # The messages now there are all that will come: a wait for more would never
+        # end.
         self._limits = BatchLimits(
             messages_max=limits.messages_max, bytes_max=limits.bytes_max
         )
@@ -148,7 +149,7 @@ class StreamProgress:
         start: Mapping[TopicPartition, Offset],
         end: Mapping[TopicPartition, Offset],
     ) -> dict[TopicPartition, LogSpan]:
-        """Return what of a micro-batch there is to read.
+        """Return the readable part of a micro-batch.
 
         A partition that `start` does not know is read from its log start.
 
@@ -176,7 +177,8 @@ class StreamProgress:
                     " failOnDataLoss=false goes on from there"
                 )
             _log.warning("%s reads nothing: the log went back", text)
-        # What cannot be asked now is left to the task, which waits for its broker.
+        # A log that cannot be asked now is left to the task, which waits for its
+        # broker.
         there = {p: span for p, span in wanted.items() if p in logs}
         settled = settle_all(there, logs, self._options, self._facts)
         return {**wanted, **settled}
@@ -199,14 +201,14 @@ class StreamProgress:
     def _backlog(
         self, stand: Mapping[TopicPartition, Offset]
     ) -> dict[TopicPartition, LogSpan]:
-        """Return what is there behind `stand`.
+        """Return the present spans behind `stand`.
 
         Partitions that are away are missing, and those that the user chose once, and
         does not any more: the query keeps where it stands in them.
         """
         cluster, options = self._cluster, self._options
         if not self._is_checked:
-            # From then on what is away is waited for, and the rest is read.
+            # From then on partitions away are waited for, and the rest is read.
             cluster.require_whole(options, stand)
             cluster.require_known(options.assigned - stand.keys())
             self._is_checked = True
@@ -257,13 +259,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The reader for Spark 4.2 and later; in pickled form also in the tasks."""
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take what the user wants; nothing is asked yet."""
+        """Take the options; nothing is asked yet."""
         self._options = options
         self._value_type = value_type
         self._progress: StreamProgress | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave what only the driver has behind."""
+        """Leave the driver's own parts behind."""
         return {**self.__dict__, "_progress": None}
 
     @property
@@ -296,18 +298,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_sentence
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802  # Spark's name
-        """Read what is there now, and nothing that comes later."""
+        """Read the messages now there, and no later ones."""
         self.progress.freeze()
 
     def reportLatestOffset(self) -> dict[str, object] | None:  # noqa: N802  # Spark's name
-        """Return the log ends as they were seen last; asks nobody."""
+        """Return the last known log ends, without a request."""
         return offsets_to_json(self.progress.ends) if self.progress.ends else None
 
     @one_sentence
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return what each task of a micro-batch reads: a `ReadTask`.
+        """Return the range of each task of a micro-batch: a `ReadTask`.
 
         Raises:
             BackwardRangeError: a partition ends before it starts.
@@ -340,7 +342,7 @@ class OldStreamReader(StreamReader):
     """
 
     def __init__(self, options: SourceOptions, value_type: pa.DataType) -> None:
-        """Take what the user wants; nothing is asked yet."""
+        """Take the options; nothing is asked yet."""
         super().__init__(options, value_type)
         self._stand: dict[TopicPartition, Offset] | None = None
         self._left_out: dict[TopicPartition, Offset] = {}
@@ -364,10 +366,10 @@ class OldStreamReader(StreamReader):
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> list[InputPartition]:
-        """Return what each task of a micro-batch reads: a `ReadTask`.
+        """Return the range of each task of a micro-batch: a `ReadTask`.
 
-        Partitions that were away while nobody had told where the query stands are
-        missing from `end`; the next micro-batch has them again, where they stood.
+        Partitions that were away while the query's offsets were unknown are missing
+        from `end`; the next micro-batch has them again, where they stood.
         """
         first = {**self._left_out, **offsets_from_json(start)}
         last = offsets_from_json(end)

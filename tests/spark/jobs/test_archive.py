@@ -139,7 +139,7 @@ def test_any_name_of_a_topic_comes_back(
 def test_it_goes_on_until_the_query_is_stopped(
     spark: SparkSession, feed: Feed, path: str
 ) -> None:
-    """What comes later is archived as well; then the summary is returned."""
+    """Later messages are archived as well; then the summary is returned."""
     one, two = batches(2)
     feed.add(one)
     has_all = threading.Event()

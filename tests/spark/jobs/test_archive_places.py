@@ -83,7 +83,7 @@ def test_an_archive_is_the_same_wherever_it_lies(
 def test_two_jobs_cannot_commit_the_same_number(
     spark: SparkSession, place: tuple[str, Path]
 ) -> None:
-    """Whoever comes second fails, on any file system."""
+    """The second one fails, on any file system."""
     url, _directory = place
     one, two = ArchiveStore(spark, url), ArchiveStore(spark, url)
     one.claim("query")
@@ -97,7 +97,7 @@ def test_two_jobs_cannot_commit_the_same_number(
 def test_of_those_who_create_a_file_at_once_one_succeeds(
     spark: SparkSession, place: tuple[str, Path]
 ) -> None:
-    """What it holds is theirs; the others say one sentence, and leave nothing."""
+    """Its contents are theirs; the others say one sentence, and leave nothing."""
     url, directory = place
     jobs = [ArchiveFiles(spark, url) for _ in range(4)]
     gate = threading.Barrier(len(jobs))

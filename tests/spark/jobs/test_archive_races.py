@@ -63,7 +63,7 @@ def test_a_slow_start_takes_nothing_from_a_job_that_came_later(
 def test_what_is_deleted_at_a_start_is_older_than_the_start(
     spark: SparkSession, path: str
 ) -> None:
-    """What is staged and moved by jobs that came later has higher numbers."""
+    """Files staged and moved by later jobs have higher numbers."""
     ArchiveStore(spark, path).claim("query")
     files = ArchiveFiles(spark, path)
     names = [

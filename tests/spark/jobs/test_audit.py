@@ -36,7 +36,7 @@ def by_offset(
 
 
 def test_an_archive_is_compared_place_by_place(spark: SparkSession) -> None:
-    """What is gone, twice, changed or unknown; the ends are told apart."""
+    """Messages gone, twice, changed or unknown; the ends are told apart."""
     source = log_rows("t", 0, 10, start=2) + log_rows("t", 1, 3)
     assert by_offset(spark, source, source).is_right
     target = log_rows("t", 0, 9)  # two more at the start, three fewer at the end

@@ -49,7 +49,7 @@ def test_no_call_is_made_where_ctrl_c_would_break_it_off(
 def test_a_local_spark_needs_no_name_of_the_machine(
     monkeypatch: pytest.MonkeyPatch, master: str, given: str | None, wanted: str | None
 ) -> None:
-    """Spark looks it up, and ends where nobody knows it; a cluster has to find it."""
+    """Spark looks it up, and ends where it is unknown; a cluster has to find it."""
     seen: list[str | None] = []
 
     def start(*_arguments: Any, **_more: Any) -> Session:

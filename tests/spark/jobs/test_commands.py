@@ -36,7 +36,7 @@ QUICK = (
     "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 )
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-"""What moves the cursor of a terminal, and colours it."""
+"""Sequences that move the cursor of a terminal, and colour it."""
 CHECKPOINTS = "spark.sql.streaming.checkpointLocation"
 INTERRUPTED = (130, "", "metaq: interrupted\n")
 """Exit code, output and errors of a command after Ctrl-C."""
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_the_end_of_an_archive_with_one_line(
 def test_an_archive_goes_on_until_ctrl_c(
     broker: EmbeddedBroker, tmp_path: Path
 ) -> None:
-    """What comes later is archived as well; the end tells what was done."""
+    """Later messages are archived as well; the end tells the counts."""
     publish(broker, numbered(10))
     words = ("archive", TOPIC, "--to", str(tmp_path), "--broker", broker.address)
     process = start(*words, "--json", "--every", "0.1")
@@ -288,7 +288,7 @@ def start(
     stdout: IO[bytes] | int = subprocess.PIPE,
     stderr: int = subprocess.PIPE,
 ) -> Process:
-    """Run a command of which nobody waits for the end yet."""
+    """Run a command without waiting for its end."""
     return subprocess.Popen(
         command(*words),
         env={**environment(), "TERM": "xterm"},

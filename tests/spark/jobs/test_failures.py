@@ -22,7 +22,7 @@ def test_a_worker_that_dies_is_one_sentence(spark: SparkSession) -> None:
 
 
 def test_a_driver_that_is_gone_is_told_as_that() -> None:
-    """Its own error says only that somebody refused a connection."""
+    """Its own error says only that a connection was refused."""
     with pytest.raises(JobError) as failed, job_errors("audit"):
         raise ConnectionRefusedError(111, "Connection refused")
     assert str(failed.value) == "audit: Spark's driver has gone: Connection refused"

@@ -50,7 +50,7 @@ SORTED = st.lists(FILES, unique_by=lambda file: file.path).map(
 def test_a_manifest_comes_back(
     files: tuple[ArchivedFile, ...], number: int, batch: int
 ) -> None:
-    """What is written is what is read."""
+    """A manifest reads back as written."""
     one = Manifest(number=number, query_id="q", batch=batch, files=files)
     assert Manifest.from_json(one.to_json(), name="m") == one
 

@@ -63,7 +63,7 @@ def test_a_healthy_directory_is_counted_once(
 
 
 def test_a_torn_tail_is_told_apart(data_dir: Path) -> None:
-    """What the next start will cut is no damage."""
+    """Bytes that the next start will cut are no damage."""
     directory = write_log(data_dir, payloads(100))
     with segments_of(directory)[-1].path.open("ab") as file:
         file.write(b"torn")
@@ -122,7 +122,7 @@ def test_a_bad_sector_is_damage(data_dir: Path) -> None:
 
 
 def test_a_missing_file_is_an_error(data_dir: Path) -> None:
-    """A segment that is gone was not checked, and nobody may think so."""
+    """A segment that is gone was not checked, and the report says so."""
     directory = write_log(data_dir, payloads(5))
     plan = plan_query(FS, options(directory), PushedFilters())
     segments_of(directory)[0].path.unlink()

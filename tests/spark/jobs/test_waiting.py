@@ -56,7 +56,7 @@ def test_ctrl_c_that_wakes_nobody_is_heard_too() -> None:
 
 
 def test_work_that_is_told_of_ctrl_c_is_waited_for_until_the_next() -> None:
-    """What it returns then is its end; what does not heed it is left."""
+    """Its result then is the end; work that ignores it is left."""
     waiting = threading.get_ident()
     told, may_end = threading.Event(), threading.Event()
 

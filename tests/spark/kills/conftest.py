@@ -1,4 +1,4 @@
-"""What tests that kill share."""
+"""Fixtures of tests that kill."""
 
 import random
 from pathlib import Path

@@ -140,7 +140,7 @@ def driver(directory: Path, master: str) -> Iterator[Driver]:
 
 
 class Killing:
-    """Who is to die, one after the other."""
+    """Victims, one after the other."""
 
     def __init__(self, directory: Path, rng: random.Random) -> None:
         self.directory = directory
@@ -156,7 +156,7 @@ class Killing:
         give_order(self.directory, self._number, step, victim, self._skip)
 
     def assert_done(self, answer: object = None) -> None:
-        """The step was reached often enough for somebody to die."""
+        """The step was reached often enough for a task to die."""
         assert passes(self.directory, self._number) > self._skip, answer
 
     def some_of(self, steps: Sequence[str], count: int) -> list[str]:
@@ -168,7 +168,7 @@ class Killing:
 
 
 class Ledger:
-    """What was published to a topic of two partitions, and what a copy may hold."""
+    """Messages published to a topic of two partitions, and bounds of a copy."""
 
     def __init__(self, broker: EmbeddedBroker, topic: str) -> None:
         self._broker = broker

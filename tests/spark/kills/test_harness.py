@@ -1,4 +1,4 @@
-"""What drivers that may be killed are held by."""
+"""Tests of the harness for drivers that may be killed."""
 
 import os
 import sys

@@ -134,7 +134,7 @@ def test_a_batch_write_loses_and_doubles_nothing(
 def test_an_archive_has_each_message_once(
     cluster: Driver, broker: EmbeddedBroker, killing: Killing, tmp_path: Path
 ) -> None:
-    """Whoever is killed while it is read, and whichever batch is planned."""
+    """Whichever task is killed, and whichever batch is planned."""
     ledger = Ledger(broker, "logs")
     path = str(tmp_path / "archive")
     for step in killing.some_of((*READ_STEPS, *PLAN_STEPS, *PROGRESS_STEPS), 1):
