@@ -26,8 +26,6 @@ TEXT = PAGE.read_text()
 REDIS_IDS = "redis_ids.py"
 MAKE_TOPIC = "make_topic.py"
 """Needs brokers of this package."""
-TRANSACTIONS = {"transfer.py", "prepare.py"}
-"""Need brokers with transactions: for now, those of MetaQ."""
 FILES = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", TEXT, re.DOTALL))
 
 
@@ -165,8 +163,6 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path, cluster: str) -> N
         if name == REDIS_IDS:
             continue  # a class, run below
         if name == MAKE_TOPIC and cluster.endswith("/metaq-1-4"):
-            continue
-        if name in TRANSACTIONS and not cluster.endswith("/metaq-1-4"):
             continue
         assert text.count('"127.0.0.1:2181"') == 1, name
         script = tmp_path / name

@@ -7,18 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from metaq.client import Client
-from metaq.clock import Clock
-from metaq.testing.fake_broker import FakeBroker
-from metaq.zk._kazoo import KazooCoordinator
 from tests.client.database_servers import DatabaseServer, postgresql
 from tests.java.server import JavaBroker
+from tests.rigs.process import BrokerProcess
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "examples" / "two_phase.py"
@@ -65,30 +62,32 @@ class Shop(NamedTuple):
             )
 
 
-@pytest.fixture(scope="module", params=["metaq-1.4", "fake"])
+@pytest.fixture(scope="module", params=["metaq-1.4", "metaq-python"])
 def shop(
     request: pytest.FixtureRequest,
     new_root: Callable[[], str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Shop]:
-    """Return a shop with MetaQ's own broker, and with the fake one.
-
-    Our own broker joins them when it has XA.
-    """
+    """Return a shop with MetaQ's own broker, and with ours."""
     root = new_root()
     with contextlib.ExitStack() as stack:
-        if request.param == "fake":
-            fake = FakeBroker({"payments": 3}, coordinator=partial(coordinator, root))
-            stack.enter_context(fake)
+        home = tmp_path_factory.mktemp("shop")
+        if request.param == "metaq-python":
+            stack.enter_context(own_broker(home / "data", root))
         else:
             jars = request.getfixturevalue("server_jars")
-            home = tmp_path_factory.mktemp("shop") / "java"
-            stack.enter_context(JavaBroker(jars, home, root, TOPICS))
+            stack.enter_context(JavaBroker(jars, home / "java", root, TOPICS))
         yield Shop(stack.enter_context(postgresql()), root)
 
 
-def coordinator(zookeeper: str, clock: Clock) -> KazooCoordinator:
-    return KazooCoordinator(zookeeper, session_timeout_ms=4000, clock=clock)
+def own_broker(data: Path, zookeeper: str) -> BrokerProcess:
+    settings = {
+        "zk.zkEnable": "true",
+        "zk.zkConnect": zookeeper,
+        "hostName": "127.0.0.1",
+    }
+    words = [w for key, text in settings.items() for w in ("--set", f"{key}={text}")]
+    return BrokerProcess(data, topic="payments", partition_count=3, arguments=words)
 
 
 def test_a_payment_is_a_row_and_a_message(shop: Shop) -> None:

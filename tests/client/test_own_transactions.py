@@ -1,0 +1,94 @@
+"""Transactions of our client on our own broker; `tests/java` has MetaQ's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from metaq.client import UnknownXidError
+from metaq.testing.embedded import EmbeddedBroker
+from metaq.testing.zk import MemoryZooKeeper
+from tests.client.worlds import QUICK, WORLDS
+
+TOPICS = {"orders": 2, "audit": 1}
+COUNT = 1000
+
+
+@pytest.fixture
+def brokers(tmp_path: Path) -> Iterator[list[EmbeddedBroker]]:
+    """Two brokers with the same topics."""
+    zookeeper = MemoryZooKeeper()
+    made = [
+        EmbeddedBroker(
+            tmp_path / str(number),
+            topics=TOPICS,
+            zookeeper=zookeeper,
+            settings={"brokerId": str(number)},
+        )
+        for number in (0, 1)
+    ]
+    with made[0], made[1]:
+        yield made
+
+
+@pytest.fixture(params=WORLDS)
+def client(request: pytest.FixtureRequest, brokers: list[EmbeddedBroker]) -> Any:
+    with WORLDS[request.param](**brokers[0].client_options, **QUICK) as client:
+        yield client
+
+
+def texts(client: Any, topic: str) -> list[bytes]:
+    return sorted(message.data for message in client.browse(topic))
+
+
+def send_and_fail(producer: Any) -> None:
+    with producer.transaction() as tx:
+        tx.send("orders", b"never")
+        raise ZeroDivisionError
+
+
+def test_all_of_a_transaction_is_stored_or_nothing(client: Any) -> None:
+    """Over topics and partitions; leaving by an exception rolls back."""
+    wanted = sorted(b"%d" % number for number in range(COUNT))
+    with client.producer() as producer:
+        with producer.transaction() as tx:
+            tx.send_many("orders", wanted)
+            tx.send("audit", b"done")
+            assert texts(client, "orders") == texts(client, "audit") == []
+        assert (texts(client, "orders"), texts(client, "audit")) == (wanted, [b"done"])
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail(producer)
+    assert (texts(client, "orders"), texts(client, "audit")) == (wanted, [b"done"])
+
+
+def prepare(client: Any, text: str) -> Any:
+    """Prepare a message on each broker; return the xid."""
+    with client.xa(qualifier="billing") as xa:
+        xid = xa.xid(42, text, "b")
+        xa.begin(xid)
+        for partition in ("0-0", "1-0"):
+            xa.send("orders", text.encode(), partition=partition)
+        xa.prepare()
+        return xid
+
+
+def test_what_is_prepared_survives_a_restart_and_is_committed_once(
+    client: Any, brokers: list[EmbeddedBroker]
+) -> None:
+    """On both brokers; what is rolled back is readable nowhere."""
+    kept, dropped = prepare(client, "kept"), prepare(client, "dropped")
+    for broker in brokers:
+        broker.restart()
+    assert texts(client, "orders") == []
+    with client.xa(qualifier="billing") as xa:
+        assert set(xa.recover()) == {kept, dropped}
+        xa.commit(kept)
+        xa.rollback(dropped)
+        assert list(xa.recover()) == []
+        assert texts(client, "orders") == [b"kept", b"kept"]
+        with pytest.raises(UnknownXidError):
+            xa.commit(kept)
+    for broker in brokers:
+        broker.restart()
+    assert texts(client, "orders") == [b"kept", b"kept"]
