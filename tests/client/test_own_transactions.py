@@ -11,6 +11,12 @@ from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import QUICK, WORLDS
 
+ONE_BROKER = {
+    "brokers": "tests/java has MetaQ's own broker",
+    "client": "of these brokers",
+    "test_what_is_prepared_survives_a_restart_and_is_committed_once": "as above",
+}
+
 TOPICS = {"orders": 2, "audit": 1}
 COUNT = 1000
 

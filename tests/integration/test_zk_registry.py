@@ -1,6 +1,7 @@
 """A broker's registration on a real ZooKeeper: golden trees, faults, bounds."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
 
 import metaq.zk.registry as registry_module
 from metaq.clock import SystemClock
@@ -71,11 +73,13 @@ def read_tree(hosts: str) -> tuple[Tree, set[int]]:
     owners = set()
 
     def visit(path: str) -> None:
-        data, stat = client.get(path)
-        tree[path] = (data.decode(), stat.ephemeralOwner != 0)
-        owners.add(stat.ephemeralOwner)
-        for name in client.get_children(path):
-            visit(f"{path}/{name}")
+        # A node may go while the tree is read.
+        with contextlib.suppress(NoNodeError):
+            data, stat = client.get(path)
+            tree[path] = (data.decode(), stat.ephemeralOwner != 0)
+            owners.add(stat.ephemeralOwner)
+            for name in client.get_children(path):
+                visit(f"{path}/{name}")
 
     try:
         if client.exists("/meta"):

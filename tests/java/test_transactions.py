@@ -54,6 +54,11 @@ def read(client: Any, topic: str) -> list[bytes]:
     return [message.data for message in client.browse(topic)]
 
 
+def wait_for(client: Any, topic: str, count: int) -> None:
+    """Wait for messages of a commit: MetaQ may answer it before it appends them."""
+    until(lambda: len(read(client, topic)) >= count)
+
+
 def test_a_block_stores_all_or_nothing(client: Any) -> None:
     """Two topics of one broker; an exception takes everything back."""
     before = read(client, "orders"), read(client, "audit")
@@ -73,6 +78,8 @@ def test_a_block_stores_all_or_nothing(client: Any) -> None:
         with producer.transaction() as tx:
             tx.send("audit", b"lost")
             tx.rollback()
+    wait_for(client, "orders", len(before[0]) + 1)
+    wait_for(client, "audit", len(before[1]) + 1)
     found = list(client.browse("orders"))
     assert [one.data for one in found] == [*before[0], b"order"]
     assert (found[-1].id, found[-1].attribute) == (sent.message_id, "k=v")
@@ -91,6 +98,7 @@ def test_many_at_once_are_stored_once_each(client: Any) -> None:
         lost.send_many("many", data)
         lost.rollback()
         assert len({one.message_id for one in results}) == COUNT
+        wait_for(client, "many", begun + COUNT + 1)
         found = read(client, "many")
     assert len(found) == begun + COUNT + 1
     assert set(data) <= set(found)
@@ -102,6 +110,7 @@ def test_messages_that_wait_for_each_other_keep_their_order(client: Any) -> None
     with client.producer() as producer, producer.transaction() as tx:
         for one in data:
             tx.send("order", one)
+    wait_for(client, "order", begun + len(data))
     assert read(client, "order")[begun:] == data
 
 
@@ -144,7 +153,9 @@ def test_a_prepared_transaction_gets_its_verdict_from_another_client(
         with pytest.raises(UnknownXidError):
             getattr(again, verdict)(xid)
         again.forget(xid)
-    assert len(read(client, "global")) == begun + (3 if verdict == "commit" else 0)
+    count = begun + (3 if verdict == "commit" else 0)
+    wait_for(client, "global", count)
+    assert len(read(client, "global")) == count
 
 
 def test_one_phase_and_nothing_at_all(client: Any) -> None:
@@ -160,6 +171,7 @@ def test_one_phase_and_nothing_at_all(client: Any) -> None:
         xa.send("global", b"lost")
         xa.rollback()
         assert xa.recover() == []
+    wait_for(client, "global", begun + 1)
     assert len(read(client, "global")) == begun + 1
 
 
@@ -181,6 +193,7 @@ def test_a_killed_broker_keeps_what_is_committed_or_prepared(
         with Client(root) as client, client.producer() as producer:
             with producer.transaction() as tx:
                 tx.send("audit", b"committed")
+            wait_for(client, "audit", 1)
             open_one = producer.transaction()
             open_one.send("audit", b"open")
             xa = client.xa(qualifier="billing-1")
