@@ -44,6 +44,8 @@ def spark() -> Iterator[SparkSession]:
             SparkSession.builder.master("local[2]")
             .appName("metaq tests")
             .config("spark.ui.enabled", "false")
+            # It lives as long as the run, and keeps something of each query.
+            .config("spark.driver.memory", "2g")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.driver.bindAddress", "127.0.0.1")

@@ -2,7 +2,7 @@
 
 Theory of operation. Everything here runs on the event loop and nothing waits: each
 event (messages, a reply, a connection, a snapshot, a tick) changes the state of some
-senders and lets them `_fill`. An sender is one partition's way out. It takes the next
+senders and lets them `_fill`. A sender is one partition's way out. It takes the next
 batch when a place in flight is free, so batches grow while others are under way.
 
 Order. Parts leave in the order of their messages. When one comes back, the sender sends
@@ -252,7 +252,7 @@ class Delivery:
             if sender.in_flight:
                 return
             sender.take_back()
-        # An sender without messages does not ask for a connection.
+        # A sender without messages does not ask for a connection.
         if not sender.waiting and not self._accumulator.has_messages(sender.queue):
             return
         connection = self._connection(sender)
