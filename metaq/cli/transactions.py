@@ -21,8 +21,14 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
     """
     reply = call_admin(data_dir, {"command": "transactions"}, timeout_s=TIMEOUT_S)
     found = reply.get("transactions")
+    transactions = found if isinstance(found, list) else []
+    if as_json:
+        # Ages as numbers, in milliseconds; null is one that is not known.
+        for each in transactions:
+            render.print_json(each)
+        return
     rows: list[list[render.Cell]] = []
-    for each in found if isinstance(found, list) else []:
+    for each in transactions:
         prepared_ms = each["prepared_age_ms"]
         partitions = ", ".join(each["partitions"])
         rows.append(
@@ -36,7 +42,7 @@ def list_transactions(data_dir: Path, *, as_json: bool) -> None:
                 f"{partitions} {each['detail']}".strip(),
             ]
         )
-    render.print_rows(COLUMNS, rows, as_json=as_json)
+    render.print_rows(COLUMNS, rows, as_json=False)
 
 
 def end_transaction(data_dir: Path, key: str, word: str) -> None:

@@ -31,7 +31,9 @@ def test_list_shows_what_an_operator_decides_by(tmp_path: Path) -> None:
     (tmp_path / "admin.sock").unlink()
     _request, _code, output = ask(tmp_path, reply, "txn", "list", "--json")
     row = json.loads(output)
-    assert (row["key"], row["puts"], row["state"]) == (KEY, 3, "prepared")
+    assert (row["key"], row["put_count"], row["state"]) == (KEY, 3, "prepared")
+    assert (row["age_ms"], row["prepared_age_ms"]) == (61_000, 60_000)
+    assert (row["partitions"], row["detail"]) == (["orders-0", "audit-1"], "")
 
 
 @pytest.mark.parametrize("word", ENDS)
