@@ -68,10 +68,8 @@ from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.transaction_branch import PendingResult
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.session import AsyncClient
-from metaq.client.sync.admin import Admin
-from metaq.client.sync.client import Client, Consumer
-from metaq.client.sync.producers import OrderedProducer, Producer
-from metaq.client.sync.transactions import Transaction, Xa
+from metaq.client.sync.client import Admin, Client, Consumer
+from metaq.client.sync.producers import OrderedProducer, Producer, Transaction, Xa
 from metaq.errors import (
     BadReplyError,
     ClientError,

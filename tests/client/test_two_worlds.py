@@ -83,17 +83,27 @@ INNER = {
 PROTOCOLS = {"__enter__", "__exit__", "__iter__", "__await__"}
 
 
+def members_of(kind: type[Any]) -> dict[str, Any]:
+    """Return what a class has of its own and of its bases in the project."""
+    return {
+        name: value
+        for one in reversed(kind.__mro__)
+        if one.__module__.startswith("metaq.")
+        for name, value in vars(one).items()
+    }
+
+
 def calls_of(kind: type[Any]) -> dict[str, Any]:
     """Return what users may call: methods, and what `with`, `for` and `await` call."""
     return {
         name: value
-        for name, value in vars(kind).items()
+        for name, value in members_of(kind).items()
         if inspect.isfunction(value) and (not name.startswith("_") or name in PROTOCOLS)
     }
 
 
 def names_of(kind: type[Any]) -> set[str]:
-    names = {name for name in vars(kind) if not name.startswith("_")}
+    names = {name for name in members_of(kind) if not name.startswith("_")}
     return {name for name in names if f"{kind.__name__}.{name}" not in INNER}
 
 
@@ -143,3 +153,36 @@ def test_what_a_timeout_means_is_said(_sync: type[Any], other: type[Any]) -> Non
         if "timeout" in inspect.signature(function).parameters:
             text = inspect.getdoc(function) or ""
             assert "timeout: " in text or "`send`" in text, name
+
+
+@pytest.mark.parametrize(("sync", "other"), TWINS)
+def test_a_call_returns_what_its_twin_returns(
+    sync: type[Any], other: type[Any]
+) -> None:
+    """Annotations of derived methods are those of the async ones, awaited."""
+    of_each_world = {"producer", "ordered_producer", "xa", "consumer", "transaction"}
+    of_each_world |= {"admin", "browse"}
+    for name in names_of(other) & calls_of(other).keys() - of_each_world:
+        ours = inspect.signature(getattr(sync, name)).return_annotation
+        twin = inspect.signature(getattr(other, name)).return_annotation
+        assert ours == twin, name
+
+
+@pytest.mark.parametrize("kind", [sync for sync, _ in TWINS])
+def test_help_of_the_sync_world_is_about_blocking_calls(kind: type[Any]) -> None:
+    for name, function in calls_of(kind).items():
+        text = inspect.getdoc(function) or ""
+        assert name.startswith("__") or text, name
+        assert not inspect.iscoroutinefunction(function), name
+        for word in ("async with", "Cancellation", "event loop", "await "):
+            assert word not in text, f"{name}: {word}"
+
+
+@pytest.mark.parametrize("kind", [sync for sync, _ in TWINS])
+def test_a_derived_method_goes_by_its_own_name(kind: type[Any]) -> None:
+    """Tracebacks, logs and `help` name the sync class."""
+    for name, function in vars(kind).items():
+        if inspect.isfunction(function):
+            assert function.__name__ == name
+            assert function.__qualname__ == f"{kind.__name__}.{name}"
+            assert function.__module__ == kind.__module__

@@ -17,24 +17,16 @@ from collections.abc import (
     Collection,
     Generator,
     Iterator,
-    Mapping,
     Sequence,
 )
 from pathlib import Path
-from types import TracebackType
 from typing import Self, Unpack
 
 from metaq.client.admin.async_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.cluster.context import ClientContext
-from metaq.client.consume.browse import GetResult, browse_topic
+from metaq.client.consume.browse import browse_topic
 from metaq.client.consume.consumer import AsyncConsumer
-from metaq.client.consume.cursor import FETCH_BYTES
-from metaq.client.consume.progress import (
-    ConsumerStatistics,
-    Health,
-    Lag,
-)
 from metaq.client.consume.redelivery import DEFAULT_POLICY, RetryPolicy
 from metaq.client.offsets.offset_store import OffsetStore
 from metaq.client.options import (
@@ -48,14 +40,17 @@ from metaq.client.options import (
     takes_options,
 )
 from metaq.client.partitioner import Selector
-from metaq.client.produce.ordered_producer import AsyncOrderedProducer
-from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.xa import AsyncXa
 from metaq.client.session import AsyncClient, CoordinatorFactory
-from metaq.client.sync.admin import Admin
+from metaq.client.sync.derived import (
+    SyncClosable,
+    SyncObject,
+    SyncPart,
+    blocking,
+    direct,
+    on_loop,
+)
 from metaq.client.sync.handler_threads import Handler, run_threads
-from metaq.client.sync.producers import OrderedProducer, Producer
-from metaq.client.sync.transactions import Xa
+from metaq.client.sync.producers import OrderedProducer, Producer, Xa
 from metaq.client.validation import check_timeout, check_whole
 from metaq.clock import Clock, SystemClock
 from metaq.errors import ClosedError
@@ -75,7 +70,7 @@ def _close_open() -> None:
             stack.callback(client.close)
 
 
-class Client:
+class Client(SyncObject[AsyncClient]):
     """The way in: `with Client("127.0.0.1:2181") as client`; see `AsyncClient`.
 
     Works from any thread. After a fork the child makes its own.
@@ -178,12 +173,9 @@ class Client:
     ) -> Producer:
         """Return a producer for any thread; see `AsyncClient.producer`."""
         thread = self._require_thread()
-
-        async def make() -> AsyncProducer:
-            return self._twin.producer(selector=selector, **options)
-
+        work = on_loop(self._twin.producer, selector=selector, **options)
         return Producer(
-            thread.run(make()),
+            thread.run(work),
             thread,
             options=ProducerOptions(**options),
             clock=self._twin.context.clock,
@@ -201,13 +193,15 @@ class Client:
     ) -> OrderedProducer:
         """Return a producer for any thread; see `AsyncClient.ordered_producer`."""
         thread = self._require_thread()
-
-        async def make() -> AsyncOrderedProducer:
-            return self._twin.ordered_producer(
-                topic, partitions, directory, selector=selector, **options
-            )
-
-        return OrderedProducer(thread.run(make()), thread)
+        work = on_loop(
+            self._twin.ordered_producer,
+            topic,
+            partitions,
+            directory,
+            selector=selector,
+            **options,
+        )
+        return OrderedProducer(thread.run(work), thread)
 
     @takes_options(ProducerOptions)
     def xa(
@@ -219,11 +213,8 @@ class Client:
     ) -> Xa:
         """Return what runs XA transactions, for any thread; see `AsyncClient.xa`."""
         thread = self._require_thread()
-
-        async def make() -> AsyncXa:
-            return self._twin.xa(qualifier, selector=selector, **options)
-
-        return Xa(thread.run(make()), thread)
+        work = on_loop(self._twin.xa, qualifier, selector=selector, **options)
+        return Xa(thread.run(work), thread)
 
     @takes_options(ConsumerOptions)
     def consumer(
@@ -238,18 +229,16 @@ class Client:
     ) -> "Consumer":
         """Return a consumer; see `AsyncClient.consumer`."""
         thread = self._require_thread()
-
-        async def make() -> AsyncConsumer:
-            return self._twin.consumer(
-                group,
-                topics,
-                partitions=partitions,
-                broadcast=broadcast,
-                offsets=offsets,
-                **options,
-            )
-
-        consumer = Consumer(thread.run(make()), thread, clock=self._clock)
+        work = on_loop(
+            self._twin.consumer,
+            group,
+            topics,
+            partitions=partitions,
+            broadcast=broadcast,
+            offsets=offsets,
+            **options,
+        )
+        consumer = Consumer(thread.run(work), thread, clock=self._clock)
         self._consumers.add(consumer)
         return consumer
 
@@ -300,35 +289,12 @@ class Client:
             with contextlib.suppress(ClosedError):
                 thread.run(stop())
 
-    def get(
-        self,
-        topic: str,
-        partition: str,
-        offset: Offset,
-        max_bytes: int = FETCH_BYTES,
-        timeout: float | None = None,
-    ) -> GetResult:
-        """Return the messages at an offset; see `AsyncClient.get`."""
-        thread = self._require_thread()
-        return thread.run(self._twin.get(topic, partition, offset, max_bytes, timeout))
+    get = blocking(AsyncClient.get)
+    topics = blocking(AsyncClient.topics)
+    partitions = blocking(AsyncClient.partitions)
+    stats = blocking(AsyncClient.stats)
 
-    def topics(self, timeout: float | None = None) -> tuple[str, ...]:
-        """Return the names of all topics; see `AsyncClient.topics`."""
-        return self._require_thread().run(self._twin.topics(timeout))
-
-    def partitions(
-        self, topic: str, timeout: float | None = None
-    ) -> tuple[TopicPartition, ...]:
-        """Return a topic's partitions; see `AsyncClient.partitions`."""
-        return self._require_thread().run(self._twin.partitions(topic, timeout))
-
-    def stats(
-        self, item: str = "", timeout: float | None = None
-    ) -> Mapping[str, Mapping[str, str]]:
-        """Return what brokers count; see `AsyncClient.stats`."""
-        return self._require_thread().run(self._twin.stats(item, timeout))
-
-    def admin(self) -> Admin:
+    def admin(self) -> "Admin":
         """Return what makes, alters, deletes and describes topics; for any thread."""
         return Admin(AsyncAdmin(self._twin.context), self._require_thread())
 
@@ -341,15 +307,26 @@ async def _next_of(batches: AsyncIterator[list[Message]]) -> list[Message] | Non
     return await anext(batches, None)
 
 
-class Consumer:
+class Admin(SyncPart[AsyncAdmin]):
+    """Administration of a cluster, for any thread; see `AsyncAdmin`."""
+
+    create_topic = blocking(AsyncAdmin.create_topic)
+    alter_topic = blocking(AsyncAdmin.alter_topic)
+    delete_topic = blocking(AsyncAdmin.delete_topic)
+    describe_topic = blocking(AsyncAdmin.describe_topic)
+    topics = blocking(AsyncAdmin.topics)
+    brokers = blocking(AsyncAdmin.brokers)
+    forget_broker = blocking(AsyncAdmin.forget_broker)
+
+
+class Consumer(SyncClosable[AsyncConsumer]):
     """A consumer for any thread, one at a time; see `AsyncConsumer`."""
 
     def __init__(
         self, twin: AsyncConsumer, thread: LoopThread, *, clock: Clock
     ) -> None:
         """Wrap the async twin; `Client.consumer` is the way in."""
-        self._twin = twin
-        self._thread = thread
+        super().__init__(twin, thread)
         self._clock = clock
 
     @property
@@ -367,9 +344,7 @@ class Consumer:
         """Options chosen by the user."""
         return self._twin.options
 
-    def start(self, timeout: float | None = None) -> None:
-        """Join the group and begin to fetch; see `AsyncConsumer.start`."""
-        self._thread.run(self._twin.start(timeout))
+    start = blocking(AsyncConsumer.start)
 
     def close(self, timeout: float | None = None) -> None:
         """Give the partitions up, commit, leave; see `AsyncConsumer.close`."""
@@ -393,25 +368,11 @@ class Consumer:
     def _is_free(self) -> bool:
         return self._twin.current_batch.is_free_for(threading.current_thread())
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed, or could not be started."""
-        self._thread.require_own()
-        return self._twin.is_closed
-
-    def __repr__(self) -> str:
-        return self._thread.describe(self._twin)
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object = None, *_error: object) -> None:
         if kind is None and self._thread.is_usable and self._is_free:
             self._twin.current_batch.count()
         self.close()
@@ -486,9 +447,7 @@ class Consumer:
             timeout_s=timeout,
         )
 
-    def commit(self, timeout: float | None = None) -> None:
-        """Commit everything handed out; see `AsyncConsumer.commit`."""
-        self._thread.run(self._twin.commit(timeout))
+    commit = blocking(AsyncConsumer.commit)
 
     def seek(
         self,
@@ -500,25 +459,8 @@ class Consumer:
         limit_s = self._twin.limit_s(timeout)
         self._thread.run(self._twin.seek(partition, offset), timeout_s=limit_s)
 
-    def rollback(self, timeout: float | None = None) -> None:
-        """Have everything since the last commit again; see `AsyncConsumer.rollback`."""
-        self._thread.run(self._twin.rollback(timeout))
-
-    def assignment(self) -> frozenset[TopicPartition]:
-        """Return the partitions that are read now."""
-        self._thread.require_own()
-        return self._twin.assignment()
-
-    def lag(self, timeout: float | None = None) -> dict[TopicPartition, Lag]:
-        """Return how far handling is behind; see `AsyncConsumer.lag`."""
-        return self._thread.run(self._twin.lag(timeout))
-
-    def health(self) -> Health:
-        """Return the consumer's condition; see `AsyncConsumer.health`."""
-        self._thread.require_own()
-        return self._twin.health()
-
-    def statistics(self) -> ConsumerStatistics:
-        """Return a snapshot of the counters."""
-        self._thread.require_own()
-        return self._twin.statistics()
+    rollback = blocking(AsyncConsumer.rollback)
+    assignment = direct(AsyncConsumer.assignment)
+    lag = blocking(AsyncConsumer.lag)
+    health = direct(AsyncConsumer.health)
+    statistics = direct(AsyncConsumer.statistics)

@@ -1,4 +1,4 @@
-"""The sync world's producers: any thread appends, the client's loop delivers.
+"""The sync world's producers and transactions: any thread, the client's loop delivers.
 
 What happens per message happens in the caller's thread: it encodes the message and
 appends it to a batch under one lock. Only a topic's first message, `flush` and `close`
@@ -14,18 +14,19 @@ from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
-from metaq.client.produce.ordered_producer import (
-    AsyncOrderedProducer,
-    OrderedStatistics,
-    Spooled,
-)
-from metaq.client.produce.producer import (
-    AsyncProducer,
-)
-from metaq.client.produce.producer_counters import ProducerStatistics
+from metaq.client.produce.ordered_producer import AsyncOrderedProducer
+from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import frozen
-from metaq.client.produce.transaction import AsyncTransaction
-from metaq.client.sync.transactions import Transaction
+from metaq.client.produce.transaction import AsyncTransaction, TransactionState
+from metaq.client.produce.xa import AsyncXa
+from metaq.client.sync.derived import (
+    SyncClosable,
+    SyncPart,
+    blocking,
+    closing,
+    direct,
+    on_loop,
+)
 from metaq.clock import Clock
 from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
@@ -34,7 +35,31 @@ from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 
 
-class Producer:
+class Transaction(SyncPart[AsyncTransaction]):
+    """A local transaction for any number of threads; see `AsyncTransaction`."""
+
+    @property
+    def id(self) -> str:
+        """Its id, as brokers log it."""
+        return self._twin.id
+
+    @property
+    def state(self) -> TransactionState:
+        """Its state."""
+        return self._twin.state
+
+    send = blocking(AsyncTransaction.send)
+    send_many = blocking(AsyncTransaction.send_many)
+    commit = blocking(AsyncTransaction.commit)
+    rollback = blocking(AsyncTransaction.rollback)
+
+    def __enter__(self) -> Self:
+        return self
+
+    __exit__ = blocking(AsyncTransaction.__aexit__)
+
+
+class Producer(SyncClosable[AsyncProducer]):
     """A producer for any number of threads; see `AsyncProducer`."""
 
     def __init__(
@@ -46,8 +71,7 @@ class Producer:
         clock: Clock,
     ) -> None:
         """Wrap the async twin; `Client.producer` is the way in."""
-        self._twin = twin
-        self._thread = thread
+        super().__init__(twin, thread)
         self._options = options
         self._clock = clock
         self._handover = Handover(
@@ -58,9 +82,7 @@ class Producer:
             drop=twin.oneway.drop,
         )
 
-    def prepare(self, topic: str, *, timeout: float | None = None) -> None:
-        """Wait until a topic's partitions are known; see `AsyncProducer.prepare`."""
-        self._thread.run(self._twin.prepare(topic, timeout=timeout))
+    prepare = blocking(AsyncProducer.prepare)
 
     def send(
         self,
@@ -161,43 +183,12 @@ class Producer:
 
     def transaction(self, timeout: float | None = None) -> Transaction:
         """Return a transaction; see `AsyncProducer.transaction`."""
+        work = on_loop(self._twin.transaction, timeout)
+        return Transaction(self._thread.run(work), self._thread)
 
-        async def make() -> AsyncTransaction:
-            return self._twin.transaction(timeout)
-
-        return Transaction(self._thread.run(make()), self._thread)
-
-    def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything appended before has an outcome, good or bad.
-
-        Raises:
-            RequestTimeoutError: some have none after `timeout` seconds; they go on.
-        """
-        self._thread.run(self._twin.flush(timeout))
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
-        self._thread.require_own()
-        return self._twin.is_closed
-
-    def close(self, timeout: float | None = None) -> None:
-        """Send what was appended, then refuse more; see `AsyncProducer.close`."""
-        self._thread.run_close(self._twin.close(timeout))
-
-    def __repr__(self) -> str:
-        return self._thread.describe(self._twin)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def statistics(self) -> ProducerStatistics:
-        """Return a snapshot of the counters."""
-        self._thread.require_own()
-        return self._twin.statistics()
+    flush = blocking(AsyncProducer.flush)
+    close = closing(AsyncProducer.close)
+    statistics = direct(AsyncProducer.statistics)
 
     def _deadline_s(self, timeout: float | None) -> float:
         timeout_s = self._options.timeout_s if timeout is None else timeout
@@ -216,13 +207,8 @@ class Producer:
             raise full
 
 
-class OrderedProducer:
+class OrderedProducer(SyncClosable[AsyncOrderedProducer]):
     """An ordered producer for any number of threads; see `AsyncOrderedProducer`."""
-
-    def __init__(self, twin: AsyncOrderedProducer, thread: LoopThread) -> None:
-        """Wrap the async twin; `Client.ordered_producer` is the way in."""
-        self._twin = twin
-        self._thread = thread
 
     @property
     def topic(self) -> str:
@@ -234,44 +220,31 @@ class OrderedProducer:
         """The layout."""
         return self._twin.partitions
 
-    def start(self, timeout: float | None = None) -> None:
-        """Open the spools, send their messages; see `AsyncOrderedProducer.start`."""
-        self._thread.run(self._twin.start(timeout))
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more messages."""
-        self._thread.require_own()
-        return self._twin.is_closed
-
-    def close(self, timeout: float | None = None) -> None:
-        """Stop; spooled messages stay; see `AsyncOrderedProducer.close`."""
-        self._thread.run_close(self._twin.close(timeout))
-
-    def __repr__(self) -> str:
-        return self._thread.describe(self._twin)
+    start = blocking(AsyncOrderedProducer.start)
+    send = blocking(AsyncOrderedProducer.send)
+    close = closing(AsyncOrderedProducer.close)
+    statistics = direct(AsyncOrderedProducer.statistics)
 
     def __enter__(self) -> Self:
         self.start()
         return self
 
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
-    def send(
-        self,
-        data: BytesLike,
-        *,
-        attribute: str | None = None,
-        key: str | bytes | None = None,
-        timeout: float | None = None,
-    ) -> SendResult | Spooled:
-        """Send one message, or spool it; see `AsyncOrderedProducer.send`."""
-        return self._thread.run(
-            self._twin.send(data, attribute=attribute, key=key, timeout=timeout)
-        )
+class Xa(SyncClosable[AsyncXa]):
+    """XA transactions, one at a time, for any thread; see `AsyncXa`."""
 
-    def statistics(self) -> OrderedStatistics:
-        """Return a snapshot of the counters."""
-        self._thread.require_own()
-        return self._twin.statistics()
+    @property
+    def qualifier(self) -> str:
+        """The name that tells its transactions from those of other programs."""
+        return self._twin.qualifier
+
+    xid = direct(AsyncXa.xid)
+    begin = blocking(AsyncXa.begin)
+    send = blocking(AsyncXa.send)
+    send_many = blocking(AsyncXa.send_many)
+    prepare = blocking(AsyncXa.prepare)
+    commit = blocking(AsyncXa.commit)
+    rollback = blocking(AsyncXa.rollback)
+    recover = blocking(AsyncXa.recover)
+    forget = blocking(AsyncXa.forget)
+    close = closing(AsyncXa.close)

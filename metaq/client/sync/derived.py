@@ -1,0 +1,128 @@
+"""Sync forms of async methods, derived where they only forward their arguments.
+
+    class Transaction(SyncPart[AsyncTransaction]):
+        commit = blocking(AsyncTransaction.commit)
+
+`Transaction.commit` has the arguments, types, defaults and text of its twin's, for type
+checkers, editors and `help`, and returns what the twin's coroutine returns. A method
+that does more in the caller's thread is written out.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
+
+from metaq.client.timeouts import Closable
+from metaq.loop_thread import LoopThread
+
+T = TypeVar("T")
+C = TypeVar("C", bound=Closable)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+SYNC_WORDS: Final = {
+    "Cancellation:": "Interrupt:",
+    "`async with`": "`with`",
+    "of another event loop": "called on its own thread",
+}
+"""Words of the async world's texts, and what they are for a blocking call."""
+
+
+class SyncObject(Generic[T]):
+    """An object for any thread. Its async twin lives on a loop thread."""
+
+    _twin: T
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name, value in vars(cls).items():
+            if inspect.isfunction(value) and hasattr(value, "__wrapped__"):
+                value.__module__, value.__name__ = cls.__module__, name
+                value.__qualname__ = f"{cls.__qualname__}.{name}"
+
+    def _require_thread(self) -> LoopThread:
+        """Return the twin's thread.
+
+        Raises:
+            ClosedError: there is none.
+        """
+        raise NotImplementedError
+
+
+class SyncPart(SyncObject[T]):
+    """An object that a started client made."""
+
+    def __init__(self, twin: T, thread: LoopThread) -> None:
+        """Wrap the async twin; a method of the client is the way in."""
+        self._twin = twin
+        self._thread = thread
+
+    def _require_thread(self) -> LoopThread:
+        return self._thread
+
+    def __repr__(self) -> str:
+        return self._thread.describe(self._twin)
+
+
+class SyncClosable(SyncPart[C]):
+    """A part that the end of its block closes."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed, or could not be started."""
+        self._thread.require_own()
+        return self._twin.is_closed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._thread.run_close(self._twin.close())
+
+
+def blocking(
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncObject[T], P], R]:
+    """Return the sync form of a coroutine method: it waits for the result."""
+
+    def call(self: SyncObject[T], /, *args: P.args, **keywords: P.kwargs) -> R:
+        thread = self._require_thread()
+        return thread.run(method(self._twin, *args, **keywords))
+
+    return _named_like(method, call)
+
+
+def closing(
+    method: Callable[Concatenate[T, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[SyncPart[T], P], None]:
+    """Return the sync form of a `close`: nothing when the client is closed before."""
+
+    def call(self: SyncPart[T], /, *args: P.args, **keywords: P.kwargs) -> None:
+        self._thread.run_close(method(self._twin, *args, **keywords))
+
+    return _named_like(method, call)
+
+
+def direct(
+    method: Callable[Concatenate[T, P], R],
+) -> Callable[Concatenate[SyncPart[T], P], R]:
+    """Return the sync form of what any thread may call: it never waits."""
+
+    def call(self: SyncPart[T], /, *args: P.args, **keywords: P.kwargs) -> R:
+        self._thread.require_own()
+        return method(self._twin, *args, **keywords)
+
+    return _named_like(method, call)
+
+
+async def on_loop(make: Callable[P, R], *args: P.args, **keywords: P.kwargs) -> R:
+    """Call what belongs to the loop there; awaited through the loop thread."""
+    return make(*args, **keywords)
+
+
+def _named_like(method: Callable[..., object], call: Callable[P, R]) -> Callable[P, R]:
+    functools.update_wrapper(call, method)
+    for word, sync_word in SYNC_WORDS.items():
+        call.__doc__ = (call.__doc__ or "").replace(word, sync_word)
+    return call
