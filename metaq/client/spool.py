@@ -61,6 +61,7 @@ from metaq.model import (
     SizeBytes,
     TopicPartition,
 )
+from metaq.record.checksum import with_crc
 
 log = logging.getLogger(__name__)
 
@@ -396,8 +397,7 @@ def spool_name(topic: str, owner: str) -> str:
 
 def encode_header() -> bytes:
     """Return the first bytes of the file."""
-    packed = HEADER.pack(MAGIC, VERSION, 0)[:-4]
-    return packed + crc32(packed).to_bytes(4, "big")
+    return with_crc(HEADER.pack(MAGIC, VERSION, 0))
 
 
 def encode_entry(kind: int, number: int, body: bytes) -> bytes:

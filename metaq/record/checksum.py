@@ -1,4 +1,4 @@
-"""The one checksum of the format: CRC-32 with its top bit cleared."""
+"""Checksums: MetaQ's, a CRC-32 with its top bit cleared, and that of our own files."""
 
 import sys
 from array import array
@@ -13,6 +13,9 @@ BytesLike: TypeAlias = bytes | bytearray | memoryview
 
 CHECKSUM_MASK: Final = 0x7FFF_FFFF
 """Clears the top bit: MetaQ keeps the checksum in a signed 32-bit field."""
+
+CRC_BYTES: Final = 4
+"""Length of a CRC-32 at the end of the entries of our own files."""
 
 _ALL_BITS: Final = 0xFFFF_FFFF
 _ZEROS: Final = memoryview(bytes(1 << 20))
@@ -30,6 +33,21 @@ def checksum(data: BytesLike) -> int:
         zlib's CRC-32 with the top bit cleared; 0 for no bytes.
     """
     return crc32(data) & CHECKSUM_MASK
+
+
+def with_crc(packed: bytes) -> bytes:
+    """Return packed fields with their CRC-32 in the last one, as our own files have it.
+
+    Args:
+        packed: fields, big-endian, the last of four bytes; what is in that is ignored.
+    """
+    return packed[:-CRC_BYTES] + crc32(packed[:-CRC_BYTES]).to_bytes(CRC_BYTES, "big")
+
+
+def has_crc(packed: BytesLike) -> bool:
+    """Tell whether the last four bytes are the CRC-32 of those before."""
+    crc = int.from_bytes(packed[-CRC_BYTES:], "big")
+    return crc32(packed[:-CRC_BYTES]) == crc
 
 
 def checksums(datas: Iterable[BytesLike]) -> list[int]:

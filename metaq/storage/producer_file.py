@@ -37,11 +37,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 from metaq.errors import DiskError, StorageError
 from metaq.fs import FileSystem, UpdateFile
 from metaq.model import MessageId, Offset, Position, SizeBytes
+from metaq.record.checksum import has_crc, with_crc
 from metaq.record.layout import HEADER as RECORD_HEADER
 from metaq.record.layout import HEADER_BYTES as RECORD_HEADER_BYTES
 from metaq.storage.producers import BATCHES_KEPT, ProducerTable, StoredBatch
@@ -66,8 +66,6 @@ FILE_FACTOR: Final = 4
 FILE_BYTES_MAX: Final = SizeBytes(64 << 20)
 """A larger file is not read: none of ours is, whatever the settings."""
 
-_CRC_BYTES: Final = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Notes:
@@ -84,23 +82,23 @@ class Notes:
 
 def encode_header() -> bytes:
     """Return the first 16 bytes."""
-    packed = HEADER.pack(MAGIC, VERSION, 0)[:-_CRC_BYTES]
-    return packed + crc32(packed).to_bytes(_CRC_BYTES, "big")
+    return with_crc(HEADER.pack(MAGIC, VERSION, 0))
 
 
 def encode_entry(batch: StoredBatch) -> bytes:
     """Return the 104 bytes of one entry; a field out of range is our own bug."""
-    packed = ENTRY.pack(
-        batch.producer.encode("ascii"),
-        batch.sequence,
-        batch.count,
-        batch.checksum,
-        batch.first_id,
-        batch.offset,
-        batch.size_bytes,
-        0,
-    )[:-_CRC_BYTES]
-    return packed + crc32(packed).to_bytes(_CRC_BYTES, "big")
+    return with_crc(
+        ENTRY.pack(
+            batch.producer.encode("ascii"),
+            batch.sequence,
+            batch.count,
+            batch.checksum,
+            batch.first_id,
+            batch.offset,
+            batch.size_bytes,
+            0,
+        )
+    )
 
 
 def decode_notes(data: bytes) -> Notes:
@@ -125,9 +123,9 @@ def decode_notes(data: bytes) -> Notes:
 
 
 def _decode_entry(data: bytes) -> StoredBatch | None:
-    name, sequence, count, checksum, first_id, offset, size, crc = ENTRY.unpack(data)
-    if crc != crc32(data[:-_CRC_BYTES]):
+    if not has_crc(data):
         return None
+    name, sequence, count, checksum, first_id, offset, size, _crc = ENTRY.unpack(data)
     # The checksum was ours to write, so it covers a name of ours.
     producer = name.rstrip(b"\0").decode("ascii", "replace")
     return StoredBatch(

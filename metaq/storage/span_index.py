@@ -58,6 +58,7 @@ from zlib import crc32
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem, UpdateFile
 from metaq.model import MessageId, Millis, Offset, Position, SizeBytes
+from metaq.record.checksum import CRC_BYTES, has_crc, with_crc
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ SPAN_BYTES_MAX: Final = 2**32 - 1
 INDEX_BYTES_MAX: Final = SizeBytes(1 << 30)
 """A larger file is not read at all: no index of ours comes near it."""
 
-_CRC_FROM: Final = ENTRY_BYTES - 4
+_CRC_FROM: Final = ENTRY_BYTES - CRC_BYTES
 
 _UNREADABLE: Final = frozenset({"EIO", "EACCES", "EPERM", "EISDIR", "ELOOP", "ENXIO"})
 """Refusals that are about one file; want of descriptors or memory is not."""
@@ -180,8 +181,7 @@ def encode_index(index: SpanIndex, *, is_sealed: bool = False) -> bytes:
 
 def encode_entry(span: Span) -> bytes:
     """Return the 32 bytes of one entry; a field out of range is our own bug."""
-    packed = ENTRY.pack(*span, 0)
-    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+    return with_crc(ENTRY.pack(*span, 0))
 
 
 def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
@@ -197,9 +197,9 @@ def decode_index(data: Buffer, base_offset: Offset) -> SpanIndex | None:
     """
     if len(data) < HEADER.size:
         return None
-    magic, version, base, last_id, crc = HEADER.unpack_from(data)
+    magic, version, base, last_id, _crc = HEADER.unpack_from(data)
     known = (magic, version, base) == (MAGIC, VERSION, base_offset)
-    if not known or crc != crc32(bytes(data[:_CRC_FROM])):
+    if not known or not has_crc(bytes(data[: HEADER.size])):
         return None
     spans: list[Span] = []
     position, end, expected = HEADER.size, len(data), base_offset
@@ -309,13 +309,11 @@ def write_index(
 
 
 def _encode_header(base_offset: Offset, last_id_before: MessageId) -> bytes:
-    packed = HEADER.pack(MAGIC, VERSION, base_offset, last_id_before, 0)
-    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+    return with_crc(HEADER.pack(MAGIC, VERSION, base_offset, last_id_before, 0))
 
 
 def _encode_seal(end_offset: Offset, record_count: int) -> bytes:
-    packed = ENTRY.pack(end_offset, 0, 0, record_count, 0, 0)
-    return packed[:_CRC_FROM] + crc32(packed[:_CRC_FROM]).to_bytes(4, "big")
+    return with_crc(ENTRY.pack(end_offset, 0, 0, record_count, 0, 0))
 
 
 def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals | None:
@@ -328,13 +326,12 @@ def decode_seal(header: bytes, ends: bytes, base_offset: Offset) -> SpanTotals |
     """
     if decode_index(header, base_offset) is None:
         return None
-    start, size, count, time_ms, _span, crc = ENTRY.unpack_from(ends)
-    end, no_size, no_count, records, no_span, seal_crc = ENTRY.unpack_from(
+    start, size, count, time_ms, _span, _crc = ENTRY.unpack_from(ends)
+    end, no_size, no_count, records, no_span, _crc = ENTRY.unpack_from(
         ends, ENTRY_BYTES
     )
-    is_span = size and count and crc == crc32(ends[:_CRC_FROM])
-    crc = crc32(ends[ENTRY_BYTES : ENTRY_BYTES + _CRC_FROM])
-    is_seal = not (no_size or no_count or no_span) and seal_crc == crc
+    is_span = size and count and has_crc(ends[:ENTRY_BYTES])
+    is_seal = not (no_size or no_count or no_span) and has_crc(ends[ENTRY_BYTES:])
     if not (is_span and is_seal and start + size == end):
         return None
     return SpanTotals(Offset(end), records, Millis(time_ms))

@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from metaq.model import Offset
+from metaq.record.checksum import has_crc, with_crc
 
 ENTRY: Final = Struct(">IIqqII")
 """Kind, index, position, value, sum, crc."""
@@ -44,8 +45,6 @@ SYNCED: Final = 3
 PLACE: Final = 4
 
 VERSION: Final = 1
-
-_CRC_FROM: Final = ENTRY_BYTES - 4
 
 
 class SumSpan(NamedTuple):
@@ -75,8 +74,7 @@ def encode_entry(
     kind: int, index: int, position: int, value: int = 0, checksum: int = 0
 ) -> bytes:
     """Return one entry."""
-    data = ENTRY.pack(kind, index, position, value, checksum, 0)[:_CRC_FROM]
-    return data + crc32(data).to_bytes(4, "big")
+    return with_crc(ENTRY.pack(kind, index, position, value, checksum, 0))
 
 
 def encode_head(number: int) -> bytes:
@@ -93,8 +91,8 @@ def decode_sums(data: bytes, number: int) -> Sums:
     """Return what the side file of `redo.<number>` says; nothing where it is none."""
     sums = Sums()
     for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-        kind, index, position, value, checksum, crc = ENTRY.unpack_from(data, at)
-        if crc32(data[at : at + _CRC_FROM]) != crc:
+        kind, index, position, value, checksum, _crc = ENTRY.unpack_from(data, at)
+        if not has_crc(data[at : at + ENTRY_BYTES]):
             break
         if at == 0:
             if (kind, index, position) != (HEAD, VERSION, number):
