@@ -352,6 +352,8 @@ class HotPuts:
             opaques=receipts.opaques,
             ids=receipts.ids,
             size_bytes=size_bytes,
+            record_count=count,
+            last_id=MessageId(receipts.ids[-1]),
             journalled=run.commands or (),
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
+from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
 from metaq.protocol.commands import TransactionCommand
 from metaq.protocol.encode import encode_put_replies, encode_result
@@ -38,7 +39,7 @@ class TopicSink:
     def append(
         self,
         log_id: LogId,
-        chunks: list[bytes],
+        chunks: Sequence[Buffer],
         *,
         size_bytes: int,
         record_count: int,
@@ -84,8 +85,8 @@ class PutRunTicket:
             answerer: the session that put.
             partition: which one.
             opaques: of the commands, in decimal.
-            ids: of the records.
-            size_bytes: of the records.
+            ids: of each command's first record.
+            size_bytes: of all records.
         """
         self._answerer = answerer
         self._partition = partition
@@ -124,12 +125,14 @@ def put_run(
     transactions: TransactionCoordinator,
     transaction: BrokerTransaction,
     log_id: LogId,
-    chunks: Sequence[bytes],
+    chunks: Sequence[Buffer],
     answerer: Answerer,
     *,
     opaques: Sequence[bytes],
     ids: Sequence[int],
     size_bytes: int,
+    record_count: int,
+    last_id: MessageId,
     journalled: Sequence[bytes],
 ) -> None:
     """Add puts to a transaction; they are answered when they are journalled.
@@ -138,16 +141,18 @@ def put_run(
         transactions: the coordinator.
         transaction: takes puts.
         log_id: the partition.
-        chunks: records, in any split.
+        chunks: records, in any split; owned by the transaction from now on.
         answerer: the session that put.
         opaques: of the commands, in decimal.
-        ids: of the records.
+        ids: of each command's first record.
         size_bytes: length of the chunks.
+        record_count: records in them.
+        last_id: id of the last one.
         journalled: the puts as records of the journal, in any split.
     """
     ticket = PutRunTicket(answerer, log_id.partition, opaques, ids, size_bytes)
     try:
-        transactions.check_room(len(ids), size_bytes)
+        transactions.check_room(record_count, size_bytes)
     except TransactionError as error:
         ticket.refuse(str(error))
         return
@@ -155,8 +160,9 @@ def put_run(
         transaction,
         log_id,
         chunks,
-        ids=ids,
         size_bytes=size_bytes,
+        record_count=record_count,
+        last_id=last_id,
         journalled=journalled,
         ticket=ticket,
     )

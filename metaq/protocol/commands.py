@@ -76,6 +76,8 @@ class Mput:
     sequence: int = NO_SEQUENCE
     """Number of the first record among this producer's records for this partition, 0
     or more; NO_SEQUENCE without a producer."""
+    transaction: TransactionId | None = None
+    """The transaction it belongs to, then without a producer; None appends at once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,15 +171,22 @@ def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
         raise _bad_line(f"sequence: expected -1, got {sequence}", tokens)
     if producer is not None and (sequence < 0 or not PRODUCER.fullmatch(producer)):
         raise _bad_line("producer and sequence do not fit", tokens)
+    opaque, transaction = tokens[8], None
+    if opaque[:1].isalpha():
+        _need(tokens, 10)
+        opaque, transaction = tokens[9], parse_key(_text(opaque))
+    if producer is not None and transaction is not None:
+        raise _bad_line("a batch of a transaction has no producer", tokens)
     return Mput(
         topic=_text(tokens[1]),
         partition=parse_i32(tokens[2], "partition"),
         count=count,
         checksum=parse_i32(tokens[5], "checksum"),
-        opaque=parse_i32(tokens[8], "opaque"),
+        opaque=parse_i32(opaque, "opaque"),
         payload=payload,
         producer=producer,
         sequence=sequence,
+        transaction=transaction,
     )
 
 

@@ -227,8 +227,12 @@ def _encode_mput(mput: Mput) -> bytes:
         _in_range(mput.sequence, 0, I64_MAX)
     tokens = ["mput", mput.topic, _i32(mput.partition), _length(mput.payload)]
     tokens += [str(_in_range(mput.count, 0, I32_MAX)), _i32(mput.checksum)]
-    tokens += [mput.producer or "-", str(mput.sequence), _i32(mput.opaque)]
-    return _line(tokens) + mput.payload
+    tokens += [mput.producer or "-", str(mput.sequence)]
+    if mput.transaction is not None:
+        if mput.producer is not None:
+            raise LocalProtocolError("a batch of a transaction has no producer")
+        tokens.append(_key(mput.transaction))
+    return _line([*tokens, _i32(mput.opaque)]) + mput.payload
 
 
 def _encode_stats(stats: Stats) -> bytes:

@@ -31,8 +31,8 @@ from typing import Final
 
 from metaq.clock import Clock
 from metaq.errors import ClosedError, MetaqError, StorageError, TransactionError
-from metaq.fs import FileSystem
-from metaq.model import LogId
+from metaq.fs import Buffer, FileSystem
+from metaq.model import LogId, MessageId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
 from metaq.txn.deadlines import Deadlines
@@ -235,10 +235,11 @@ class TransactionCoordinator:
         self,
         tx: BrokerTransaction,
         log_id: LogId,
-        chunks: Sequence[bytes],
+        chunks: Sequence[Buffer],
         *,
-        ids: Sequence[int],
         size_bytes: int,
+        record_count: int,
+        last_id: MessageId,
         journalled: Sequence[bytes],
         ticket: JournalTicket,
     ) -> None:
@@ -247,18 +248,25 @@ class TransactionCoordinator:
         Args:
             tx: from `find_for_put`, in the same turn of the loop.
             log_id: the partition; it takes puts.
-            chunks: their records in segment format, in any split.
-            ids: of the records, in their order.
+            chunks: their records in segment format, in any split; owned from now on.
             size_bytes: length of the chunks.
+            record_count: records in them.
+            last_id: id of the last one.
             journalled: their records in the journal's format, in any split.
             ticket: told when they are journalled.
         """
         if tx.state is not TxState.IN_USE:
             tx.state = advance(tx.key, tx.state, TxEvent.PUT)
-        tx.add(log_id, chunks, ids, size_bytes)
-        self.counters.put_count += len(ids)
-        payload_bytes = size_bytes - HEADER_BYTES * len(ids)
-        held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * len(ids)
+        tx.add(
+            log_id,
+            chunks,
+            size_bytes=size_bytes,
+            record_count=record_count,
+            last_id=last_id,
+        )
+        self.counters.put_count += record_count
+        payload_bytes = size_bytes - HEADER_BYTES * record_count
+        held_bytes = payload_bytes + PUT_OVERHEAD_BYTES * record_count
         tx.held_bytes += held_bytes
         self._held_bytes += held_bytes
         self._journal.submit(

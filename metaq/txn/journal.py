@@ -34,7 +34,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
-from metaq.fs import AppendFile, FileSystem
+from metaq.fs import AppendFile, Buffer, FileSystem
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset, SizeBytes
 from metaq.stats import Histogram
@@ -509,7 +509,7 @@ class Journal:
         self._sum_entry(file, encode_head(number))
         return file
 
-    def _sum(self, file: RedoFile, data: bytes, *, is_synced: bool) -> None:
+    def _sum(self, file: RedoFile, data: Buffer, *, is_synced: bool) -> None:
         self._sum_entry(file, encode_span(file.end, data, is_synced=is_synced))
 
     def _sum_entry(self, file: RedoFile, entry: bytes) -> None:
@@ -553,7 +553,7 @@ def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Non
                 fs.unlink(path)
 
 
-def join_chunks(chunks: Sequence[bytes]) -> bytes:
+def join_chunks(chunks: Sequence[Buffer]) -> Buffer:
     """Return chunks in one piece.
 
     Raises:

@@ -4,9 +4,11 @@ Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
 `broker/transactions.py` a `MessageSink`.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
+from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
 
 
@@ -69,7 +71,7 @@ class MessageSink(Protocol):
     def append(
         self,
         log_id: LogId,
-        chunks: list[bytes],
+        chunks: Sequence[Buffer],
         *,
         size_bytes: int,
         record_count: int,

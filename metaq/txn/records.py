@@ -38,6 +38,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from metaq.model import LogId, MessageId, Offset
+from metaq.record.layout import HEADER, HEADER_BYTES
 
 LENGTH_BYTES: Final = 4
 
@@ -202,6 +203,37 @@ class PutFramer:
         before, behind = found
         low = message_id & 0x7F | 0x80
         return b"%b%c%b%b" % (before, low, self._upper_bytes, behind)
+
+
+def encode_batch(
+    log_id: LogId,
+    key: bytes,
+    opaque: int,
+    records: bytearray,
+    positions: Iterable[int],
+) -> list[bytes]:
+    """Return the records of the puts that a batch of messages stands for, in pieces.
+
+    A Java broker knows no batch, so each message of it is journalled as a put.
+
+    Args:
+        log_id: the partition.
+        key: of the transaction.
+        opaque: of the command, given to each put.
+        records: the messages in segment format, their ids stamped.
+        positions: where each of those to be journalled begins.
+    """
+    head = b"put %b %d" % (log_id.topic.encode(), log_id.partition)
+    tail = b"%b %d\r\n" % (key, opaque)
+    unpack, frame = HEADER.unpack_from, PutFramer().frame
+    pieces: list[bytes] = []
+    for position in positions:
+        length, crc, message_id, flag = unpack(records, position)
+        line = b"%b %d %d %d %b" % (head, length, flag, crc, tail)
+        start = position + HEADER_BYTES
+        payload = bytes(records[start : start + length])
+        pieces += (frame(message_id, len(line) + length), line, payload)
+    return pieces
 
 
 def encode_operation(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from metaq.errors import MetaqError
+from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Millis, Offset, id_time
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
@@ -29,7 +30,7 @@ class PendingBatch:
 
     def __init__(self, log_id: LogId) -> None:
         self.log_id = log_id
-        self.chunks: list[bytes] = []
+        self.chunks: list[Buffer] = []
         self.size_bytes = 0
         """Of the chunks."""
         self.whole_bytes = 0
@@ -75,18 +76,24 @@ class BrokerTransaction:
         """Whether its batches are there is not known before a restart."""
 
     def add(
-        self, log_id: LogId, chunks: Sequence[bytes], ids: Sequence[int], size: int
+        self,
+        log_id: LogId,
+        chunks: Sequence[Buffer],
+        *,
+        size_bytes: int,
+        record_count: int,
+        last_id: MessageId,
     ) -> None:
         """Add the records of puts to one partition."""
         batch = self.batches.get(log_id)
         if batch is None:
             batch = self.batches[log_id] = PendingBatch(log_id)
         batch.chunks += chunks
-        batch.size_bytes += size
-        batch.whole_bytes += size
-        batch.put_count += len(ids)
-        batch.last_id = MessageId(ids[-1])
-        self.put_count += len(ids)
+        batch.size_bytes += size_bytes
+        batch.whole_bytes += size_bytes
+        batch.put_count += record_count
+        batch.last_id = last_id
+        self.put_count += record_count
 
     def tell(self, error: MetaqError | None) -> None:
         """Answer who waits for the verdict at hand."""
@@ -130,7 +137,13 @@ def restore_transaction(
         applied = replayed.applied_bytes.get(made.log_id, 0)
         left = made.ids[_records_in(made.data[:applied]) :]
         data = made.data[applied:]
-        tx.add(made.log_id, (data,), left, len(data))
+        tx.add(
+            made.log_id,
+            (data,),
+            size_bytes=len(data),
+            record_count=len(left),
+            last_id=made.ids[-1],
+        )
         batch = tx.batches[made.log_id]
         batch.whole_bytes = len(made.data)
         batch.bound = bounds.get(made.log_id, Offset(-1))

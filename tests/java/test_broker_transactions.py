@@ -8,6 +8,8 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from metaq.client import Client
+from metaq.model import MessageId
+from metaq.record.layout import encode_record
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
 from tests.java.server import JavaBroker
@@ -147,6 +149,17 @@ def prepare(port: int, xid: bytes, data: bytes) -> None:
         assert ask(talk, b"transaction %b s PREPARE 3\r\n" % xid) == b"0"
 
 
+def prepare_batch(port: int, xid: bytes, *payloads: bytes) -> None:
+    records = b"".join(encode_record(data, id=MessageId(0)) for data in payloads)
+    batch = b"mput %b 0 %d %d -1 - -1 %b 2\r\n%b" % (
+        NAME, len(records), len(payloads), xid, records
+    )  # fmt: skip
+    with Talk(port) as talk:
+        ask(talk, b"transaction %b s BEGIN 1\r\n" % xid)
+        ask(talk, batch)
+        assert ask(talk, b"transaction %b s PREPARE 3\r\n" % xid) == b"0"
+
+
 def put(port: int, data: bytes) -> None:
     with Talk(port) as talk:
         ask(talk, b"put %b 0 %d 0 -1 1\r\n%b" % (NAME, len(data), data))
@@ -206,3 +219,22 @@ def test_what_we_prepared_is_committed_by_java(
     with ours_on(theirs, tmp_path) as broker:
         assert recover(broker.port) == b""
         assert sorted(all_of(broker.port)) == [b"first", b"prepared", b"second"]
+
+
+def test_a_batch_that_we_prepared_is_committed_by_java(
+    theirs: JavaBroker, tmp_path: Path
+) -> None:
+    """MetaQ reads each message of it as a put, in the same order."""
+    with theirs:
+        put(theirs.port, b"first")
+    with ours_on(theirs, tmp_path) as broker:
+        prepare_batch(broker.port, XID, b"one", b"two", bytes(300))
+        prepare_batch(broker.port, OTHER, b"never")
+    give_back(theirs)
+    with theirs:
+        assert set(recover(theirs.port).split(b"\r\n")) == {XID, OTHER}
+        commit(theirs.port, XID)
+        assert recover(theirs.port) == OTHER
+    with ours_on(theirs, tmp_path) as broker:
+        assert recover(broker.port) == OTHER
+        assert all_of(broker.port) == [b"first", b"one", b"two", bytes(300)]

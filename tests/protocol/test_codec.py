@@ -67,6 +67,10 @@ CANONICAL: list[tuple[Command | Reply, bytes]] = [
     ),
     (Mput("t", -1, 0, -1, 9, b""), b"mput t -1 0 0 -1 - -1 9\r\n"),
     (
+        Mput("t", 0, 2, 77, -9, b"payload", transaction=LOCAL),
+        b"mput t 0 7 2 77 - -1 TX:test:1 -9\r\npayload",
+    ),
+    (
         Get("test", "boyan-group", 1, 1000, 1048576, -3),
         b"get test boyan-group 1 1000 1048576 -3\r\n",
     ),
@@ -135,6 +139,7 @@ SYNONYMS: list[tuple[Command | Reply, bytes]] = [
     (Put("t�", 0, b"", 0, -1, 7), b"put t\xff 0 0 0 7\r\n"),
     (Sync("t", 0, b"hello", 0, -5, -1, 7), b"sync t 0 5 0 -5 7\r\nhello"),
     (Mput("t", 0, 1, -1, 9, b""), b"mput t 0 0 1 -1 - -1 9 acks=1 x\r\n"),
+    (Mput("t", 0, 1, -1, 9, b""), b"mput t 0 0 1 -1 - -1 +9\r\n"),
     (Get("t", "g", 0, 0, 25, 18), b"get t g 0 0 25 18 extra\r\n"),
     (
         Get("t", "g", 0, 0, 25, 18, 5),

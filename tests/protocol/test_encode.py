@@ -52,6 +52,8 @@ REFUSED: list[Command] = [
     Mput("t", 0, 0, 0, 0, b"", "", 0),
     Mput("t", 0, 0, 0, 0, b"", "a/b", 0),
     Mput("t", 0, 0, 0, 0, b"", "x" * 65, 0),
+    Mput("t", 0, 0, 0, 0, b"", "p", 0, LocalTransactionId("s", 1)),
+    Mput("t", 0, 0, 0, 0, b"", transaction=LocalTransactionId("a:b", 1)),
     Get("t", "", 0, 0, 0, 0),
     Get("t", "g", 0, 2**63, 0, 0),
     Get("t", "g", 0, 0, 0, 0, -1),

@@ -10,14 +10,23 @@ from metaq.protocol.version import (
 )
 
 FULL = Capabilities(
-    "1.0", True, 30000, 16777216, 8388608, 65536, dedup=True, spans=True, codes=True
+    "1.0",
+    True,
+    30000,
+    16777216,
+    8388608,
+    65536,
+    dedup=True,
+    spans=True,
+    codes=True,
+    mput_tx=True,
 )
 
 
 def test_a_body_lists_what_the_broker_can_do() -> None:
     """The form that docs/protocol.md shows."""
     body = (
-        "metaq/1.0;mput;dedup;spans;codes;wait=30000;payload=16777216"
+        "metaq/1.0;mput;dedup;spans;codes;mput-tx;wait=30000;payload=16777216"
         ";batch=8388608,65536"
     )
     assert encode_version_body(FULL) == body

@@ -71,10 +71,12 @@ def puts() -> st.SearchStrategy[Put]:
 
 
 def mputs() -> st.SearchStrategy[Mput]:
-    """Batches with and without a producer; payloads are not records."""
+    """Batches with and without producer or transaction; payloads are not records."""
     producers = st.from_regex(r"[A-Za-z0-9._~-]{1,64}", fullmatch=True)
     fields = (NAMES, I32, COUNTS, I32, I32, PAYLOADS)
-    return st.builds(Mput, *fields) | st.builds(
+    return st.builds(
+        Mput, *fields, transaction=st.none() | transaction_ids()
+    ) | st.builds(
         Mput,
         *fields,
         producers.filter(lambda name: name != "-"),

@@ -179,8 +179,9 @@ class TransactionBench:
             tx,
             log_id,
             (record,),
-            ids=(message_id,),
             size_bytes=len(record),
+            record_count=1,
+            last_id=message_id,
             journalled=(encode_put(message_id, command),),
             ticket=ticket,
         )

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from metaq.model import LogId, MessageId, Offset
+from metaq.record.ids import id_after
+from metaq.record.layout import encode_record
 from metaq.txn.records import (
     BatchPlace,
     OperationRecord,
@@ -14,6 +16,7 @@ from metaq.txn.records import (
     decode_places,
     decode_put,
     decode_record,
+    encode_batch,
     encode_operation,
     encode_places,
     encode_put,
@@ -69,6 +72,22 @@ GOLDEN = [
 def test_records_are_those_of_the_java_broker(theirs: bytes, ours: bytes) -> None:
     """What we write is what MetaQ writes, byte for byte."""
     assert ours == theirs
+
+
+def test_a_batch_is_a_record_for_each_message() -> None:
+    """The bytes that docs/protocol.md draws, and the same for the second message."""
+    first = MessageId(1661382015569637376)
+    records = bytearray(
+        encode_record(b"hello", id=first)
+        + encode_record(b"ab\r\n", id=id_after(first, 1), flag=-7)
+    )
+    pieces = encode_batch(LogId("test", 0), b"TX:s1:1", 12, records, [0, 25])
+    assert b"".join(pieces) == (
+        bytes.fromhex("0000003a 0801 1236 08 80e080d2c0c49a8717 122a")
+        + b"put test 0 5 0 907060870 TX:s1:1 12\r\nhello"
+        + bytes.fromhex("0000003b 0801 1237 08 81e080d2c0c49a8717 122b")
+        + b"put test 0 4 -7 1022805863 TX:s1:1 12\r\nab\r\n"
+    )
 
 
 def test_a_put_record_is_read() -> None:

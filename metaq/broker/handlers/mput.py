@@ -7,6 +7,8 @@ the log would cut it there.
 
 A batch that its producer sends again is answered with the receipt of the first time;
 it is recognised by its numbers, before anything else of it is looked at.
+
+One that names a transaction goes to that and to the journal, like a put that does.
 """
 
 from collections.abc import Generator, Sequence
@@ -23,6 +25,8 @@ from metaq.broker.acks import (
 )
 from metaq.broker.batches import answer_repeated, append_batch
 from metaq.broker.context import BrokerContext
+from metaq.broker.handlers.txn import find_transaction
+from metaq.broker.transactions import put_run
 from metaq.errors import (
     ClosedError,
     ForbiddenError,
@@ -32,15 +36,20 @@ from metaq.errors import (
 )
 from metaq.model import MessageId, SizeBytes
 from metaq.protocol.commands import Mput
+from metaq.protocol.transaction_ids import format_key
 from metaq.record.batch import BatchError, check_in_steps, stamp
 from metaq.record.checksum import CHECKSUM_MASK
 from metaq.record.ids import id_after
 from metaq.record.layout import HEADER_BYTES
 from metaq.storage.partition_log import PartitionLog
 from metaq.storage.producers import StoredBatch
+from metaq.txn.records import encode_batch
 
 COPY_STEP_BYTES: Final = 512 * 1024
 """Bytes of a batch that one step checks and copies: less than a millisecond."""
+
+JOURNAL_STEP_COUNT: Final = 512
+"""Messages of a batch that one step makes records of the journal of: likewise."""
 
 
 def handle_mput(
@@ -60,6 +69,9 @@ def handle_mput(
         raise ServerError(f"mput: expected 1..{limit} records, got {count}")
     payload_bytes = max(0, len(command.payload) - HEADER_BYTES * count)
     count_puts(context, topic, count=count, payload_bytes=payload_bytes)
+    if command.transaction is not None:
+        yield from _put_in_transaction(command, answerer, context)
+        return
     try:
         partition = context.topics.resolve_put(topic, partition)
         if _answer_if_repeated(command, partition, answerer, context):
@@ -81,6 +93,49 @@ def handle_mput(
     first_id = context.ids.reserve(count)
     stamp(records, positions, first_id)
     _append(command, records, first_id, log, answerer, context)
+
+
+def _put_in_transaction(
+    command: Mput, answerer: Answerer, context: BrokerContext
+) -> Generator[None]:
+    """Journal a batch of a transaction; it is answered when that is written.
+
+    Raises:
+        WireError: refused, and nothing was journalled; the text is the answer.
+    """
+    topic, partition, count = command.topic, command.partition, command.count
+    find_transaction(command, answerer, context, count=count)
+    try:
+        records, positions = yield from _check(command, context)
+        log_id = context.topics.log_for_put(topic, partition).log_id
+    except (ServerError, StorageError, ClosedError) as error:
+        raise refuse_put(
+            context, error, topic=topic, partition=partition, count=count
+        ) from error
+    first_id = context.ids.reserve(count)
+    stamp(records, positions, first_id)
+    assert command.transaction is not None, "of a transaction"
+    key, journalled = format_key(command.transaction).encode(), list[bytes]()
+    for start in range(0, count, JOURNAL_STEP_COUNT):
+        if start:
+            yield
+        some = positions[start : start + JOURNAL_STEP_COUNT]
+        journalled += encode_batch(log_id, key, command.opaque, records, some)
+    # Another connection may have ended it meanwhile, or closed the partition.
+    transaction = find_transaction(command, answerer, context, count=count)
+    put_run(
+        context.transactions,
+        transaction,
+        log_id,
+        (records,),
+        answerer,
+        opaques=(b"%d" % command.opaque,),
+        ids=(first_id,),
+        size_bytes=len(records),
+        record_count=count,
+        last_id=id_after(first_id, count - 1),
+        journalled=journalled,
+    )
 
 
 def _answer_if_repeated(

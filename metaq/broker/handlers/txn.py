@@ -22,11 +22,18 @@ from metaq.errors import (
 )
 from metaq.model import RANDOM_PARTITION, NullTransactionId
 from metaq.protocol import texts
-from metaq.protocol.commands import Put, Sync, TransactionCommand, TransactionType
+from metaq.protocol.commands import (
+    Mput,
+    Put,
+    Sync,
+    TransactionCommand,
+    TransactionType,
+)
 from metaq.protocol.encode import encode
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put
+from metaq.txn.transaction import BrokerTransaction
 
 
 def handle_transaction(
@@ -109,6 +116,39 @@ def _later(
         raise
 
 
+def find_transaction(
+    command: Put | Mput, answerer: Answerer, context: BrokerContext, *, count: int = 1
+) -> BrokerTransaction:
+    """Return the transaction that a command puts to.
+
+    Args:
+        command: names a transaction.
+        answerer: the session that asks.
+        context: parts of the broker.
+        count: messages of the command.
+
+    Raises:
+        WireError: it or the partition takes none; the text is the answer.
+    """
+    topic, partition = command.topic, command.partition
+    assert command.transaction is not None, "a put of a transaction"
+    key = format_key(command.transaction)
+    try:
+        found = context.transactions.find_for_put(key, answerer)
+    except TransactionError as error:
+        raise ServerError(str(error)) from error
+    if partition == RANDOM_PARTITION:
+        raise ServerError(texts.invalid_transactional_partition(partition))
+    try:
+        # What there is not is told in bare words, as MetaQ does.
+        context.topics.open_for_put(topic, partition)
+    except ForbiddenError as error:
+        raise refuse_put(
+            context, error, topic=topic, partition=partition, count=count
+        ) from error
+    return found
+
+
 def handle_transactional_put(
     command: Put, answerer: Answerer, context: BrokerContext
 ) -> None:
@@ -118,19 +158,7 @@ def handle_transactional_put(
         WireError: refused; the text is the answer.
     """
     topic, partition, payload = command.topic, command.partition, command.payload
-    assert command.transaction is not None, "a put of a transaction"
-    transactions = context.transactions
-    try:
-        tx = transactions.find_for_put(format_key(command.transaction), answerer)
-        if partition == RANDOM_PARTITION:
-            raise ServerError(texts.invalid_transactional_partition(partition))
-    except TransactionError as error:
-        raise ServerError(str(error)) from error
-    try:
-        # What there is not is told in bare words, as MetaQ does.
-        context.topics.open_for_put(topic, partition)
-    except ForbiddenError as error:
-        raise refuse_put(context, error, topic=topic, partition=partition) from error
+    tx = find_transaction(command, answerer, context)
     try:
         verify_checksum(payload, command.checksum)
         log_id = context.topics.log_for_put(topic, partition).log_id
@@ -139,7 +167,7 @@ def handle_transactional_put(
     message_id = context.ids.reserve(1)
     record = encode_record(payload, id=message_id, flag=command.flag)
     put_run(
-        transactions,
+        context.transactions,
         tx,
         log_id,
         (record,),
@@ -147,6 +175,8 @@ def handle_transactional_put(
         opaques=(b"%d" % command.opaque,),
         ids=(message_id,),
         size_bytes=len(record),
+        record_count=1,
+        last_id=message_id,
         journalled=(encode_put(message_id, encode(command)),),
     )
 

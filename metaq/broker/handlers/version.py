@@ -17,5 +17,6 @@ def handle_version(context: BrokerContext) -> bytes:
         dedup=True,
         spans=True,
         codes=True,
+        mput_tx=True,
     )
     return encode_version_body(capabilities).encode()

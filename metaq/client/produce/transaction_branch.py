@@ -1,24 +1,32 @@
 """One transaction at one broker: its commands, and its puts in flight together.
 
-    BEGIN ── first put ── puts, up to PUTS_MAX in flight ── verdict
+    BEGIN ── first put ── puts, many in flight ── verdict
 
-The first put is answered before others leave: with it a MetaQ 1.4 broker files the
-transaction in its journal, and it deals with what arrives together in several threads.
-For the same reason a verdict leaves when all puts are answered.
+Messages for one partition are one `mput` where the broker announced that it takes one
+in a transaction, and single puts elsewhere. To a MetaQ 1.4 broker the first put is
+answered before others leave: with it the broker files the transaction in its journal,
+and it deals with what arrives together in several threads. For the same reason a
+verdict leaves when all puts are answered.
 
-Source: client spec 9.1; broker spec 5.1 to 5.4.
+Source: client spec 9.1; broker spec 5.1 to 5.4; docs/protocol.md "mput".
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple, Protocol
 
 from metaq.client.errors import MessageTooLargeError, TransactionRolledBackError
 from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import OutgoingMessage
-from metaq.client.produce.attempts import NEVER_LEFT, PUTS_BYTES_MAX, PUTS_MAX, REFUSALS
+from metaq.client.produce.attempts import (
+    NEVER_LEFT,
+    REFUSALS,
+    BatchSpan,
+    plan_spans,
+)
+from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_sender import Pool, PutConnection
 from metaq.client.produce.runs import frozen, list_messages
 from metaq.client.produce.transaction_replies import parse_pending, require_done
@@ -39,10 +47,16 @@ from metaq.model import (
     TransactionId,
 )
 from metaq.peer.replies import ReceiptColumns
-from metaq.protocol.commands import Reply, TransactionCommand, TransactionType
-from metaq.protocol.encode import encode_puts
-from metaq.record.checksum import BytesLike, checksums
+from metaq.protocol.commands import (
+    Mput,
+    Reply,
+    TransactionCommand,
+    TransactionType,
+)
+from metaq.protocol.encode import encode, encode_puts
+from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.flags import encode_payload
+from metaq.record.ids import id_after
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
 CERTAIN: Final = (*NEVER_LEFT, *REFUSALS, TransactionRolledBackError)
@@ -277,34 +291,84 @@ class Branch:
                 answered.
         """
         results: list[PendingResult] = []
-        for some in _chunks(messages, is_first=not self._has_put):
-            results += await self._put_chunk(some, deadline_s)
+        for span in self._plan(messages):
+            some = messages[span.first : span.end]
+            results += await self._put_together(some, deadline_s, is_mput=span.is_mput)
             self._has_put = True
         return results
 
-    async def _put_chunk(
-        self, messages: Sequence[PlacedMessage], deadline_s: float
+    def _plan(self, messages: Sequence[PlacedMessage]) -> list[BatchSpan]:
+        """Cut messages into what is in flight together."""
+        told = self._connection.capabilities
+        told = replace(told, has_mput=told.has_mput and told.mput_tx)
+        ends = ends_of([one.payload for one in messages])
+        spans, first = list[BatchSpan](), 0
+        if not self._has_put and not told.has_mput:
+            spans, first = [BatchSpan(0, 1, is_mput=False)], 1
+        return spans + plan_spans(ends, first, len(messages), told)
+
+    async def _put_together(
+        self, messages: Sequence[PlacedMessage], deadline_s: float, *, is_mput: bool
     ) -> list[PendingResult]:
         by_partition: dict[TopicPartition, list[int]] = {}
         for at, message in enumerate(messages):
             by_partition.setdefault(message.partition, []).append(at)
-        runs = [
-            self._submit(partition, [messages[at] for at in places], deadline_s)
-            for partition, places in by_partition.items()
-        ]
+        runs = []
+        for partition, places in by_partition.items():
+            is_batch = is_mput and len(places) > 1
+            submit = self._submit_batch if is_batch else self._submit
+            runs.append(submit(partition, [messages[at] for at in places], deadline_s))
         found: dict[int, PendingResult] = {}
         failed: MetaqError | None = None
         for run, (partition, places) in zip(runs, by_partition.items(), strict=True):
-            for at, outcome in zip(places, await run.wait(), strict=True):
+            outcomes = await run.wait()
+            # The reply to a batch names the id of its first message.
+            count = len(places) // len(outcomes)
+            for number, outcome in enumerate(outcomes):
                 try:
-                    message_id = self._read(outcome, partition)
+                    first_id = self._read(outcome, partition)
                 except MetaqError as error:
                     failed = failed or error
-                else:
-                    found[at] = PendingResult(message_id, partition)
+                    continue
+                for k, at in enumerate(places[number * count : (number + 1) * count]):
+                    found[at] = PendingResult(id_after(first_id, k), partition)
         if failed is not None:
             raise failed
         return [found[at] for at in range(len(messages))]
+
+    def _submit_batch(
+        self,
+        partition: TopicPartition,
+        messages: Sequence[PlacedMessage],
+        deadline_s: float,
+    ) -> "_Run":
+        connection = self._connection
+        flags = [one.flag for one in messages]
+        payloads = [one.payload for one in messages]
+        records = encode_records(payloads, flags if any(flags) else None)
+        (opaque,) = opaques = connection.next_opaques(1)
+        frame = encode(
+            Mput(
+                topic=partition.topic,
+                partition=partition.partition,
+                count=len(messages),
+                checksum=checksum(records),
+                opaque=opaque,
+                payload=records,
+                transaction=self._transaction,
+            )
+        )
+        run = _Run(opaques, lambda: [len(frame)])
+        try:
+            connection.submit(
+                frame,
+                opaque,
+                lambda outcome: run.on_outcome(opaques, outcome),
+                deadline_s=deadline_s,
+            )
+        except ClosedError as error:
+            run.on_outcome(opaques, error)
+        return run
 
     def _submit(
         self,
@@ -360,21 +424,6 @@ class Branch:
         except RemoteProtocolError as error:
             self._connection.close_for(error)
             raise
-
-
-def _chunks(
-    messages: Sequence[PlacedMessage], *, is_first: bool
-) -> Iterator[Sequence[PlacedMessage]]:
-    """Cut messages into what is in flight together."""
-    first, size_bytes = 0, 0
-    for at, message in enumerate(messages):
-        is_full = size_bytes + len(message.payload) > PUTS_BYTES_MAX
-        is_alone = is_first and at == 1
-        if at > first and (is_full or is_alone or at - first == PUTS_MAX):
-            yield messages[first:at]
-            first, size_bytes = at, 0
-        size_bytes += len(message.payload)
-    yield messages[first:]
 
 
 class _Run:

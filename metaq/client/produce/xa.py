@@ -194,9 +194,10 @@ class AsyncXa:
         *,
         timeout: float | None = None,
     ) -> Sequence[PendingResult]:
-        """Add a list; hundreds are on their way together to each broker.
+        """Add a list: a batch for each partition, or hundreds of puts at a time.
 
-        A MetaQ 1.4 broker keeps no order among them; see `AsyncProducer`.
+        The latter where the broker takes no batch in a transaction. A MetaQ 1.4 broker
+        keeps no order among them; see `AsyncProducer`.
 
         Args:
             topic: as in `send`.

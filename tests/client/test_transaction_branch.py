@@ -1,0 +1,183 @@
+"""What a branch sends: one `mput` for each partition, where the broker takes that."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from metaq.client import TransactionRolledBackError
+from metaq.client.produce.transaction_branch import (
+    Branch,
+    PendingResult,
+    PlacedMessage,
+)
+from metaq.errors import ClosedError, MetaqError
+from metaq.model import BrokerId, LocalTransactionId, MessageId, TopicPartition
+from metaq.peer.connection import PutListener
+from metaq.protocol.commands import Mput, Put, Reply, Result
+from metaq.protocol.connection import Connection, Role, WireLimits
+from metaq.protocol.version import Capabilities
+from metaq.record.ids import id_after
+from tests.rigs.pair import drain
+
+OURS = Capabilities(
+    "1", has_mput=True, mput_tx=True, batch_bytes_max=1000, batch_records_max=4
+)
+OLDER = replace(OURS, mput_tx=False)
+JAVA = Capabilities("1.4.6.3-SNAPSHOT")
+TRANSACTION = LocalTransactionId("s", 1)
+P0, P1 = (TopicPartition("t", BrokerId(0), number) for number in (0, 1))
+
+Answer = Callable[[Put | Mput], Result]
+
+
+class Broker:
+    """A connection to a broker that answers when the loop goes on."""
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+        self.passes: list[list[Put | Mput]] = []
+        """What was in flight together."""
+        self.refusal = b""
+        self.is_closed = False
+        self._opaque = 0
+        self._next_id = MessageId(1 << 30)
+        self._in_flight: list[tuple[Put | Mput, Callable[[Reply], None]]] = []
+
+    def next_opaques(self, count: int) -> range:
+        self._opaque += count
+        return range(self._opaque - count, self._opaque)
+
+    def submit(
+        self,
+        frame: bytes,
+        _opaque: int,
+        on_reply: Callable[[Reply | MetaqError], None],
+        *,
+        deadline_s: float,
+    ) -> None:
+        self._take(frame, on_reply)
+
+    def submit_puts(
+        self, frames: bytes, _opaques: range, run: PutListener, *, deadline_s: float
+    ) -> None:
+        self._take(frames, lambda reply: run.on_outcome((reply.opaque,), reply))
+
+    def _take(self, frames: bytes, on_reply: Callable[[Reply], None]) -> None:
+        if self.is_closed:
+            raise ClosedError("the connection is closed")
+        wire = Connection(Role.SERVER, WireLimits())
+        wire.receive_data(frames)
+        for event in drain(wire):
+            assert isinstance(event, Put | Mput)
+            assert event.transaction == TRANSACTION
+            if not self._in_flight:
+                self.passes.append([])
+                asyncio.get_running_loop().call_soon(self._answer)
+            self.passes[-1].append(event)
+            self._in_flight.append((event, on_reply))
+
+    def _answer(self) -> None:
+        in_flight, self._in_flight = self._in_flight, []
+        for command, on_reply in in_flight:
+            body = b"%d %d -1" % (self._next_id, command.partition)
+            count = command.count if isinstance(command, Mput) else 1
+            self._next_id = id_after(self._next_id, count)
+            if self.refusal:
+                on_reply(Result(500, self.refusal, command.opaque))
+            else:
+                on_reply(Result(200, body, command.opaque))
+
+
+def put(broker: Any, *sends: Sequence[PlacedMessage]) -> list[list[PendingResult]]:
+    parts: Any = None
+    branch = Branch(parts, broker, BrokerId(0), TRANSACTION)
+
+    async def main() -> list[list[PendingResult]]:
+        return [await branch.put(each, deadline_s=0.0) for each in sends]
+
+    return asyncio.run(main())
+
+
+def at(partition: TopicPartition, *payloads: bytes) -> list[PlacedMessage]:
+    return [PlacedMessage(partition, payload, 0) for payload in payloads]
+
+
+def shapes(broker: Broker) -> list[list[tuple[int, int]]]:
+    """Return partition and messages of each command; 0 messages: a put."""
+    return [
+        [(one.partition, one.count if isinstance(one, Mput) else 0) for one in each]
+        for each in broker.passes
+    ]
+
+
+MIXED = [*at(P0, b"a", b"b"), *at(P1, b"c"), *at(P0, b"d")]
+
+
+def test_an_announced_batch_is_one_command_for_each_partition() -> None:
+    """A lone message stays a put; ids come back in the order of the messages."""
+    broker = Broker(OURS)
+    (results,) = put(broker, MIXED)
+    assert shapes(broker) == [[(0, 3), (1, 0)]]
+    first = results[0].message_id
+    assert results == [
+        PendingResult(first, P0),
+        PendingResult(id_after(first, 1), P0),
+        PendingResult(id_after(first, 3), P1),
+        PendingResult(id_after(first, 2), P0),
+    ]
+
+
+def test_ids_of_a_batch_carry_as_the_broker_carries_them() -> None:
+    broker = Broker(OURS)
+    broker._next_id = first = MessageId((1 << 30) + 4094)
+    (results,) = put(broker, at(P0, b"a", b"b", b"c", b"d"))
+    assert [one.message_id for one in results] == [id_after(first, k) for k in range(4)]
+
+
+def test_flags_travel_with_a_batch() -> None:
+    broker = Broker(OURS)
+    put(broker, [PlacedMessage(P0, b"a", 1), PlacedMessage(P0, b"b", 0)])
+    ((batch,),) = broker.passes
+    assert batch.payload[16:20] == b"\0\0\0\1"
+    assert batch.payload[37:41] == b"\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("messages", "wanted"),
+    [
+        (at(P0, *[b"x"] * 9), [[(0, 4)], [(0, 4)], [(0, 0)]]),
+        (at(P0, *[bytes(480)] * 3), [[(0, 2)], [(0, 0)]]),
+        (at(P0, bytes(2000), b"x", b"y"), [[(0, 0)], [(0, 2)]]),
+    ],
+    ids=["count", "bytes", "larger than any batch"],
+)
+def test_batches_keep_within_what_was_announced(
+    messages: list[PlacedMessage], wanted: list[list[tuple[int, int]]]
+) -> None:
+    broker = Broker(OURS)
+    (results,) = put(broker, messages)
+    assert shapes(broker) == wanted
+    assert len(results) == len(messages)
+
+
+@pytest.mark.parametrize("told", [OLDER, JAVA], ids=["older", "java"])
+def test_other_brokers_get_puts_the_first_one_alone(told: Capabilities) -> None:
+    """Alone in the whole transaction, not in each call."""
+    broker = Broker(told)
+    first, second = put(broker, MIXED, at(P1, b"e", b"f"))
+    assert shapes(broker) == [[(0, 0)], [(0, 0), (0, 0), (1, 0)], [(1, 0), (1, 0)]]
+    assert [one.partition for one in first] == [P0, P0, P1, P0]
+    assert [one.partition for one in second] == [P1, P1]
+
+
+def test_a_batch_that_is_refused_fails_the_call() -> None:
+    broker = Broker(OURS)
+    broker.refusal = b"Local transaction 'TX:s:1' has not been started."
+    with pytest.raises(TransactionRolledBackError, match="its time was over"):
+        put(broker, MIXED)
+    broker.is_closed = True
+    with pytest.raises(ClosedError):
+        put(broker, MIXED)
