@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
-from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
+from metaq.record.checksum import BytesLike
 
 
 class StoredTicket(Protocol):
@@ -71,7 +71,7 @@ class MessageSink(Protocol):
     def append(
         self,
         log_id: LogId,
-        chunks: Sequence[Buffer],
+        chunks: Sequence[BytesLike],
         *,
         size_bytes: int,
         record_count: int,

@@ -31,9 +31,8 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-from metaq.fs import Buffer
 from metaq.model import Offset
-from metaq.record.checksum import has_crc, with_crc
+from metaq.record.checksum import BytesLike, has_crc, with_crc
 
 ENTRY: Final = Struct(">IIqqII")
 """Kind, index, position, value, sum, crc."""
@@ -83,7 +82,7 @@ def encode_head(number: int) -> bytes:
     return encode_entry(HEAD, VERSION, number)
 
 
-def encode_span(position: int, data: Buffer, *, is_synced: bool) -> bytes:
+def encode_span(position: int, data: BytesLike, *, is_synced: bool) -> bytes:
     """Return the entry for bytes that were written at a position."""
     return encode_entry(SPAN, is_synced, position, len(data), crc32(data))
 
