@@ -25,8 +25,8 @@ from metaq.errors import (
 from metaq.fs import Buffer
 from metaq.model import MessageId, SizeBytes
 from metaq.protocol import texts
+from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import NO_CHECKSUM
-from metaq.protocol.encode import encode_put_replies, encode_result
 from metaq.protocol.reply_codes import IN_DOUBT, NO_ROOM, SEQUENCE_USED, with_code
 from metaq.record.checksum import checksum
 from metaq.storage.partition_log import PartitionLog

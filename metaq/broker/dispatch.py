@@ -21,6 +21,7 @@ from metaq.broker.handlers.txn import handle_sync, handle_transaction
 from metaq.broker.handlers.version import handle_version
 from metaq.errors import ServerError, WireError
 from metaq.protocol import texts
+from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     Get,
     Mput,
@@ -32,7 +33,6 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import Oversized
-from metaq.protocol.encode import encode_result
 from metaq.protocol.status import Status
 
 log = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ from metaq.errors import DiskError, ServerError, StorageError, WireError
 from metaq.fs import FileSystem
 from metaq.model import Millis, Offset
 from metaq.protocol import texts
+from metaq.protocol.codec import encode_result
 from metaq.protocol.commands import (
     CountQuestion,
     OffsetQuery,
@@ -25,7 +26,6 @@ from metaq.protocol.commands import (
     SplitQuestion,
     TimeQuestion,
 )
-from metaq.protocol.encode import encode_result
 from metaq.protocol.status import Status
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog

@@ -13,8 +13,8 @@ from metaq.broker.topics import Topics
 from metaq.errors import MetaqError, ServerError, StorageError, TransactionError
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset
+from metaq.protocol.codec import encode_put_replies, encode_result
 from metaq.protocol.commands import TransactionCommand
-from metaq.protocol.encode import encode_put_replies, encode_result
 from metaq.protocol.status import Status
 from metaq.storage.partition_log import PartitionLog
 from metaq.txn.coordinator import TransactionCoordinator

@@ -54,9 +54,9 @@ from metaq.peer.replies import (
     take_receipts,
     take_results,
 )
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities
 from metaq.stats import counter, gauge
 

@@ -35,8 +35,8 @@ from metaq.peer.replies import (
     parse_offset,
     require_ok,
 )
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, OffsetQuery, Reply, Result
-from metaq.protocol.encode import encode
 from metaq.protocol.status import Status
 from metaq.retry import Backoff, retry
 

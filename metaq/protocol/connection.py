@@ -17,8 +17,8 @@ from typing import Final, Literal, TypeAlias
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.buffer import ReceiveBuffer
+from metaq.protocol.codec import Frame, decode_frame, decode_line
 from metaq.protocol.commands import Command, Mput, Put, Quit, Reply, Result, Sync, Value
-from metaq.protocol.decode import Frame, decode_frame, decode_line
 
 LINE_BYTES_MAX: Final = 8 * 1024
 """Default cap of a line: room for two long names and an XA key, as in HTTP servers."""

@@ -5,6 +5,7 @@ import time
 from typing import Any, Final, Protocol
 
 from metaq.errors import RemoteProtocolError
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Mput, Put, Quit, Reply, Result, Value
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -14,7 +15,6 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.encode import encode
 from metaq.protocol.java import I32_MAX
 from metaq.testing.fake_metaq import Known
 

@@ -17,8 +17,8 @@ from metaq.broker.handlers.stats import LOGS_PER_STEP
 from metaq.broker.load import TURN_S, Turns
 from metaq.broker.waiters import Waiter
 from metaq.model import MessageId, Offset
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Mput
-from metaq.protocol.encode import encode
 from metaq.record.layout import encode_record
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker

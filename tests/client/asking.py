@@ -11,8 +11,8 @@ from metaq.errors import (
 )
 from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply, Result, Stats, Version
-from metaq.protocol.encode import encode
 from tests.client.scripted import ScriptedBroker, ok
 
 CLOCK = SystemClock()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Self
 
 from metaq.model import BrokerAddress, MessageId
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Mput,
     Put,
@@ -16,7 +17,6 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode
 from metaq.protocol.version import Capabilities, encode_version_body
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 

@@ -11,6 +11,7 @@ from metaq.clock import SystemClock
 from metaq.errors import NoBrokerError
 from metaq.model import BrokerAddress
 from metaq.peer.pool import ConnectionPool
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Quit, Reply, Result, Stats, Version
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -19,7 +20,6 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.encode import encode
 from metaq.protocol.version import encode_version_body
 from metaq.testing.ports import reserved_port
 from tests.client.memory_broker import OURS

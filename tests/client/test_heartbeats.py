@@ -10,8 +10,8 @@ from metaq.errors import (
 )
 from metaq.peer.connect import open_connection
 from metaq.peer.connection import BrokerConnection
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Result, Stats, Value
-from metaq.protocol.encode import encode
 from metaq.testing.clock import ManualClock
 from tests.client.asking import (
     OPTIONS,

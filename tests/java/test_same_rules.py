@@ -20,6 +20,7 @@ from metaq.model import (
     TransactionId,
     XaTransactionId,
 )
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Command,
     Get,
@@ -33,7 +34,6 @@ from metaq.protocol.commands import (
     Value,
     Version,
 )
-from metaq.protocol.encode import encode
 from metaq.record.flags import encode_payload
 from metaq.record.layout import encode_record
 from metaq.zk.paths import partition_name

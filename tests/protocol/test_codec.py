@@ -9,6 +9,7 @@ from metaq.model import (
     LocalTransactionId,
     XaTransactionId,
 )
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     OPAQUE_MISSING,
     Command,
@@ -30,7 +31,6 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Event, Role, WireLimits
-from metaq.protocol.encode import encode
 from tests.rigs.pair import ConnectionPair, drain
 from tests.rigs.strategies import commands, cuts, replies
 

@@ -4,6 +4,7 @@ import pytest
 
 from metaq.errors import RemoteProtocolError
 from metaq.protocol.buffer import PIECE_BYTES_MIN, ReceiveBuffer
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Mput, Put, Quit, Result, Value, Version
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -12,7 +13,6 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.encode import encode
 from tests.rigs.pair import drain
 
 SMALL = WireLimits(

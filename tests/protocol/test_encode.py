@@ -6,6 +6,13 @@ from hypothesis import strategies as st
 
 from metaq.errors import LocalProtocolError
 from metaq.model import LocalTransactionId, TransactionId, XaTransactionId
+from metaq.protocol.codec import (
+    encode,
+    encode_put_replies,
+    encode_puts,
+    encode_result,
+    encode_value_line,
+)
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
@@ -20,13 +27,6 @@ from metaq.protocol.commands import (
     TransactionCommand,
     TransactionType,
     Version,
-)
-from metaq.protocol.encode import (
-    encode,
-    encode_put_replies,
-    encode_puts,
-    encode_result,
-    encode_value_line,
 )
 from metaq.protocol.texts import put_reply
 

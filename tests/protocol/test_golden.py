@@ -4,6 +4,7 @@ import pytest
 
 from metaq.errors import RemoteProtocolError
 from metaq.model import LocalTransactionId
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Command,
     Put,
@@ -14,7 +15,6 @@ from metaq.protocol.commands import (
     Version,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode
 from tests.protocol.golden import Case, bytes_of, cases, vectors
 from tests.rigs.pair import drain
 

@@ -1,5 +1,6 @@
 """Two protocol connections back to back: what one says, the other hears."""
 
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply
 from metaq.protocol.connection import (
     NEED_DATA,
@@ -8,7 +9,6 @@ from metaq.protocol.connection import (
     Role,
     WireLimits,
 )
-from metaq.protocol.encode import encode
 
 DEFAULT_LIMITS = WireLimits()
 

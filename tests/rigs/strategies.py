@@ -1,5 +1,8 @@
 """Hypothesis strategies: commands, replies, records, and cuts of byte strings."""
 
+from collections.abc import Callable
+from typing import get_args, get_type_hints
+
 from hypothesis import strategies as st
 
 from metaq.model import (
@@ -12,22 +15,17 @@ from metaq.model import (
 from metaq.protocol.commands import (
     Command,
     CountQuestion,
-    Get,
     Mput,
-    OffsetQuery,
     Put,
     Question,
     Quit,
     Reply,
     Result,
     SplitQuestion,
-    Stats,
-    Sync,
     TimeQuestion,
     TransactionCommand,
     TransactionType,
     Value,
-    Version,
 )
 from metaq.protocol.java import I32_MAX, I32_MIN, I64_MAX, I64_MIN
 from metaq.record.layout import encode_record
@@ -107,18 +105,41 @@ def questions() -> st.SearchStrategy[Question]:
     )
 
 
+BY_TYPE: dict[object, st.SearchStrategy[object]] = {
+    int: I32,
+    str: NAMES,
+    bytes: PAYLOADS,
+    Question | None: st.none() | questions(),
+}
+BY_NAME: dict[str, st.SearchStrategy[object]] = {
+    "offset": I64,
+    "message_id": I64,
+    "wait_ms": COUNTS,
+    "item": NAMES | st.just(""),
+}
+"""Strategies of fields, where the type says too little."""
+
+BY_COMMAND: dict[object, st.SearchStrategy[Command]] = {
+    Put: puts(),
+    Mput: mputs(),
+    TransactionCommand: transaction_commands(),
+}
+"""Commands whose fields depend on each other."""
+
+
 def commands() -> st.SearchStrategy[Command]:
-    """Every command but quit, which ends a talk."""
+    """Every command but quit, which ends a talk; a new one too."""
+    kinds = [kind for kind in get_args(Command) if kind is not Quit]
     return st.one_of(
-        puts(),
-        mputs(),
-        st.builds(Get, NAMES, NAMES, I32, I64, I32, I32, COUNTS),
-        st.builds(OffsetQuery, NAMES, NAMES, I32, I64, I32, st.none() | questions()),
-        st.builds(Version, I32),
-        st.builds(Stats, NAMES | st.just(""), I32),
-        transaction_commands(),
-        st.builds(Sync, NAMES, I32, PAYLOADS, I32, I64, I32, I32),
+        *(BY_COMMAND[kind] if kind in BY_COMMAND else by_fields(kind) for kind in kinds)
     )
+
+
+def by_fields(kind: Callable[..., Command]) -> st.SearchStrategy[Command]:
+    """Commands whose fields are independent."""
+    types = get_type_hints(kind)
+    fields = {n: BY_NAME[n] if n in BY_NAME else BY_TYPE[types[n]] for n in types}
+    return st.builds(kind, **fields)
 
 
 def quits() -> st.SearchStrategy[Quit]:

@@ -4,9 +4,9 @@ import socket
 from typing import Self
 
 from metaq.model import BrokerAddress
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply, Result, Value
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode
 
 PATIENCE_S = 30.0
 

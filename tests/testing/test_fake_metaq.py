@@ -9,6 +9,7 @@ import pytest
 from metaq.config import parse_config
 from metaq.errors import RemoteProtocolError
 from metaq.model import NULL_TRANSACTION, LogId, MessageId, XaTransactionId
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Get,
     OffsetQuery,
@@ -22,7 +23,6 @@ from metaq.protocol.commands import (
     Value,
 )
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
-from metaq.protocol.encode import encode
 from metaq.record.layout import HEADER
 from metaq.testing.clock import ManualClock
 from metaq.testing.fake_metaq import FakeMetaq, Known

@@ -26,8 +26,8 @@ from metaq.errors import (
 from metaq.model import MAX_OFFSET, Offset, SizeBytes
 from metaq.net.file_range import Explain, FileRange
 from metaq.protocol import texts
+from metaq.protocol.codec import encode_result, encode_value_line
 from metaq.protocol.commands import Get
-from metaq.protocol.encode import encode_result, encode_value_line
 from metaq.protocol.status import Status
 from metaq.storage.log_state import LogState
 from metaq.storage.partition_log import PartitionLog

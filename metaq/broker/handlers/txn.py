@@ -22,6 +22,7 @@ from metaq.errors import (
 )
 from metaq.model import RANDOM_PARTITION, NullTransactionId
 from metaq.protocol import texts
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import (
     Mput,
     Put,
@@ -29,7 +30,6 @@ from metaq.protocol.commands import (
     TransactionCommand,
     TransactionType,
 )
-from metaq.protocol.encode import encode
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.layout import encode_record
 from metaq.txn.records import encode_put

@@ -42,8 +42,8 @@ from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection
 from metaq.peer.pool import ConnectionPool
 from metaq.peer.replies import GetOutcome, NothingThere, parse_get
+from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Reply
-from metaq.protocol.encode import encode
 from metaq.stats import counter
 
 log = logging.getLogger(__name__)

@@ -27,8 +27,8 @@ from metaq.errors import MetaqError, NoBrokerError, NotSentError, RemoteProtocol
 from metaq.model import BrokerAddress, MessageId, Offset, TopicPartition
 from metaq.peer.connection import PutListener
 from metaq.peer.replies import ReceiptColumns, parse_receipt
+from metaq.protocol.codec import encode, encode_puts
 from metaq.protocol.commands import Command, Mput, Reply
-from metaq.protocol.encode import encode, encode_puts
 from metaq.protocol.version import Capabilities
 from metaq.record.checksum import checksum, checksums
 from metaq.zk.cluster import Counts

@@ -47,13 +47,13 @@ from metaq.model import (
     TransactionId,
 )
 from metaq.peer.replies import ReceiptColumns
+from metaq.protocol.codec import encode, encode_puts
 from metaq.protocol.commands import (
     Mput,
     Reply,
     TransactionCommand,
     TransactionType,
 )
-from metaq.protocol.encode import encode, encode_puts
 from metaq.record.checksum import BytesLike, checksum, checksums
 from metaq.record.flags import encode_payload
 from metaq.record.ids import id_after

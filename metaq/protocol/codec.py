@@ -1,0 +1,616 @@
+"""Commands and replies to bytes, and bytes to commands and replies.
+
+Reading: `decode_line`, then `decode_frame` when there is a payload. A line is split on
+single spaces; trailing empty tokens are dropped, leading and inner ones kept. The first
+*byte* picks the decoder, which then compares the whole word, except that any word with
+v (other than `value`) is a version, and any with q a quit. A frame is a line with its
+payload: of a put or sync only the length is looked at before the payload is there, so a
+wrong count of tokens closes the connection only then, as MetaQ does. A breach of the
+rules raises `RemoteProtocolError`, and no other error is raised.
+
+Writing: `encode` gives the forms that MetaQ's own Java clients and brokers write. It
+checks its argument and raises `LocalProtocolError` where the peer would read something
+else than was meant: `decode` gives accepted values back unchanged.
+
+Keep the table in README.md in step. Source: broker spec 1.2 to 1.11, 11.1.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias, assert_never
+
+from metaq.errors import LocalProtocolError, RemoteProtocolError
+from metaq.model import TransactionId
+from metaq.protocol.commands import (
+    NO_CHECKSUM,
+    NO_SEQUENCE,
+    OPAQUE_MISSING,
+    Command,
+    CountQuestion,
+    Get,
+    Mput,
+    OffsetQuery,
+    Put,
+    Question,
+    Quit,
+    Reply,
+    Result,
+    SplitQuestion,
+    Stats,
+    Sync,
+    TimeQuestion,
+    TransactionCommand,
+    TransactionType,
+    Value,
+    Version,
+)
+from metaq.protocol.decimals import split_decimals
+from metaq.protocol.java import (
+    I32_MAX,
+    I32_MIN,
+    I64_MAX,
+    I64_MIN,
+    parse_i32,
+    parse_i64,
+)
+from metaq.protocol.transaction_ids import format_key, parse_key
+
+Tokens: TypeAlias = list[bytes]
+
+QUIT: Final = b"quit\r\n"
+
+PRODUCER: Final = re.compile(r"[A-Za-z0-9._~-]{1,64}")
+"""A producer's name in an `mput`; a lone '-' says that there is none."""
+
+_NO_PRODUCER: Final = b"-"
+_WAIT: Final = b"wait="
+_DIGITS_MAX: Final = 19
+"""Digits of the largest 64-bit number."""
+_TYPES: Final = {kind.value.encode(): kind for kind in TransactionType}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A line whose payload is still to come."""
+
+    word: str
+    """`put`, `sync`, `mput`, `result` or `value`."""
+    length: int
+    """Bytes of payload right behind the line, 0 or more."""
+    tokens: Tokens
+    """All tokens of the line, the word included."""
+
+
+def decode_line(line: bytes) -> Command | Frame:
+    """Decode one line without its CRLF.
+
+    Returns:
+        A command without payload, or the frame that the line opens.
+
+    Raises:
+        RemoteProtocolError: the line breaks the rules.
+    """
+    tokens = line.rstrip(b" ").split(b" ")
+    decoder = _DECODERS.get(tokens[0][:1])
+    if decoder is None:
+        raise _bad_line("unknown command", tokens)
+    return decoder(tokens)
+
+
+def decode_frame(frame: Frame, payload: bytes) -> Command | Reply:
+    """Decode the frame `frame` with its whole payload.
+
+    Raises:
+        RemoteProtocolError: the line breaks the rules.
+    """
+    return _FRAMES[frame.word][2](frame.tokens, payload)
+
+
+def _bad_line(problem: str, tokens: Tokens) -> RemoteProtocolError:
+    line = b" ".join(tokens)
+    return RemoteProtocolError(f"{problem}: {line[:80]!r}")
+
+
+def _text(token: bytes) -> str:
+    # Java replaces invalid UTF-8; the topic check then refuses the name aloud,
+    # and the frame stays in step, which is kinder than a closed connection.
+    return token.decode(errors="replace")
+
+
+def _need(tokens: Tokens, count: int) -> None:
+    if len(tokens) < count:
+        raise _bad_line(f"expected {count} tokens, got {len(tokens)}", tokens)
+
+
+# -- lines that open a frame ----------------------------------------------------------
+
+
+def _decode_opening(tokens: Tokens) -> Frame:
+    word = tokens[0].decode(errors="replace")
+    if word not in _FRAMES:
+        raise _bad_line("unknown command", tokens)
+    slot, count_min, _decode = _FRAMES[word]
+    _need(tokens, count_min)
+    length = parse_i32(tokens[slot], "length")
+    if length < 0:
+        raise _bad_line(f"length: expected 0..{I32_MAX}, got {length}", tokens)
+    return Frame(word, length, tokens)
+
+
+def _decode_put(tokens: Tokens, payload: bytes) -> Put:
+    count = len(tokens)
+    if not 6 <= count <= 8:
+        raise _bad_line(f"expected 6 to 8 tokens, got {count}", tokens)
+    # Slot 5 of seven is a checksum when it starts like a number, else a key.
+    has_checksum = count == 8 or (count == 7 and _starts_like_number(tokens[5]))
+    key = None
+    if count == 8 or (count == 7 and not has_checksum):
+        key = parse_key(_text(tokens[-2]))
+    return Put(
+        topic=_text(tokens[1]),
+        partition=parse_i32(tokens[2], "partition"),
+        payload=payload,
+        flag=parse_i32(tokens[4], "flag"),
+        checksum=parse_i32(tokens[5], "checksum") if has_checksum else NO_CHECKSUM,
+        opaque=parse_i32(tokens[-1], "opaque"),
+        transaction=key,
+    )
+
+
+def _starts_like_number(token: bytes) -> bool:
+    return token[:1] == b"-" or token[:1].isdigit()
+
+
+def _decode_sync(tokens: Tokens, payload: bytes) -> Sync:
+    count = len(tokens)
+    if not 7 <= count <= 8:
+        raise _bad_line(f"expected 7 or 8 tokens, got {count}", tokens)
+    return Sync(
+        topic=_text(tokens[1]),
+        partition=parse_i32(tokens[2], "partition"),
+        payload=payload,
+        flag=parse_i32(tokens[4], "flag"),
+        message_id=parse_i64(tokens[5], "message id"),
+        checksum=parse_i32(tokens[6], "checksum") if count == 8 else NO_CHECKSUM,
+        opaque=parse_i32(tokens[-1], "opaque"),
+    )
+
+
+def _decode_mput(tokens: Tokens, payload: bytes) -> Mput:
+    count = parse_i32(tokens[4], "count")
+    sequence = parse_i64(tokens[7], "sequence")
+    producer = None if tokens[6] == _NO_PRODUCER else _text(tokens[6])
+    if count < 0:
+        raise _bad_line(f"count: expected 0 or more, got {count}", tokens)
+    if producer is None and sequence != NO_SEQUENCE:
+        raise _bad_line(f"sequence: expected -1, got {sequence}", tokens)
+    if producer is not None and (sequence < 0 or not PRODUCER.fullmatch(producer)):
+        raise _bad_line("producer and sequence do not fit", tokens)
+    opaque, transaction = tokens[8], None
+    if opaque[:1].isalpha():
+        _need(tokens, 10)
+        opaque, transaction = tokens[9], parse_key(_text(opaque))
+    if producer is not None and transaction is not None:
+        raise _bad_line("a batch of a transaction has no producer", tokens)
+    return Mput(
+        topic=_text(tokens[1]),
+        partition=parse_i32(tokens[2], "partition"),
+        count=count,
+        checksum=parse_i32(tokens[5], "checksum"),
+        opaque=parse_i32(opaque, "opaque"),
+        payload=payload,
+        producer=producer,
+        sequence=sequence,
+        transaction=transaction,
+    )
+
+
+def _decode_result(tokens: Tokens, payload: bytes) -> Result:
+    status = parse_i32(tokens[1], "status")
+    return Result(status, payload, parse_i32(tokens[3], "opaque"))
+
+
+def _decode_value(tokens: Tokens, payload: bytes) -> Value:
+    return Value(payload, parse_i32(tokens[2], "opaque"))
+
+
+# -- lines that are whole commands ----------------------------------------------------
+
+
+def _decode_get(tokens: Tokens) -> Get:
+    if tokens[0] != b"get":
+        raise _bad_line("unknown command", tokens)
+    _need(tokens, 7)
+    return Get(
+        topic=_text(tokens[1]),
+        group=_text(tokens[2]),
+        partition=parse_i32(tokens[3], "partition"),
+        offset=parse_i64(tokens[4], "offset"),
+        max_size=parse_i32(tokens[5], "max size"),
+        opaque=parse_i32(tokens[6], "opaque"),
+        wait_ms=_wait_ms(tokens[7:]),
+    )
+
+
+def _wait_ms(extra: Tokens) -> int:
+    """Return the first wait that makes sense; MetaQ ignores extra tokens, so do we."""
+    for token in extra:
+        number = token.removeprefix(_WAIT)
+        if token.startswith(_WAIT) and number.isdigit():
+            # Ten digits are enough to reach the cap, and keep int() cheap.
+            return I32_MAX if len(number) > 10 else min(int(number), I32_MAX)
+    return 0
+
+
+def _decode_offset(tokens: Tokens) -> OffsetQuery:
+    if tokens[0] != b"offset":
+        raise _bad_line("unknown command", tokens)
+    _need(tokens, 6)
+    return OffsetQuery(
+        topic=_text(tokens[1]),
+        group=_text(tokens[2]),
+        partition=parse_i32(tokens[3], "partition"),
+        offset=parse_i64(tokens[4], "offset"),
+        opaque=parse_i32(tokens[5], "opaque"),
+        question=_decode_question(tokens[6:]),
+    )
+
+
+def _decode_question(extra: Tokens) -> Question | None:
+    """Return the first question that makes sense; other extra tokens are ignored."""
+    for token in extra:
+        word, _equals, value = token.partition(b"=")
+        numbers = value.split(b",")
+        if not all(map(bytes.isdigit, numbers)):
+            continue
+        match word, list(map(_capped, numbers)):
+            case b"time", [time_ms]:
+                return TimeQuestion(time_ms)
+            case b"count", [end]:
+                return CountQuestion(end)
+            case b"boundaries", [end, count_max]:
+                return SplitQuestion(end, min(count_max, I32_MAX))
+    return None
+
+
+def _capped(digits: bytes) -> int:
+    """Return a number, or the largest one of 64 bits where it is larger."""
+    # Nineteen digits are enough to reach the cap, and keep int() cheap.
+    return I64_MAX if len(digits) > _DIGITS_MAX else min(int(digits), I64_MAX)
+
+
+def _decode_v(tokens: Tokens) -> Command | Frame:
+    if tokens[0] == b"value":
+        return _decode_opening(tokens)
+    has_opaque = len(tokens) > 1
+    return Version(parse_i32(tokens[1], "opaque") if has_opaque else OPAQUE_MISSING)
+
+
+def _decode_s(tokens: Tokens) -> Command | Frame:
+    if tokens[0] != b"stats":
+        return _decode_opening(tokens)
+    # A single token behind the word is the item, even when it is a number.
+    item = _text(tokens[1]) if len(tokens) > 1 else ""
+    has_opaque = len(tokens) > 2
+    return Stats(item, parse_i32(tokens[2], "opaque") if has_opaque else OPAQUE_MISSING)
+
+
+def _decode_q(_tokens: Tokens) -> Quit:
+    return Quit()
+
+
+def _decode_transaction(tokens: Tokens) -> TransactionCommand:
+    count = len(tokens)
+    if tokens[0] != b"transaction":
+        raise _bad_line("unknown command", tokens)
+    if not 5 <= count <= 7:
+        raise _bad_line(f"expected 5 to 7 tokens, got {count}", tokens)
+    kind = _TYPES.get(tokens[3])
+    if kind is None:
+        raise _bad_line("unknown transaction type", tokens)
+    timeout, qualifier = b"0", None
+    if count == 7:
+        timeout, qualifier = tokens[4], tokens[5]
+    elif count == 6 and tokens[4].isdigit():
+        timeout = tokens[4]
+    elif count == 6:
+        qualifier = tokens[4]
+    return TransactionCommand(
+        transaction=parse_key(_text(tokens[1])),
+        session_id=_text(tokens[2]),
+        type=kind,
+        opaque=parse_i32(tokens[-1], "opaque"),
+        timeout_s=parse_i32(timeout, "timeout"),
+        qualifier=None if qualifier is None else _text(qualifier),
+    )
+
+
+_DECODERS: Final[dict[bytes, Callable[[Tokens], Command | Frame]]] = {
+    b"p": _decode_opening,
+    b"m": _decode_opening,
+    b"r": _decode_opening,
+    b"s": _decode_s,
+    b"v": _decode_v,
+    b"g": _decode_get,
+    b"o": _decode_offset,
+    b"t": _decode_transaction,
+    b"q": _decode_q,
+}
+
+# The slot of the length token, the number of tokens without which waiting for the
+# payload is useless, and the maker of a value from tokens and payload.
+_FRAMES: Final[
+    dict[str, tuple[int, int, Callable[[Tokens, bytes], Command | Reply]]]
+] = {
+    "put": (3, 4, _decode_put),
+    "sync": (3, 4, _decode_sync),
+    "mput": (3, 9, _decode_mput),
+    "result": (2, 4, _decode_result),
+    "value": (1, 3, _decode_value),
+}
+
+
+# -- values to bytes ------------------------------------------------------------------
+
+
+def encode(event: Command | Reply) -> bytes:
+    """Return the bytes of a command or reply, payload included.
+
+    Raises:
+        LocalProtocolError: a name has a space or line end or is empty, or a number
+            does not fit its field.
+    """
+    match event:
+        case Put():
+            return _encode_put(event)
+        case Mput():
+            return _encode_mput(event)
+        case Get():
+            tokens = ["get", event.topic, event.group, _i32(event.partition)]
+            tokens += [_i64(event.offset), _i32(event.max_size), _i32(event.opaque)]
+            if event.wait_ms:
+                tokens.append(f"wait={_in_range(event.wait_ms, 0, I32_MAX)}")
+            return _line(tokens)
+        case OffsetQuery():
+            tokens = ["offset", event.topic, event.group, _i32(event.partition)]
+            tokens += [_i64(event.offset), _i32(event.opaque)]
+            if event.question is not None:
+                tokens.append(_encode_question(event.question))
+            return _line(tokens)
+        case Version():
+            return _line(["version", _i32(event.opaque)])
+        case Stats():
+            return _encode_stats(event)
+        case Quit():
+            return QUIT
+        case TransactionCommand():
+            return _encode_transaction(event)
+        case Sync():
+            tokens = ["sync", event.topic, _i32(event.partition)]
+            tokens += [_length(event.payload), _i32(event.flag)]
+            tokens += [_i64(event.message_id), _i32(event.checksum)]
+            return _line([*tokens, _i32(event.opaque)]) + event.payload
+        case Result():
+            return encode_result(event.status, event.body, event.opaque)
+        case Value():
+            return encode_value_line(len(event.payload), event.opaque) + event.payload
+        case _:  # pragma: no cover
+            assert_never(event)
+
+
+def encode_puts(
+    topic: str,
+    partition: int,
+    payloads: Sequence[bytes],
+    *,
+    flags: Sequence[int] | None,
+    checksums: Sequence[int],
+    opaques: range,
+    transaction: TransactionId | None = None,
+) -> bytes:
+    """Return puts to one partition, one behind the other, as `encode` writes each.
+
+    All are made in one operation; one operation per put would cost ten times as much.
+
+    Args:
+        topic: of all of them.
+        partition: of all of them.
+        payloads: at least one.
+        flags: of each put; None when all are 0.
+        checksums: of each payload.
+        opaques: of each put.
+        transaction: that all of them belong to; None appends each at once.
+
+    Raises:
+        LocalProtocolError: as `encode`.
+    """
+    head = _line(["put", topic, _i32(partition)]).removesuffix(b"\r\n")
+    count = len(payloads)
+    values: list[int | bytes] = [0] * (5 * count)
+    values[0::5] = sizes = list(map(len, payloads))
+    if flags is not None:
+        values[1::5] = flags
+    values[2::5], values[3::5], values[4::5] = checksums, opaques, payloads
+    for numbers in (sizes, flags or (0,), checksums, opaques):
+        _in_range(min(numbers), I32_MIN, I32_MAX)
+        _in_range(max(numbers), I32_MIN, I32_MAX)
+    key = b""
+    if transaction is not None:
+        key = b" " + _line([_key(transaction)]).removesuffix(b"\r\n")
+    head, key = head.replace(b"%", b"%%"), key.replace(b"%", b"%%")
+    put = b"%b %%d %%d %%d%b %%d\r\n%%b" % (head, key)
+    return put * count % tuple(values)
+
+
+def encode_result(status: int, body: bytes, opaque: int) -> bytes:
+    """Return the bytes of a `result`; an empty body is length 0 and nothing behind."""
+    return b"result %d %d %d\r\n%b" % (status, len(body), opaque, body)
+
+
+def encode_value_line(length: int, opaque: int) -> bytes:
+    """Return the line of a `value` whose `length` bytes the caller sends itself."""
+    return b"value %d %d\r\n" % (length, opaque)
+
+
+def encode_put_replies(
+    partition: int,
+    opaques: Sequence[bytes],
+    ids: Sequence[int],
+    offsets: Sequence[int],
+) -> bytes:
+    """Return the 200 replies to a run of puts to one partition.
+
+    The replies are made in one operation as long as their bodies have one length; one
+    operation per reply would cost three times as much.
+
+    Args:
+        partition: the partition that all of them went to.
+        opaques: of each put, in decimal as replies have it.
+        ids: of each put; 0 or more, and growing. Cheapest if both are ranges.
+        offsets: of each put; 0 or more, and growing.
+
+    Returns:
+        The replies in the same order; b"" for none.
+    """
+    count = len(opaques)
+    if not count:
+        return b""
+    if count == 1:
+        body = b"%d %d %d" % (ids[0], partition, offsets[0])
+        return b"result 200 %d %b\r\n%b" % (len(body), opaques[0], body)
+    first_id, first_offset = str(ids[0]), str(offsets[0])
+    if len(first_id) == len(str(ids[-1])) and len(first_offset) == len(
+        str(offsets[-1])
+    ):
+        body_bytes = len(first_id) + len(str(partition)) + len(first_offset) + 2
+        if isinstance(ids, range) and isinstance(offsets, range):
+            return _join_put_replies(partition, opaques, ids, offsets, body_bytes)
+        reply = b"result 200 %d %%b\r\n%%d %d %%d" % (body_bytes, partition)
+        values: list[bytes | int] = [0] * (3 * count)
+        values[0::3], values[1::3], values[2::3] = opaques, ids, offsets
+        return reply * count % tuple(values)
+    # Somewhere inside a number gained a digit: halve until that place is isolated.
+    middle = count // 2
+    return encode_put_replies(
+        partition, opaques[:middle], ids[:middle], offsets[:middle]
+    ) + encode_put_replies(partition, opaques[middle:], ids[middle:], offsets[middle:])
+
+
+def _join_put_replies(
+    partition: int,
+    opaques: Sequence[bytes],
+    ids: range,
+    offsets: range,
+    body_bytes: int,
+) -> bytes:
+    """Return replies whose bodies are all of one length, joined from their pieces."""
+    id_texts = split_decimals(ids, b"\r\n")
+    offset_texts = split_decimals(offsets, b" %d " % partition)
+    pieces = [b"result 200 %d " % body_bytes] * (6 * len(opaques))
+    pieces[1::6], pieces[2::6], pieces[3::6] = opaques, *id_texts
+    pieces[4::6], pieces[5::6] = offset_texts
+    return b"".join(pieces)
+
+
+def _encode_question(question: Question) -> str:
+    match question:
+        case TimeQuestion():
+            return f"time={_in_range(question.time_ms, 0, I64_MAX)}"
+        case CountQuestion():
+            return f"count={_in_range(question.end, 0, I64_MAX)}"
+        case SplitQuestion():
+            end = _in_range(question.end, 0, I64_MAX)
+            return f"boundaries={end},{_in_range(question.count_max, 0, I32_MAX)}"
+        case _:  # pragma: no cover
+            assert_never(question)
+
+
+def _encode_put(put: Put) -> bytes:
+    tokens = ["put", put.topic, _i32(put.partition), _length(put.payload)]
+    tokens += [_i32(put.flag), _i32(put.checksum)]
+    if put.transaction is not None:
+        tokens.append(_key(put.transaction))
+    return _line([*tokens, _i32(put.opaque)]) + put.payload
+
+
+def _encode_mput(mput: Mput) -> bytes:
+    if mput.producer is None:
+        _in_range(mput.sequence, NO_SEQUENCE, NO_SEQUENCE)
+    elif mput.producer == "-" or not PRODUCER.fullmatch(mput.producer):
+        raise LocalProtocolError(f"producer: {mput.producer!r} is not a name")
+    else:
+        _in_range(mput.sequence, 0, I64_MAX)
+    tokens = ["mput", mput.topic, _i32(mput.partition), _length(mput.payload)]
+    tokens += [str(_in_range(mput.count, 0, I32_MAX)), _i32(mput.checksum)]
+    tokens += [mput.producer or "-", str(mput.sequence)]
+    if mput.transaction is not None:
+        if mput.producer is not None:
+            raise LocalProtocolError("a batch of a transaction has no producer")
+        tokens.append(_key(mput.transaction))
+    return _line([*tokens, _i32(mput.opaque)]) + mput.payload
+
+
+def _encode_stats(stats: Stats) -> bytes:
+    if not stats.item:
+        # The one frame with an empty token in its middle: two spaces.
+        return b"stats  %d\r\n" % _in_range(stats.opaque, I32_MIN, I32_MAX)
+    return _line(["stats", stats.item, _i32(stats.opaque)])
+
+
+def _encode_transaction(command: TransactionCommand) -> bytes:
+    timeout_s, qualifier = command.timeout_s, command.qualifier
+    tokens = ["transaction", _key(command.transaction), command.session_id]
+    tokens.append(command.type.value)
+    # A lone optional token of digits is read as the timeout, so such a qualifier
+    # needs the timeout written before it, and a negative timeout a qualifier behind.
+    if timeout_s < 0 and qualifier is None:
+        raise LocalProtocolError(f"timeout: expected 0 or more, got {timeout_s}")
+    if timeout_s or (qualifier is not None and _is_number(qualifier)):
+        tokens.append(_i32(timeout_s))
+    if qualifier is not None:
+        tokens.append(qualifier)
+    return _line([*tokens, _i32(command.opaque)])
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _key(transaction: TransactionId) -> str:
+    key = format_key(transaction)
+    try:
+        is_same = parse_key(key) == transaction
+    except RemoteProtocolError:
+        is_same = False
+    if not is_same:
+        raise LocalProtocolError(f"{transaction} has no key that reads back")
+    return key
+
+
+def _line(tokens: list[str]) -> bytes:
+    for token in tokens:
+        if not token or " " in token or "\r" in token or "\n" in token:
+            raise LocalProtocolError(f"{token!r} cannot travel as a token")
+    try:
+        return " ".join(tokens).encode() + b"\r\n"
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"{tokens!r} cannot travel as UTF-8") from error
+
+
+def _length(payload: bytes) -> str:
+    return _i32(len(payload))
+
+
+def _i32(number: int) -> str:
+    return str(_in_range(number, I32_MIN, I32_MAX))
+
+
+def _i64(number: int) -> str:
+    return str(_in_range(number, I64_MIN, I64_MAX))
+
+
+def _in_range(number: int, low: int, high: int) -> int:
+    if not low <= number <= high:
+        raise LocalProtocolError(f"expected {low}..{high}, got {number}")
+    return number
