@@ -9,13 +9,12 @@ import click
 
 from metaq.client import AsyncClient, Client
 from metaq.client.admin.cluster_admin import know_topics
-from metaq.client.cluster.addresses import parse_address
-from metaq.client.cluster.away_partitions import describe_away
 from metaq.client.cluster.catalog import read_whole
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
+from metaq.client.cluster.presence import name_away
 from metaq.client.errors import PartitionsAwayError
-from metaq.client.names import near_topics
+from metaq.client.names import near_topics, parse_address
 from metaq.client.session import CoordinatorFactory
 from metaq.config.topic_rules import compile_topic_pattern
 from metaq.errors import ConfigError, NoBrokerError
@@ -237,7 +236,7 @@ def require_not_away(
     """
     away = [each for each in snapshot.away(topic) if partition_name(each) in wanted]
     if away:
-        raise PartitionsAwayError(describe_away(away), partitions=away)
+        raise PartitionsAwayError(name_away(away), partitions=away)
 
 
 def nobody_serves(topic: str, known: Collection[str]) -> NoBrokerError:

@@ -10,14 +10,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target
 from metaq.cli.options import F, example, json_option, target_options
-from metaq.client.admin.topic_admin import (
-    Brokers,
-    TopicDescription,
-    alter_topic,
-    create_topic,
-    delete_topic,
-    describe_topic,
-)
+from metaq.client.admin.topic_admin import AsyncAdmin, Brokers, TopicDescription
 from metaq.config.keys import DEFINITION_KEYS
 
 COLUMNS = ("broker", "is_there", "partitions", "effect", "text")
@@ -59,13 +52,11 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
     assert wishes.partitions is not None
     partitions = wishes.partitions
     found = target.run(
-        lambda context, deadline_s: create_topic(
-            context,
+        lambda context, _deadline_s: AsyncAdmin(context).create_topic(
             topic,
             partitions=partitions,
             brokers=wishes.brokers or "all",
             settings=wishes.settings,
-            deadline_s=deadline_s,
         )
     )
     _print(found, as_json=as_json)
@@ -74,13 +65,11 @@ def create(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None
 def alter(target: Target, topic: str, wishes: Wishes, *, as_json: bool) -> None:
     """Change a topic; print its status on each broker."""
     found = target.run(
-        lambda context, deadline_s: alter_topic(
-            context,
+        lambda context, _deadline_s: AsyncAdmin(context).alter_topic(
             topic,
             partitions=wishes.partitions,
             brokers=wishes.brokers,
             settings=wishes.settings,
-            deadline_s=deadline_s,
         )
     )
     _print(found, as_json=as_json)
@@ -103,9 +92,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
             " will be removed",
             param_hint="--confirm",
         )
-    target.run(
-        lambda context, deadline_s: delete_topic(context, topic, deadline_s=deadline_s)
-    )
+    target.run(lambda context, _deadline_s: AsyncAdmin(context).delete_topic(topic))
     if as_json:
         render.print_json({"topic": topic, "is_deleted": True})
     else:
@@ -115,9 +102,7 @@ def delete(target: Target, topic: str, confirmed: str | None, *, as_json: bool) 
 def describe(target: Target, topic: str, *, as_json: bool) -> None:
     """Print the definition of a topic, and its status on each broker."""
     found = target.run(
-        lambda context, deadline_s: describe_topic(
-            context, topic, deadline_s=deadline_s
-        )
+        lambda context, _deadline_s: AsyncAdmin(context).describe_topic(topic)
     )
     _print(found, as_json=as_json)
 

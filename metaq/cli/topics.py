@@ -5,10 +5,10 @@ import asyncio
 from metaq.cli import render
 from metaq.cli.cluster import Target, nobody_serves
 from metaq.client.admin.cluster_admin import know_topics
-from metaq.client.cluster.away_partitions import require_all_there
 from metaq.client.cluster.broker_facts import read_closed
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import log_range
+from metaq.client.cluster.presence import require_all_there
 from metaq.client.consume.browse import stats_of_broker
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.fan_out import for_each

@@ -1,8 +1,8 @@
 """The client library: publish to and consume from MetaQ brokers, sync and async."""
 
-from metaq.client.admin.async_admin import AsyncAdmin
 from metaq.client.admin.cluster_admin import BrokerDescription
 from metaq.client.admin.topic_admin import (
+    AsyncAdmin,
     TopicDescription,
     TopicOnBroker,
 )

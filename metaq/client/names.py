@@ -1,4 +1,4 @@
-"""Names that users choose for groups, topics and partitions, checked and made.
+"""Names of groups, topics, partitions and brokers as users give them: checked and made.
 
 A name ends as a step of a ZooKeeper path, as a token of a command line and, for
 topics, in a comma-joined list, so what would break there is refused where the user can
@@ -12,7 +12,7 @@ from typing import Final
 
 from metaq.config.topic_rules import is_safe_topic
 from metaq.errors import ConfigError, LocalProtocolError
-from metaq.model import TopicPartition
+from metaq.model import SCHEME, BrokerAddress, TopicPartition, parse_broker_address
 from metaq.zk.paths import is_legal_step, parse_partition
 
 NAMES_MAX: Final = 5
@@ -172,3 +172,33 @@ def name_few(names: Sequence[str]) -> str:
     """Return names for a line of text: the first ones, and how many more."""
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+# -- addresses -------------------------------------------------------------------------
+
+
+def parse_address(text: str) -> BrokerAddress:
+    """Return the address that `host:port` or `meta://host:port` says.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    # Bytes of a command line that are no UTF-8 do not print, and are refused.
+    address = parse_broker_address(SCHEME + text.removeprefix(SCHEME))
+    if address is None:
+        raise ConfigError(f"broker: expected host:port, got {text!r}")
+    return address
+
+
+def parse_addresses(texts: Sequence[str]) -> list[BrokerAddress]:
+    """Return the addresses that some texts say.
+
+    Raises:
+        ConfigError: one of them is none; there is none; or all is one text, whose
+            letters are no addresses.
+    """
+    if isinstance(texts, str) or not texts:
+        raise ConfigError(
+            f"brokers: expected a list of host:port, one at least, got {texts!r}"
+        )
+    return [parse_address(text) for text in texts]

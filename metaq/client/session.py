@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Final, Self, Unpack
 
 from metaq.assignment import Strategy
-from metaq.client.admin.async_admin import AsyncAdmin
+from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics, Made
-from metaq.client.cluster.addresses import parse_addresses
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import (
     AddressMetadata,
@@ -49,6 +48,7 @@ from metaq.client.names import (
     check_topics,
     fixed_partitions,
     member_id,
+    parse_addresses,
     require_text,
 )
 from metaq.client.offsets.file_offsets import FileOffsets

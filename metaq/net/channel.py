@@ -35,16 +35,17 @@ Source: broker spec 1.1.
 
 import asyncio
 import contextlib
+import enum
 import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from typing import Final
 
 from metaq.clock import Clock
-from metaq.net.channel_state import ChannelState, ChannelStatistics
 from metaq.net.cold import is_cached, warm
 from metaq.net.file_range import Explain, FileRange, QueuedRange, ShortRangeError
 
@@ -76,6 +77,35 @@ def _ignore() -> None:
 
 def _ignore_data(_data: object) -> None:
     """Do nothing: stands in until `start`."""
+
+
+class ChannelState(enum.Enum):
+    """Life of a channel; it only goes down this list."""
+
+    OPEN = "open"
+    FLUSHING = "flushing"
+    LINGERING = "lingering"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatistics:
+    """A snapshot of a channel's counters."""
+
+    peer: str
+    """`host:port` of the other side."""
+    state: ChannelState
+    """State of the channel."""
+    received_bytes: int
+    """Bytes taken from the socket."""
+    sent_bytes: int
+    """Bytes given to the socket, ranges included."""
+    queued_bytes: int
+    """Reply bytes that have not left, ranges included."""
+    range_count: int
+    """Ranges sent by sendfile."""
+    cold_range_count: int
+    """Ranges that had to be opened or warmed first."""
 
 
 class Channel:

@@ -17,6 +17,7 @@ from metaq.client.cluster.catalog import (
     find_partitions,
     find_topics,
     read_cluster,
+    read_takers,
     require_partitions,
 )
 from metaq.client.cluster.context import ClientContext
@@ -28,7 +29,6 @@ from metaq.client.cluster.presence import (
     find_away,
     missing_topics,
     put_addresses,
-    read_takers,
     unknown_pattern,
     unknown_topic,
 )

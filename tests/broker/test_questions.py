@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
-from metaq.broker import questions
+from metaq.broker.handlers import offset as offset_handler
 from metaq.model import Offset
 from metaq.protocol import texts
 from metaq.storage.segment import Damage
@@ -54,12 +54,12 @@ def test_questions_in_flight_are_bounded_by_bytes(data_dir: Path) -> None:
             await peer.send(COUNT * 2)
             held = broker.context.load.in_flight_bytes
             gate.set()
-            assert held == 2 * questions.ANSWER_BYTES_MAX
+            assert held == 2 * offset_handler.ANSWER_BYTES_MAX
             assert await peer.ask(b"version 3\r\n")
 
     run(data_dir, scenario)
-    longest = 20 * questions.BOUNDARIES_MAX
-    assert longest <= questions.ANSWER_BYTES_MAX
+    longest = 20 * offset_handler.BOUNDARIES_MAX
+    assert longest <= offset_handler.ANSWER_BYTES_MAX
 
 
 def test_the_log_start_that_moved_is_said(data_dir: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_bug_is_a_500_with_a_traceback(data_dir: Path, monkeypatch, caplog) ->
     def fail(*_args: object, **_made: object) -> int:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(questions, "count_records", fail)
+    monkeypatch.setattr(offset_handler, "count_records", fail)
 
     async def scenario(broker, peer) -> None:
         assert (await peer.ask(COUNT)).endswith(texts.INTERNAL_ERROR.encode())

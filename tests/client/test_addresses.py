@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from metaq.client import AsyncClient, Client
-from metaq.client.cluster.addresses import parse_address
+from metaq.client.names import parse_address
 from metaq.errors import ConfigError, NoBrokerError
 from metaq.model import BrokerAddress, Offset
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client.cluster.addresses import parse_address
+from metaq.client.names import parse_address
 from metaq.errors import NoBrokerError, OffsetOutOfRangeError
 from metaq.model import BrokerId, Offset, TopicPartition
 from metaq.peer.log_reader import GET_BYTES, LogReader

@@ -7,7 +7,6 @@ import pytest
 
 from metaq.client import AsyncClient
 from metaq.client.cluster import metadata as metadata_module
-from metaq.client.cluster.addresses import parse_address
 from metaq.client.cluster.broker_facts import BrokerFacts
 from metaq.client.cluster.metadata import (
     AddressMetadata,
@@ -15,6 +14,7 @@ from metaq.client.cluster.metadata import (
     ZooKeeperMetadata,
     make_snapshot,
 )
+from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
 from metaq.config import TopicRules

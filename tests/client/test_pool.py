@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from metaq.client.cluster.addresses import parse_address
+from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
 from metaq.errors import ClosedError, ConnectionLostError, NoBrokerError

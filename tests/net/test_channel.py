@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from metaq.net import channel as channel_module
-from metaq.net.channel_state import ChannelState
+from metaq.net.channel import ChannelState
 from tests.net.rig import ROOM, Range, Rig, run, sorry
 
 

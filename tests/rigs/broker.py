@@ -12,7 +12,7 @@ from metaq.broker.session import Session
 from metaq.clock import Clock
 from metaq.config import BrokerConfig, parse_config
 from metaq.fs import FileSystem
-from metaq.net.channel_state import ChannelState
+from metaq.net.channel import ChannelState
 from metaq.zk.session import Coordinator
 
 CONFIG: Final = """

@@ -1,12 +1,62 @@
-"""`offset`: where reading can start (broker spec 1.6), and questions about the log."""
+"""`offset`: where reading can start (broker spec 1.6), and questions about the log.
+
+An `offset` may carry a question in the place of its own (docs/protocol.md,
+*Questions*). The answer needs span indexes, and records where a question cuts a span,
+so it is found by the upkeep threads and sent when it is there; other commands overtake
+it. The work sees the log as it was when the question came: immutable segments and two
+offsets.
+"""
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, assert_never
 
 from metaq.broker.acks import Answerer
 from metaq.broker.context import BrokerContext
-from metaq.broker.questions import begin_answer
-from metaq.errors import NotFoundError
-from metaq.model import Offset
+from metaq.errors import DiskError, NotFoundError, ServerError, StorageError, WireError
+from metaq.fs import FileSystem
+from metaq.model import Millis, Offset
 from metaq.protocol import texts
-from metaq.protocol.commands import OffsetQuery
+from metaq.protocol.codec import encode_result
+from metaq.protocol.commands import (
+    CountQuestion,
+    OffsetQuery,
+    Question,
+    SplitQuestion,
+    TimeQuestion,
+)
+from metaq.protocol.status import Status
+from metaq.storage.log_state import LogState
+from metaq.storage.partition_log import PartitionLog
+from metaq.storage.segment import DamagedSegmentError, Segment
+from metaq.storage.span_lookup import MadeIndexes
+from metaq.storage.span_queries import (
+    count_records,
+    is_boundary,
+    offset_for_time,
+    split_range,
+)
+
+BOUNDARIES_MAX: Final = 10_000
+"""Most offsets in one answer."""
+
+ANSWER_BYTES_MAX: Final = 256 << 10
+"""Bytes counted for a query in the in-flight bounds: more than its longest answer."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A question, and the log as it was when it came."""
+
+    name: str
+    segments: tuple[Segment, ...]
+    start: Offset
+    end: Offset
+    question: Question
 
 
 def handle_offset(
@@ -27,6 +77,100 @@ def handle_offset(
     if log is None:
         raise NotFoundError(texts.no_such_log(command.topic, command.partition))
     if command.question is not None:
-        begin_answer(command, command.question, log, answerer, context)
+        _begin_answer(command, command.question, log, answerer, context)
         return None
     return b"%d" % log.nearest_offset(Offset(command.offset))
+
+
+def _begin_answer(
+    command: OffsetQuery,
+    question: Question,
+    partition: PartitionLog,
+    answerer: Answerer,
+    context: BrokerContext,
+) -> None:
+    """Have a question answered by another thread; `answerer` sends the answer later.
+
+    Raises:
+        ServerError: the log cannot be read there; the text is the answer.
+    """
+    asked = _ask(command, question, partition)
+    work = partial(_answer, context.fs, context.made_indexes, asked)
+    future = asyncio.get_running_loop().run_in_executor(context.upkeep, work)
+    answerer.hold(count=1, size_bytes=ANSWER_BYTES_MAX)
+
+    def send(done: asyncio.Future[str]) -> None:
+        answerer.answer(
+            _reply(done, command.opaque, context), count=1, size_bytes=ANSWER_BYTES_MAX
+        )
+
+    future.add_done_callback(send)
+
+
+def _ask(command: OffsetQuery, question: Question, partition: PartitionLog) -> _Asked:
+    """Write down the log as it is now, and the range that is asked about."""
+    if partition.state in {LogState.OFFLINE, LogState.CLOSED}:
+        state = partition.state.value
+        raise ServerError(f"partition {partition.log_id} is {state}")
+    log_start, log_end = partition.log_start_offset, partition.high_watermark
+    start = Offset(max(log_start, min(command.offset, log_end)))
+    end = log_end
+    if not isinstance(question, TimeQuestion):
+        end = Offset(max(start, min(question.end, log_end)))
+    for damage in partition.damage:
+        good = damage.next_good_offset
+        is_behind = good is not None and good <= start
+        if damage.offset < end and not (is_behind or damage.is_empty):
+            error = DamagedSegmentError(damage, partition.log_id)
+            text = texts.with_damage(str(error), error, offset=start, end=log_end)
+            raise ServerError(text)
+    segments = (*partition.segments.sealed, partition.readable_active())
+    return _Asked(str(partition.log_id), segments, start, end, question)
+
+
+def _answer(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> str:
+    """Return the body of the answer; blocks.
+
+    Raises:
+        ServerError: an end of the range is not where a record starts.
+        StorageError: the disk refused a read.
+    """
+    segments, start, end = asked.segments, asked.start, asked.end
+    match asked.question:
+        case TimeQuestion(time_ms):
+            found = offset_for_time(fs, segments, Millis(time_ms), start=start)
+            return str(found)
+        case CountQuestion():
+            _require_boundaries(fs, made, asked)
+            return str(count_records(fs, segments, start, end, made=made))
+        case SplitQuestion(count_max=count_max):
+            _require_boundaries(fs, made, asked)
+            count_max = max(2, min(count_max, BOUNDARIES_MAX))
+            offsets = split_range(fs, segments, start, end, count_max, made=made)
+            return " ".join(map(str, offsets))
+        case _:  # pragma: no cover
+            assert_never(asked.question)
+
+
+def _require_boundaries(fs: FileSystem, made: MadeIndexes, asked: _Asked) -> None:
+    for offset in (asked.start, asked.end):
+        if not is_boundary(fs, asked.segments, offset, made=made):
+            raise ServerError(texts.no_record_starts(asked.name, offset))
+
+
+def _reply(done: asyncio.Future[str], opaque: int, context: BrokerContext) -> bytes:
+    """Return the bytes that answer a question, whatever became of the work."""
+    error = done.exception()
+    match error:
+        case None:
+            return encode_result(Status.OK, done.result().encode(), opaque)
+        case DiskError(errno_name="ENOENT"):
+            # Retention was faster than the question.
+            text = texts.LOG_START_MOVED
+        case WireError() | StorageError():
+            text = str(error)
+        case _:
+            context.counters.error_count += 1
+            log.error("question failed", exc_info=error)
+            text = texts.INTERNAL_ERROR
+    return encode_result(Status.SERVER_ERROR, text.encode(), opaque)

@@ -19,7 +19,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Literal
 
-from metaq.client.admin.cluster_admin import know_topics, require_idle
+from metaq.client.admin import cluster_admin
+from metaq.client.admin.cluster_admin import (
+    BrokerDescription,
+    know_topics,
+    require_idle,
+)
 from metaq.client.cluster.context import ClientContext
 from metaq.client.errors import NoTopicError, TopicExistsError, TopicRefusedError
 from metaq.client.names import near_topics, require_text
@@ -90,34 +95,280 @@ class TopicDescription:
     """Reason why the definition cannot be read."""
 
 
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+class AsyncAdmin:
+    """Administration of a cluster. Made by `AsyncClient.admin`; holds nothing.
+
+    Topics need ZooKeeper, and brokers of this package: those of MetaQ 1.4 take topics
+    from their `server.ini` alone.
+    """
+
+    def __init__(self, context: ClientContext) -> None:
+        """Wrap the client's parts; `AsyncClient.admin` is the way in."""
+        self._context = context
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        brokers: Brokers = "all",
+        settings: Mapping[str, str] = NO_SETTINGS,
+        timeout: float | None = None,
+    ) -> TopicDescription:
+        """Make a topic, and wait until its brokers serve it.
+
+        Args:
+            topic: its name.
+            partitions: on each of its brokers, 1 or more.
+            brokers: ids of those that serve it; "all": every broker, also those that
+                come later.
+            settings: keys of a topic section of `server.ini` and the text of their
+                values: `{"deletePolicy": "delete,72h"}`.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: name, number or settings cannot be; or the client has no
+                ZooKeeper.
+            TopicExistsError: there is one of that name.
+            NoBrokerError: no broker that can is there, or not all that are named.
+            TopicRefusedError: a broker cannot serve it like that; it is made, and may
+                be altered or deleted.
+            RequestTimeoutError: not all have it in time; it is made, and they will.
+            CoordinationError: ZooKeeper cannot be asked.
+
+        Cancellation: it may be made.
+        """
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        definition = _checked(
+            topic,
+            TopicDefinition(
+                partitions=partitions,
+                brokers=_broker_ids(brokers),
+                settings=_settled({}, settings),
+            ),
+        )
+        coordinator, paths = _coordinator(context), context.paths
+        able = await _able_brokers(context, definition, deadline_s=deadline_s)
+        exists = f"topic '{topic}' exists"
+        before = await _describe(context, topic, deadline_s=deadline_s)
+        old = before.definition
+        if old is not None and old.state is TopicState.DELETING:
+            raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
+        # The client's snapshot may still show a topic that has just gone.
+        holders = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
+        if old or before.problem or holders:
+            raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
+        try:
+            await coordinator.replace(
+                paths.topic_definition(topic),
+                encode_definition(definition),
+                version=None,
+                deadline_s=deadline_s,
+            )
+        except NodeChangedError as error:
+            raise TopicExistsError(f"{exists}: it was made at this moment") from error
+        return await _wait_taken_up(
+            context, topic, definition, able, deadline_s=deadline_s
+        )
+
+    async def alter_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int | None = None,
+        brokers: Brokers | None = None,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        timeout: float | None = None,
+    ) -> TopicDescription:
+        """Change a topic, and wait until its brokers serve it like that.
+
+        A topic that is served without a definition gets one.
+
+        Args:
+            topic: its name.
+            partitions: on each of its brokers, not fewer than now; None: as now.
+            brokers: the brokers that serve it; None: as now. Messages on others stay
+                readable.
+            settings: other settings; a blank text goes back to the default.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoTopicError: nothing is known of it.
+            ConfigError: fewer partitions than now, or settings that cannot be.
+            TopicRefusedError: a broker cannot serve it like that, or goes by its
+                `server.ini`; the change is made.
+            MetaqError: as `create_topic`.
+
+        Cancellation: it may be altered.
+        """
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+        before = await _described(context, topic, deadline_s=deadline_s)
+        node = await coordinator.get(path, deadline_s=deadline_s)
+        old = before.definition
+        if before.problem:
+            raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
+        if old is not None and old.state is TopicState.DELETING:
+            raise ClientError(f"topic '{topic}' is being deleted, {_left(before)}")
+        if old is None:
+            counts = [each.partitions or 1 for each in before.brokers]
+            ids = tuple(each.broker_id for each in before.brokers)
+            old = TopicDefinition(partitions=max(counts), brokers=ids)
+        if partitions is not None and partitions < old.partitions:
+            raise ConfigError(
+                f"topic '{topic}': partitions never become fewer, expected at least"
+                f" {old.partitions}, got {partitions}"
+            )
+        definition = _checked(
+            topic,
+            replace(
+                old,
+                partitions=old.partitions if partitions is None else partitions,
+                brokers=old.brokers if brokers is None else _broker_ids(brokers),
+                settings=_settled(old.settings, settings),
+            ),
+        )
+        able = await _able_brokers(context, definition, deadline_s=deadline_s)
+        await _replace(context, topic, definition, node, deadline_s=deadline_s)
+        return await _wait_taken_up(
+            context, topic, definition, able, deadline_s=deadline_s
+        )
+
+    async def delete_topic(self, topic: str, timeout: float | None = None) -> None:
+        """Delete a topic, its data and its groups' offsets; wait until it is gone.
+
+        Brokers that are away do their part when they come back; until then the name
+        cannot be given to a new topic.
+
+        Args:
+            topic: its name.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoTopicError: nothing is known of it.
+            TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
+                1.4 serves it; nothing is done.
+            GroupInUseError: a member reads it; nothing is done.
+            RequestTimeoutError: some brokers have not done their part in time; they go
+                on.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+
+        Cancellation: it may go on.
+        """
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
+        before = await _described(context, topic, deadline_s=deadline_s)
+        node = await coordinator.get(path, deadline_s=deadline_s)
+        old = before.definition
+        if old is None or old.state is TopicState.ACTIVE:
+            await _require_deletable(context, before, deadline_s=deadline_s)
+            counts = [each.partitions or 1 for each in before.brokers]
+            old = old or TopicDefinition(partitions=max(counts, default=1))
+            definition = replace(old, state=TopicState.DELETING)
+            await _replace(context, topic, definition, node, deadline_s=deadline_s)
+        await _wait_gone(context, topic, deadline_s=deadline_s)
+
+    async def describe_topic(
+        self, topic: str, timeout: float | None = None
+    ) -> TopicDescription:
+        """Return a topic's definition, and its status on each broker.
+
+        Args:
+            topic: its name.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoTopicError: nothing is known of it; the text names near topics.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        deadline_s = self._context.deadline_s(timeout)
+        return await _described(self._context, topic, deadline_s=deadline_s)
+
+    async def topics(
+        self, timeout: float | None = None
+    ) -> tuple[TopicDescription, ...]:
+        """Return a description of every topic, names ascending.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        context, deadline_s = self._context, self._context.deadline_s(timeout)
+        names = sorted(await _topic_names(context, deadline_s=deadline_s))
+        await know_topics(context, names, deadline_s=deadline_s)
+        found = [
+            await _describe(context, name, deadline_s=deadline_s) for name in names
+        ]
+        return tuple(each for each in found if each.definition or each.brokers)
+
+    async def brokers(
+        self, timeout: float | None = None
+    ) -> tuple[BrokerDescription, ...]:
+        """Return the brokers that are there, and those that have left a record.
+
+        Ids ascending; behind them the named addresses that have never answered. A Java
+        broker records nothing, so one that is away is not among them. Needs no
+        ZooKeeper, which alone knows of brokers that are away.
+
+        Args:
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            NoBrokerError: nothing is known of the cluster.
+            CoordinationError: ZooKeeper cannot be asked.
+        """
+        deadline_s = self._context.deadline_s(timeout)
+        return await cluster_admin.brokers(self._context, deadline_s=deadline_s)
+
+    async def forget_broker(
+        self, broker_id: int, timeout: float | None = None
+    ) -> BrokerDescription:
+        """Delete the records of a broker that is gone for good, and return them.
+
+        From then on nothing says that its partitions are away, and no deletion of a
+        topic waits for it. Its data is not touched: if it comes back it
+        registers, and is recorded, again.
+
+        Args:
+            broker_id: which one.
+            timeout: seconds; None takes `request_timeout_s`.
+
+        Raises:
+            BrokerRegisteredError: it is there, and would write its record again.
+            ClientError: there is no record of it.
+            ConfigError: the client has no ZooKeeper.
+            CoordinationError: ZooKeeper cannot be asked; some of it may be removed, and
+                the same call may be made again.
+
+        Cancellation: some of it may be removed.
+        """
+        return await cluster_admin.forget_broker(
+            self._context,
+            BrokerId(broker_id),
+            deadline_s=self._context.deadline_s(timeout),
+        )
+
+
 # -- looking --------------------------------------------------------------------------
 
 
-async def describe_topic(
+async def _described(
     context: ClientContext, topic: str, *, deadline_s: float
 ) -> TopicDescription:
-    """Return a description of a topic.
-
-    Raises:
-        NoTopicError: nothing is; the text names near topics.
-        ConfigError: the client has no ZooKeeper.
-        CoordinationError: ZooKeeper cannot be asked.
-    """
+    """Return a description of a topic; raise NoTopicError where nothing is known."""
     found = await _describe(context, topic, deadline_s=deadline_s)
     if found.definition is None and not found.brokers and not found.problem:
         known = await _topic_names(context, deadline_s=deadline_s)
         raise NoTopicError(f"there is no topic '{topic}'; {near_topics(topic, known)}")
     return found
-
-
-async def describe_topics(
-    context: ClientContext, *, deadline_s: float
-) -> tuple[TopicDescription, ...]:
-    """Return descriptions of all topics, names ascending; raises as above."""
-    names = sorted(await _topic_names(context, deadline_s=deadline_s))
-    await know_topics(context, names, deadline_s=deadline_s)
-    found = [await _describe(context, name, deadline_s=deadline_s) for name in names]
-    return tuple(each for each in found if each.definition or each.brokers)
 
 
 async def _topic_names(context: ClientContext, *, deadline_s: float) -> frozenset[str]:
@@ -223,123 +474,6 @@ def _coordinator(context: ClientContext) -> Coordinator:
 
 
 # -- making ---------------------------------------------------------------------------
-
-
-async def create_topic(
-    context: ClientContext,
-    topic: str,
-    *,
-    partitions: int,
-    brokers: Brokers = "all",
-    settings: Mapping[str, str] = MappingProxyType({}),
-    deadline_s: float,
-) -> TopicDescription:
-    """Make a topic, and wait until its brokers serve it.
-
-    Args:
-        context: the client's parts.
-        topic: its name.
-        partitions: on each of its brokers, 1 or more.
-        brokers: who serves it.
-        settings: keys of a topic section of `server.ini`, and the text of their values.
-        deadline_s: when to give up waiting.
-
-    Raises:
-        ConfigError: name, number or settings cannot be; the client has no ZooKeeper.
-        TopicExistsError: there is one of that name.
-        NoBrokerError: no broker that can is there, or not all that are named.
-        TopicRefusedError: a broker cannot serve it like that; it is made, and may be
-            altered or deleted.
-        RequestTimeoutError: not all have it in time; it is made, and they will.
-        CoordinationError: ZooKeeper cannot be asked.
-    """
-    definition = _checked(
-        topic,
-        TopicDefinition(
-            partitions=partitions,
-            brokers=_broker_ids(brokers),
-            settings=_settled({}, settings),
-        ),
-    )
-    coordinator, paths = _coordinator(context), context.paths
-    able = await _able_brokers(context, definition, deadline_s=deadline_s)
-    exists = f"topic '{topic}' exists"
-    before = await _describe(context, topic, deadline_s=deadline_s)
-    if before.definition is not None and before.definition.state is TopicState.DELETING:
-        raise TopicExistsError(f"{exists}: it is being deleted, {_left(before)}")
-    # The client's snapshot may still show a topic that has just gone.
-    holders = await brokers_with(coordinator, paths, topic, deadline_s=deadline_s)
-    if before.definition or before.problem or holders:
-        raise TopicExistsError(f"{exists}: {_whereabouts(before)}")
-    try:
-        await coordinator.replace(
-            paths.topic_definition(topic),
-            encode_definition(definition),
-            version=None,
-            deadline_s=deadline_s,
-        )
-    except NodeChangedError as error:
-        raise TopicExistsError(f"{exists}: it was made at this moment") from error
-    return await _wait_taken_up(context, topic, definition, able, deadline_s=deadline_s)
-
-
-async def alter_topic(
-    context: ClientContext,
-    topic: str,
-    *,
-    partitions: int | None = None,
-    brokers: Brokers | None = None,
-    settings: Mapping[str, str] = MappingProxyType({}),
-    deadline_s: float,
-) -> TopicDescription:
-    """Change a topic, and wait until its brokers serve it like that.
-
-    A topic that is served without a definition gets one; a section of `server.ini`
-    goes on winning.
-
-    Args:
-        context: the client's parts.
-        topic: its name.
-        partitions: on each of its brokers, not fewer than now; None: as now.
-        brokers: the brokers that serve it; None: as now. Messages on others stay
-            readable there.
-        settings: other settings; a blank text goes back to the broker's default.
-        deadline_s: when to give up waiting.
-
-    Raises:
-        NoTopicError: nothing is known of it.
-        As `create_topic`, but for TopicExistsError. TopicRefusedError also where a
-            section of `server.ini` wins.
-    """
-    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
-    before = await describe_topic(context, topic, deadline_s=deadline_s)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = before.definition
-    if before.problem:
-        raise ClientError(f"topic '{topic}' cannot be altered: {before.problem}")
-    if old is not None and old.state is TopicState.DELETING:
-        raise ClientError(f"topic '{topic}' is being deleted, {_left(before)}")
-    if old is None:
-        counts = [each.partitions or 1 for each in before.brokers]
-        ids = tuple(each.broker_id for each in before.brokers)
-        old = TopicDefinition(partitions=max(counts), brokers=ids)
-    if partitions is not None and partitions < old.partitions:
-        raise ConfigError(
-            f"topic '{topic}': partitions never become fewer, expected at least"
-            f" {old.partitions}, got {partitions}"
-        )
-    definition = _checked(
-        topic,
-        replace(
-            old,
-            partitions=old.partitions if partitions is None else partitions,
-            brokers=old.brokers if brokers is None else _broker_ids(brokers),
-            settings=_settled(old.settings, settings),
-        ),
-    )
-    able = await _able_brokers(context, definition, deadline_s=deadline_s)
-    await _replace(context, topic, definition, node, deadline_s=deadline_s)
-    return await _wait_taken_up(context, topic, definition, able, deadline_s=deadline_s)
 
 
 def _broker_ids(brokers: Brokers) -> tuple[BrokerId, ...] | None:
@@ -515,42 +649,6 @@ async def _describe_late(
 
 
 # -- deleting -------------------------------------------------------------------------
-
-
-async def delete_topic(
-    context: ClientContext, topic: str, *, deadline_s: float
-) -> None:
-    """Delete a topic with its data and its groups' offsets, and wait until it is gone.
-
-    Brokers that are away do their part when they come back; until then the name cannot
-    be given to a new topic.
-
-    Args:
-        context: the client's parts.
-        topic: its name.
-        deadline_s: when to give up waiting; the deletion goes on.
-
-    Raises:
-        NoTopicError: nothing is known of it.
-        TopicRefusedError: `server.ini` of a broker defines it, or a broker of MetaQ
-            1.4 serves it; nothing is done.
-        GroupInUseError: a member reads it, and would commit offsets of a topic that is
-            gone; nothing is done.
-        RequestTimeoutError: some brokers have not done their part in time.
-        ConfigError: the client has no ZooKeeper.
-        CoordinationError: ZooKeeper cannot be asked.
-    """
-    coordinator, path = _coordinator(context), context.paths.topic_definition(topic)
-    before = await describe_topic(context, topic, deadline_s=deadline_s)
-    node = await coordinator.get(path, deadline_s=deadline_s)
-    old = before.definition
-    if old is None or old.state is TopicState.ACTIVE:
-        await _require_deletable(context, before, deadline_s=deadline_s)
-        counts = [each.partitions or 1 for each in before.brokers]
-        old = old or TopicDefinition(partitions=max(counts, default=1))
-        definition = replace(old, state=TopicState.DELETING)
-        await _replace(context, topic, definition, node, deadline_s=deadline_s)
-    await _wait_gone(context, topic, deadline_s=deadline_s)
 
 
 async def _require_deletable(

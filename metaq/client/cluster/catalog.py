@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from metaq.client.cluster.away_partitions import require_all_there
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata import ZooKeeperMetadata
 from metaq.client.cluster.metadata_queries import BACKOFF
+from metaq.client.cluster.presence import put_addresses, require_all_there
 from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.errors import NoBrokerError
@@ -91,6 +91,28 @@ async def read_whole(
                 raise away from None
         else:
             return snapshot
+
+
+async def read_takers(
+    context: ClientContext, topics: Iterable[str], *, deadline_s: float
+) -> ClusterSnapshot:
+    """Wait for a snapshot in which each of some topics takes puts.
+
+    Raises:
+        NoBrokerError: one does not.
+    """
+    wanted = tuple(topics)
+    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
+    while missing := [t for t in wanted if not put_addresses(snapshot, [t])]:
+        try:
+            snapshot = await context.metadata.wait_newer(
+                snapshot.version, deadline_s=deadline_s
+            )
+        except NoBrokerError as error:
+            raise NoBrokerError(
+                f"no broker takes puts to topic '{missing[0]}'"
+            ) from error
+    return snapshot
 
 
 async def find_partitions(

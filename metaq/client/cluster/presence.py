@@ -1,27 +1,103 @@
-"""Presence of the topics that a query chose: served partitions and those away.
+"""Which partitions are there and which are away; the errors and alarms that say so.
 
-A partition that a broker has recorded and that no broker serves is away, never empty.
-Java brokers record nothing; of their topics a query knows what it has read before.
+A broker that is gone takes its registration with it; its topics are in the catalog
+(`ClusterSnapshot.recorded`). A partition that a broker has recorded and that no broker
+serves is away, never empty. Java brokers record nothing; of their topics a group knows
+its committed offsets, and a query what it has read before.
 """
 
 from collections.abc import Callable, Collection, Iterable
 from difflib import get_close_matches
+from itertools import groupby
 from typing import Final
 
-from metaq.client.cluster.away_partitions import (
-    describe_away as name_away,
-)
-from metaq.client.cluster.catalog import read_cluster
-from metaq.client.cluster.context import ClientContext
+from metaq.client.errors import PartitionsAwayError
 from metaq.client.names import name_some
 from metaq.errors import NoBrokerError
-from metaq.model import TopicPartition
+from metaq.model import BrokerId, TopicPartition
 from metaq.zk.cluster import ClusterSnapshot
+from metaq.zk.offsets import GroupOffsets
+from metaq.zk.paths import NodePaths
+from metaq.zk.session import Coordinator
 
 NEAR_NAMES_MAX: Final = 3
 """Topics that an error offers in the place of one that is not there."""
 NAMES_SHOWN_MAX: Final = 10
 """Topics that it lists where none has a name like it."""
+
+
+def require_all_there(snapshot: ClusterSnapshot, topics: Iterable[str]) -> None:
+    """Refuse to take the present partitions of topics for all of them. Pure.
+
+    Args:
+        snapshot: one that speaks of these topics.
+        topics: their names.
+
+    Raises:
+        PartitionsAwayError: a broker of one of them is away, or a named address has
+            never answered.
+    """
+    names = sorted(set(topics))
+    away = [partition for name in names for partition in snapshot.away(name)]
+    if away:
+        raise PartitionsAwayError(f"{name_away(away)}; {_cure(away)}", partitions=away)
+    if snapshot.silent:
+        addresses = ", ".join(sorted(map(str, snapshot.silent)))
+        raise PartitionsAwayError(
+            f"no answer yet from {addresses}: what it has of topic"
+            f" {', '.join(names)} is not known; wait, start that broker, or leave its"
+            " address out",
+            partitions=(),
+        )
+
+
+async def find_away_of_group(
+    coordinator: Coordinator,
+    paths: NodePaths,
+    snapshot: ClusterSnapshot,
+    *,
+    group: str,
+    topics: Iterable[str],
+    deadline_s: float,
+) -> set[TopicPartition]:
+    """Return the partitions that a group should read and no broker serves.
+
+    Those that brokers have recorded; and those of which the group has committed an
+    offset, which is all that is known of a Java broker that is away.
+
+    Raises:
+        CoordinationError: ZooKeeper cannot be asked.
+    """
+    offsets = GroupOffsets(coordinator, paths, group=group)
+    away: set[TopicPartition] = set()
+    for topic in topics:
+        committed = await offsets.partitions(topic, deadline_s=deadline_s)
+        away.update(snapshot.away(topic))
+        away.update(one for one in committed if not snapshot.is_served(one))
+    return away
+
+
+def name_away(partitions: Collection[TopicPartition]) -> str:
+    """Return which brokers are away, with which partitions; at least one."""
+    by_broker = groupby(sorted(partitions, key=_broker_of), key=_broker_of)
+    return "; ".join(
+        f"broker {broker_id} is away, and with it {name_some(list(found))}"
+        for broker_id, found in by_broker
+    )
+
+
+def _cure(partitions: Collection[TopicPartition]) -> str:
+    brokers = sorted(set(map(_broker_of, partitions)))
+    forget = ", ".join(f"'metaq brokers forget {number}'" for number in brokers)
+    which = " and ".join(map(str, brokers))
+    return f"wait, start broker {which}, or if it is gone for good {forget}"
+
+
+def _broker_of(partition: TopicPartition) -> BrokerId:
+    return partition.broker_id
+
+
+# -- queries that choose topics --------------------------------------------------------
 
 
 def missing_topics(snapshot: ClusterSnapshot, topics: Iterable[str]) -> tuple[str, ...]:
@@ -112,28 +188,6 @@ def put_addresses(
         if (copies := snapshot.brokers.get(partition.broker_id))
         and copies.leader is not None
     }
-
-
-async def read_takers(
-    context: ClientContext, topics: Iterable[str], *, deadline_s: float
-) -> ClusterSnapshot:
-    """Wait for a snapshot in which each of some topics takes puts.
-
-    Raises:
-        NoBrokerError: one does not.
-    """
-    wanted = tuple(topics)
-    snapshot = await read_cluster(context, wanted, deadline_s=deadline_s)
-    while missing := [t for t in wanted if not put_addresses(snapshot, [t])]:
-        try:
-            snapshot = await context.metadata.wait_newer(
-                snapshot.version, deadline_s=deadline_s
-            )
-        except NoBrokerError as error:
-            raise NoBrokerError(
-                f"no broker takes puts to topic '{missing[0]}'"
-            ) from error
-    return snapshot
 
 
 def describe_absent(snapshot: ClusterSnapshot, topics: Iterable[str]) -> str:

@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Self
 
-from metaq.client.cluster.away_partitions import find_away
 from metaq.client.cluster.context import ClientContext
+from metaq.client.cluster.presence import find_away_of_group
 from metaq.client.consume.current_batch import CurrentBatch, current_task
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
@@ -520,7 +520,7 @@ class AsyncConsumer:
         context, deadline_s = self._context, self._context.deadline_s(timeout)
         away: set[TopicPartition] = set()
         if self._source.fence is not None and context.coordinator is not None:
-            away = await find_away(
+            away = await find_away_of_group(
                 context.coordinator,
                 context.paths,
                 context.metadata.snapshot,

@@ -16,13 +16,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from typing import Final
 
-from metaq.client.cluster.away_partitions import describe_away
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.metadata_queries import (
     count_between,
     log_range,
     time_of,
 )
+from metaq.client.cluster.presence import name_away
 from metaq.client.consume.duplicate_filter import DuplicateStatistics
 from metaq.client.consume.fetch_buffer import FetchBuffer, PartitionBufferStatistics
 from metaq.client.consume.fetcher import FetchStatistics
@@ -202,13 +202,13 @@ class Unserved:
         if self._reads_all:
             away = [one for topic in sorted(known) for one in snapshot.away(topic)]
         if not set(away) <= set(before):
-            log.warning("partitions are away: group=%s %s", group, describe_away(away))
+            log.warning("partitions are away: group=%s %s", group, name_away(away))
         self.away = tuple(away)
 
     def problems(self) -> list[str]:
         """Return sentences for topics without a broker and for partitions away."""
         found = [f"{topic}: no broker serves it" for topic in sorted(self._missing)]
-        return [*found, describe_away(self.away)] if self.away else found
+        return [*found, name_away(self.away)] if self.away else found
 
 
 async def lag_of(

@@ -28,8 +28,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final, Self
 
-from metaq.client.cluster.addresses import parse_address
 from metaq.client.errors import BufferFullError
+from metaq.client.names import parse_address
 from metaq.client.options import (
     IN_FLIGHT_BATCHES_MAX,
     MIB,

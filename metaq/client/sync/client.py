@@ -22,7 +22,7 @@ from collections.abc import (
 from pathlib import Path
 from typing import Self, Unpack
 
-from metaq.client.admin.async_admin import AsyncAdmin
+from metaq.client.admin.topic_admin import AsyncAdmin
 from metaq.client.client_statistics import ClientStatistics
 from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.browse import browse_topic

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from metaq.client.cluster.addresses import parse_address
+from metaq.client.names import parse_address
 from metaq.errors import CorruptRecordError, NoBrokerError, OffsetOutOfRangeError
 from metaq.peer.log_reader import GET_BYTES, LogReader
 from metaq.spark.errors import DamagedRecordError
