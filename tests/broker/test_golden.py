@@ -23,7 +23,7 @@ from tests.rigs.broker import Peer, running_broker
 ID = re.compile(rb"(result 200 )\d+( -?\d+\r\n)-?\d{19}( \d+ -?\d+)")
 VERSION = re.compile(
     rb"result 200 \d+ (-?\d+)\r\n"
-    rb"(1\.4\.6\.3-SNAPSHOT|metaq/[\w.]+(?:;[a-z]+(?:=[\d,]+)?)*)"
+    rb"(1\.4\.6\.3-SNAPSHOT|metaq/[\w.]+(?:;[a-z-]+(?:=[\d,]+)?)*)"
 )
 ADDRESS = re.compile(
     rb"(result \d+ )\d+( -?\d+\r\nPut message to \[broker )'meta:[^']+'"
