@@ -142,6 +142,10 @@ TransactionId: TypeAlias = LocalTransactionId | XaTransactionId | NullTransactio
 NULL_TRANSACTION: Final = NullTransactionId()
 
 
+HeaderPairs: TypeAlias = tuple[tuple[str, bytes], ...]
+"""Name and value of each header, in order; a name may stand more than once."""
+
+
 class Message(NamedTuple):
     """The decoded application value of one record.
 
@@ -163,6 +167,15 @@ class Message(NamedTuple):
     """Offset of its record's first byte."""
     next_offset: Offset
     """Offset of the record that follows: the reader's next offset."""
+    key: bytes | None = None
+    """Key; None when the record has none, b"" when it is empty."""
+    header_pairs: HeaderPairs = ()
+    """Every header, in order."""
+
+    @property
+    def headers(self) -> dict[str, bytes]:
+        """Value of each header by name; the last one, where a name stands twice."""
+        return dict(self.header_pairs)
 
     @property
     def timestamp_ms(self) -> Millis | None:

@@ -134,6 +134,7 @@ def to_json(message: Message) -> dict[str, object]:
         "offset": message.offset,
         "id": message.id,
         "time": format_time(message.timestamp_ms),
-        "attribute": message.attribute,
-        **render.data_fields(message.data),
+        **render.message_fields(
+            message.data, message.attribute, message.key, message.header_pairs
+        ),
     }

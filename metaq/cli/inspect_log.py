@@ -24,7 +24,7 @@ from metaq.errors import (
 )
 from metaq.fs import LOCK_FILE, FileSystem, SystemFileSystem
 from metaq.model import Millis, Offset, Position, SizeBytes, id_time
-from metaq.record.flags import decode_payload
+from metaq.record.flags import TEXT_AT, Decoded, decode_payload
 from metaq.record.layout import Record
 from metaq.record.scan import Corrupt, Incomplete, read_record
 from metaq.storage.holdings import Extent, Holdings, find_losses
@@ -185,10 +185,10 @@ def _dump(
 
 def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:
     try:
-        data, attribute = decode_payload(record.payload, record.flag)
+        found = decode_payload(record.payload, record.flag)
     except CorruptRecordError:
         # The record is as its producer sent it; only its attribute block is nonsense.
-        data, attribute = record.payload, None
+        found = Decoded(record.payload, None, None, ())
     time = format_time(id_time(record.id))
     if as_json:
         render.print_json(
@@ -197,15 +197,15 @@ def _print_record(offset: Offset, record: Record, *, as_json: bool) -> None:
                 "id": record.id,
                 "time": time,
                 "flag": record.flag,
-                "attribute": attribute,
                 "size": record.size_bytes,
-                **render.data_fields(data),
+                **render.message_fields(*found),
             }
         )
         return
-    shown = None if attribute is None else render.preview(attribute.encode())
+    block = record.payload[: len(record.payload) - len(found.data)]
+    shown = render.preview(block[TEXT_AT:]) if block else None
     values = (offset, record.id, time, record.flag, shown, record.size_bytes)
-    render.print_aligned(DUMP_COLUMNS, (*values, render.preview(data)))
+    render.print_aligned(DUMP_COLUMNS, (*values, render.preview(found.data)))
 
 
 def _report_damage(

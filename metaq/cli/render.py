@@ -28,7 +28,7 @@ from rich.progress import (
 from rich.table import Column, Table
 from rich.text import Text
 
-from metaq.model import printable
+from metaq.model import HeaderPairs, printable
 
 EXIT_PROBLEMS: Final = 1
 """The command failed, or found damage."""
@@ -154,15 +154,31 @@ def _cell_text(cell: Cell) -> str:
     return "-" if cell is None else printable(str(cell))
 
 
-def data_fields(data: bytes) -> dict[str, object]:
-    """Return a payload for JSON: `data` where it is UTF-8, else `data_base64`.
+def message_fields(
+    data: bytes, attribute: str | None, key: bytes | None, headers: HeaderPairs
+) -> dict[str, object]:
+    """Return the contents of a message for JSON.
 
-    Both keys are there; one of them is None.
+    Bytes are text where they are UTF-8, under `<name>`, and else Base64, under
+    `<name>_base64`. Both are there; one of them is None.
     """
+    return {
+        "attribute": attribute,
+        **_text_or_base64("key", key),
+        "headers": [
+            {"name": name, **_text_or_base64("value", value)} for name, value in headers
+        ],
+        **_text_or_base64("data", data),
+    }
+
+
+def _text_or_base64(name: str, octets: bytes | None) -> dict[str, str | None]:
+    if octets is None:
+        return {name: None, f"{name}_base64": None}
     try:
-        return {"data": data.decode(), "data_base64": None}
+        return {name: octets.decode(), f"{name}_base64": None}
     except UnicodeDecodeError:
-        return {"data": None, "data_base64": base64.b64encode(data).decode()}
+        return {name: None, f"{name}_base64": base64.b64encode(octets).decode()}
 
 
 def preview(data: bytes) -> str:

@@ -1,6 +1,7 @@
 """From a run of records to the columns of one Arrow batch.
 
-    topic  broker_id  partition  offset  message_id  timestamp  attribute  flag  value
+    topic  broker_id  partition  offset  message_id  timestamp  attribute  flag
+    key  headers  value
 
 Spark compares the schema of every batch with the declared one to the letter: plain
 `string` and `binary`, nullable, microseconds, UTC. The columns are made by Arrow and by
@@ -17,10 +18,13 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from metaq.model import Offset, TopicPartition
-from metaq.record.flags import HAS_ATTRIBUTE
+from metaq.model import HeaderPairs, Offset, TopicPartition
+from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES
 from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER_BYTES
+from metaq.record.properties import split_properties
+
+_HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -32,11 +36,19 @@ ROW_SCHEMA: Final = pa.schema(
         ("timestamp", pa.timestamp("us", tz="UTC")),
         ("attribute", pa.string()),
         ("flag", pa.int32()),
+        ("key", pa.binary()),
+        ("headers", pa.list_(_HEADER)),
         ("value", pa.binary()),
     ]
 )
 """A row of the source: `timestamp` is when the broker stamped the id, null for ids of
-Java brokers, which carry no wall time; `attribute` is null where there is none."""
+Java brokers, which carry no wall time; `attribute`, `key` and `headers` are null where
+there is none. Key and headers have the types of Spark's own Kafka source."""
+
+_TAKEN_TYPES: Final = [
+    ROW_SCHEMA.field(name).type for name in ("attribute", "key", "headers")
+]
+"""Types of the columns that are taken from the attribute blocks."""
 
 VALUE_BYTES_MAX: Final = 2**30 - 64
 """A longer payload is taken for damage: columns address their bytes with 31 bits, and
@@ -92,7 +104,7 @@ class RowBuilder:
         count = len(edges) // 2
         headers = _pieces(run, edges).take(self._headers[:count]).buffers()[2]
         flags = _column(headers, count, _FLAG_AT, pa.int32())
-        attributes, bad = _take_attributes(run, edges, flags)
+        attributes, keys, all_headers, bad = _take_attributes(run, edges, flags)
         if bad is not None:
             count = bad.row
             del edges[2 * count + 1 :]
@@ -106,6 +118,8 @@ class RowBuilder:
             _times(ids),
             attributes,
             flags,
+            keys,
+            all_headers,
             _pieces(run, edges).take(self._payloads[:count]),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA), bad
@@ -154,16 +168,21 @@ def _times(ids: pa.Array) -> pa.Array:
 
 def _take_attributes(
     run: memoryview, edges: "array[int]", flags: pa.Array
-) -> tuple[pa.Array, BadAttribute | None]:
-    """Return the attributes, and move the edges of those payloads behind them.
+) -> tuple[pa.Array, pa.Array, pa.Array, BadAttribute | None]:
+    """Return attributes, keys and headers, and move the edges of those payloads.
 
     Invalid UTF-8 is read with replacement characters, as `decode_payload` does.
     """
+    count, bad = len(flags), None
     announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
     rows = pc.indices_nonzero(announced).to_pylist()
     if not rows:
-        return pa.nulls(len(flags), pa.string()), None
-    texts: list[str | None] = [None] * len(flags)
+        return *(pa.nulls(count, kind) for kind in _TAKEN_TYPES), None
+    texts: list[str | None] = [None] * count
+    keys: list[bytes | None] = [None] * count
+    headers: list[HeaderPairs | None] = [None] * count
+    both = pa.scalar(HAS_ATTRIBUTE | HAS_PROPERTIES, pa.int32())
+    has_properties = pc.equal(pc.bit_wise_and(flags, both), both).to_pylist()
     for row in rows:
         start, end = edges[2 * row + 1], edges[2 * row + 2]
         text_at = start + _ATTRIBUTE_LENGTH.size
@@ -178,7 +197,14 @@ def _take_attributes(
                 detail = f"length {length}, but {end - text_at} bytes follow"
         if detail is not None:
             bad = BadAttribute(row, f"attribute block: {detail}")
-            return pa.array(texts[:row], pa.string()), bad
-        texts[row] = str(run[text_at : text_at + length], "utf-8", "replace")
+            count = row
+            break
+        text = str(run[text_at : text_at + length], "utf-8", "replace")
+        if has_properties[row]:
+            keys[row], pairs, texts[row] = split_properties(text)
+            headers[row] = pairs or None
+        else:
+            texts[row] = text
         edges[2 * row + 1] = text_at + length
-    return pa.array(texts, pa.string()), None
+    taken = zip((texts, keys, headers), _TAKEN_TYPES, strict=True)
+    return *(pa.array(values[:count], kind) for values, kind in taken), bad

@@ -24,7 +24,8 @@ from metaq.spark.values import BAD_REASON, BAD_VALUE, ValueConverter
 
 _BEFORE_VALUE: Final = (
     "topic STRING, broker_id INT, partition INT, offset BIGINT, message_id BIGINT,"
-    " timestamp TIMESTAMP, attribute STRING, flag INT"
+    " timestamp TIMESTAMP, attribute STRING, flag INT, key BINARY,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 
 ROW_DDL: Final = f"{_BEFORE_VALUE}, value BINARY"

@@ -201,11 +201,20 @@ def test_progress_keeps_to_one_line_of_a_narrow_terminal(
 
 def test_payloads_are_text_or_base64() -> None:
     """JSON holds UTF-8 as it is and everything else in base64."""
-    assert render.data_fields("grüße".encode()) == {
+    headers = (("trace", b"1"), ("raw", b"\xff"))
+    fields = render.message_fields("grüße".encode(), "k=v", b"\xff\x00", headers)
+    assert fields == {
+        "attribute": "k=v",
+        "key": None,
+        "key_base64": "/wA=",
+        "headers": [
+            {"name": "trace", "value": "1", "value_base64": None},
+            {"name": "raw", "value": None, "value_base64": "/w=="},
+        ],
         "data": "grüße",
         "data_base64": None,
     }
-    assert render.data_fields(b"\xff\x00") == {"data": None, "data_base64": "/wA="}
+    assert render.message_fields(b"", None, None, ())["key_base64"] is None
 
 
 def test_closed_standard_descriptors_are_filled() -> None:

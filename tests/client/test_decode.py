@@ -27,7 +27,9 @@ BASE = Offset(1_000)
 
 
 def record(data: bytes, number: int, attribute: str | None = None) -> bytes:
-    payload, flag = encode_payload(data, attribute)
+    """Encode a record; one with an attribute that is not empty has a key, too."""
+    key = "key-1" if attribute else None
+    payload, flag = encode_payload(data, attribute, key)
     return encode_record(payload, id=MessageId(number), flag=flag)
 
 
@@ -39,11 +41,11 @@ def expected(log: bytes) -> list[Message]:
     for start in starts:
         found = read_record(log, start)
         assert not isinstance(found, CleanEnd | Incomplete | Corrupt)
-        data, attribute = decode_payload(found.payload, found.flag)
+        data, attribute, key, headers = decode_payload(found.payload, found.flag)
         offset = Offset(BASE + start)
         follower = Offset(offset + found.size_bytes)
-        fields = ("t", data, attribute, found.id, PARTITION, offset, follower)
-        messages.append(Message._make(fields))
+        place = (found.id, PARTITION, offset, follower)
+        messages.append(Message("t", data, attribute, *place, key, headers))
     return messages
 
 

@@ -52,9 +52,10 @@ def test_any_bytes_are_stamped_or_refused(data: bytes, count: int) -> None:
 def test_any_payload_decodes_or_is_named_corrupt(payload: bytes, flag: int) -> None:
     """Only one error leaves, and what decodes without one is complete."""
     with contextlib.suppress(CorruptRecordError):
-        data, attribute = decode_payload(payload, flag)
+        data, attribute, key, headers = decode_payload(payload, flag)
         assert payload.endswith(data)
-        assert (attribute is not None) == bool(flag & 1)
+        block = (attribute, key, headers) != (None, None, ())
+        assert block == bool(flag & 1)
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -64,4 +65,4 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 def test_payloads_read_back(data: bytes, attribute: str | None) -> None:
     """None, empty and any other attribute survive."""
     payload, flag = encode_payload(data, attribute)
-    assert decode_payload(payload, flag) == (data, attribute)
+    assert decode_payload(payload, flag) == (data, attribute, None, ())

@@ -3,6 +3,7 @@
 import datetime as dt
 import pickle
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -46,21 +47,23 @@ def plain_records() -> st.SearchStrategy[bytes]:
     payloads = PAYLOADS | st.sampled_from([b"a" * 9, b"b" * 9, b"c" * 9])
     texts = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
     ids = st.integers(-(2**63), -1) | st.integers(1, 2**62)
-    return st.builds(
-        lambda data, text, number: record(
-            encode_payload(data, text)[0], number, encode_payload(data, text)[1]
-        ),
-        payloads,
-        texts,
-        ids,
+    keys = st.none() | st.binary(max_size=4)
+    headers = st.lists(
+        st.tuples(st.sampled_from("ab"), st.binary(max_size=3)), max_size=2
     )
+
+    def build(number: int, *parts: Any) -> bytes:
+        payload, flag = encode_payload(*parts)
+        return record(payload, number, flag)
+
+    return st.builds(build, ids, payloads, texts, keys, headers)
 
 
 def expected_rows(records: list[bytes]) -> list[dict[str, object]]:
     found, offset = [], int(BASE)
     for data in records:
         _length, _checksum, number, flag = HEADER.unpack_from(data)
-        value, attribute = decode_payload(data[HEADER.size :], flag)
+        value, attribute, key, headers = decode_payload(data[HEADER.size :], flag)
         milliseconds = (number >> MS_SHIFT) + EPOCH_MS
         moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
         found.append(
@@ -75,6 +78,9 @@ def expected_rows(records: list[bytes]) -> list[dict[str, object]]:
                 else moment + dt.timedelta(milliseconds=milliseconds),
                 "attribute": attribute,
                 "flag": flag,
+                "key": key,
+                "headers": [{"key": name, "value": each} for name, each in headers]
+                or None,
                 "value": value,
             }
         )
@@ -185,7 +191,9 @@ def test_attributes_that_are_no_utf8_are_read_with_replacement() -> None:
     payload = b"\0\0\0\x03a\xffbvalue"
     log = record(payload, flag=HAS_ATTRIBUTE)
     (row,) = table(decoder(log).decode(log))
-    assert (row["value"], row["attribute"]) == decode_payload(payload, HAS_ATTRIBUTE)
+    assert (row["value"], row["attribute"]) == decode_payload(payload, HAS_ATTRIBUTE)[
+        :2
+    ]
 
 
 def test_a_cut_record_is_left_for_the_next_time() -> None:

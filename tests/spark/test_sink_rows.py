@@ -1,5 +1,6 @@
 """Columns that are written, and where each row goes."""
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from metaq.client.partitioner import KeyHash, OutgoingMessage
 from metaq.model import TopicPartition
-from metaq.record.flags import encode_payload
+from metaq.record.flags import decode_payload, encode_payload
 from metaq.spark.errors import RowError, SchemaError
 from metaq.spark.sink.sink_rows import Router, check_columns
 from metaq.spark.sink.stream_writer import ROWS_MAX, batches_of
@@ -40,6 +41,18 @@ TEXT, BYTES, INT = pa.string(), pa.binary(), pa.int32()
         ({"value": "binary", "key": "array"}, "column key: expected"),
         ({"value": "binary", "partition": "double"}, "column partition: expected"),
         ({"value": "binary", "attribute": "binary"}, "column attribute: expected"),
+        (
+            {"value": "binary", "headers": "map"},
+            "column headers: expected array",
+        ),
+        (
+            {"value": "binary", "header": "string"},
+            "column header .* mean headers:",
+        ),
+        (
+            {"value": "binary", "date": "date"},
+            "column date is none that can",
+        ),
     ],
 )
 def test_columns_of_other_types_are_refused(types: dict[str, str], text: str) -> None:
@@ -49,8 +62,8 @@ def test_columns_of_other_types_are_refused(types: dict[str, str], text: str) ->
 
 
 def test_a_topic_is_an_option_or_a_column() -> None:
-    """One of them; other columns do not matter."""
-    check_columns({"value": "string", "other": "array"}, has_topic=True)
+    """One of them; the other columns of the source do not matter."""
+    check_columns({"value": "string", "offset": "long"}, has_topic=True)
     check_columns({"value": "string", "topic": "string"}, has_topic=False)
     with pytest.raises(SchemaError, match="option topic"):
         check_columns({"value": "string"}, has_topic=False)
@@ -76,8 +89,10 @@ def test_the_same_key_goes_where_the_client_sends_it() -> None:
     found = router().route(rows, TOPIC)
     choose = KeyHash()
     for partition, there in found.items():
-        for payload in there.payloads:
-            message = OutgoingMessage(data=b"", key=payload.decode())
+        for payload, flag in zip(there.payloads, there.flags, strict=True):
+            data, _attribute, key, _headers = decode_payload(payload, flag)
+            assert data == key
+            message = OutgoingMessage(data=b"", key=key)
             assert choose(TOPIC, PARTITIONS, message) == partition
     as_bytes = batch(
         {"value": TEXT, "key": BYTES}, *((key, key.encode()) for key in keys)
@@ -121,6 +136,64 @@ def test_attributes_become_part_of_the_payload() -> None:
     (there,) = router().route(rows, TOPIC).values()
     expected = [encode_payload(b"a", "x"), (b"b", 0), encode_payload(b"c", "")]
     assert list(zip(there.payloads, there.flags, strict=True)) == expected
+
+
+HEADERS = pa.list_(pa.struct([("key", TEXT), ("value", BYTES)]))
+
+
+def test_key_and_headers_become_part_of_the_payload() -> None:
+    """As the client writes them; a row that has neither is as it was."""
+    pairs = (("trace", b"1"), ("trace", b"2"))
+    rows = batch(
+        {"value": BYTES, "key": BYTES, "headers": HEADERS, "partition": INT},
+        (b"a", b"k", None, 0),
+        (b"b", None, pairs, 0),
+        (b"c", None, (), 0),
+        (b"d", b"", pairs, 0),
+    )
+    (there,) = router().route(rows, TOPIC).values()
+    assert list(zip(there.payloads, there.flags, strict=True)) == [
+        encode_payload(b"a", None, b"k"),
+        encode_payload(b"b", None, None, pairs),
+        (b"c", 0),
+        encode_payload(b"d", None, b"", pairs),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ([("a", None)], "value of header 'a' is null"),
+        ([(None, b"x")], "name of header None is null"),
+        ([("a", b"x"), None], "a header is null"),
+        ([("", b"x")], "expected a name, got an empty one"),
+    ],
+)
+def test_headers_without_name_or_value_are_errors(
+    headers: list[tuple[str, bytes] | None], text: str
+) -> None:
+    """Kafka knows null; a message has no way to say it, and nothing is made of it."""
+    rows = batch({"value": BYTES, "headers": HEADERS}, (b"v", headers))
+    with pytest.raises(RowError, match=text):
+        router().route(rows, TOPIC)
+
+
+def test_a_partition_key_goes_before_the_key_and_is_not_stored() -> None:
+    """Where it is null the key decides."""
+    types = {"value": BYTES, "key": BYTES, "partition_key": TEXT}
+    numbers = [str(number) for number in range(20)]
+    rows = batch(types, *((b"v", b"all", number) for number in numbers))
+    found = router().route(rows, TOPIC)
+    choose = KeyHash()
+    expected = [
+        choose(TOPIC, PARTITIONS, OutgoingMessage(b"", key=number))
+        for number in numbers
+    ]
+    assert {p: len(there.payloads) for p, there in found.items()} == Counter(expected)
+    stored = {decode_payload(p, 3).key for t in found.values() for p in t.payloads}
+    assert stored == {b"all"}
+    alone = router().route(batch(types, (b"v", b"all", None)), TOPIC)
+    assert list(alone) == [choose(TOPIC, PARTITIONS, OutgoingMessage(b"", key="all"))]
 
 
 def test_rows_without_value_or_topic_are_errors() -> None:

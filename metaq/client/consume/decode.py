@@ -21,7 +21,7 @@ from typing import Final
 from zlib import crc32
 
 from metaq.errors import CorruptRecordError
-from metaq.model import Message, Offset, Position, TopicPartition
+from metaq.model import HeaderPairs, Message, Offset, Position, TopicPartition
 from metaq.record.checksum import CHECKSUM_MASK, pack_checksums
 from metaq.record.flags import decode_payload
 from metaq.record.layout import CHECKSUM_AT, HEADER, HEADER_BYTES, ID_AT, ZERO_HEADER
@@ -95,16 +95,18 @@ def _decode(
         payload = data[start:stop]
         if crc32(payload) & CHECKSUM_MASK != stored:
             break
-        attribute = None
+        attribute, key = None, None
+        headers: HeaderPairs = ()
         if flag & 1:
             try:
-                payload, attribute = decode_payload(payload, flag)
+                payload, attribute, key, headers = decode_payload(payload, flag)
             except CorruptRecordError as error:
                 return messages, error
         elif not length and data[position:start] == ZERO_HEADER:
             break
-        fields = (topic, payload, attribute, message_id, partition)
-        messages.append(make(Message, (*fields, offset + position, offset + stop)))
+        place = (message_id, partition, offset + position, offset + stop)
+        fields = (topic, payload, attribute, *place, key, headers)
+        messages.append(make(Message, fields))
         position = stop
     return messages, scan_records(data, Position(position))
 
@@ -145,6 +147,8 @@ def _decode_run(
         repeat(partition),
         offsets[:-1],
         offsets[1:],
+        repeat(None),
+        repeat(()),
         strict=False,
     )
     # `Message._make` without its check of the length: a fifth of the cost of a run.

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from metaq.model import BrokerId, Offset, TopicPartition
+from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import ArchiveError
 from metaq.spark.jobs.files import ArchiveFiles
 from metaq.spark.jobs.manifest import (
@@ -51,7 +52,7 @@ DATE_OF_TIMESTAMP: Final = (
 """The UTC day, whatever the session's zone is; null where there is no timestamp."""
 ARCHIVE_DDL: Final = f"{ROW_DDL}, date DATE"
 """A row of an archive: that of the source, and the UTC day of its timestamp."""
-COLUMNS: Final = tuple(part.split()[0] for part in ARCHIVE_DDL.split(","))
+COLUMNS: Final = (*ROW_SCHEMA.names, "date")
 ORDER: Final = ("topic", "broker_id", "partition", "offset")
 
 

@@ -153,8 +153,8 @@ def audit_copy(
         source_options: Of a batch read with `format("metaq")`.
         target_options: The same for the copy.
         message_id: SQL expression over the columns of the source that tells messages
-            apart; None: value and attribute do, and a changed message counts as one
-            that is lost and one that is extra.
+            apart; None: value, attribute, key and headers do, and a changed message
+            counts as one that is lost and one that is extra.
 
     Raises:
         JobError: Reading failed.
@@ -324,7 +324,10 @@ def _total(rows: DataFrame, column: str) -> int:
 
 def _body() -> list[Column]:
     # JSON would write bytes as Base64, several times as long as their digest.
-    return [sf.md5("value").alias("value"), sf.col("attribute")]
+    return [
+        sf.md5("value").alias("value"),
+        *map(sf.col, ("attribute", "key", "headers")),
+    ]
 
 
 def _counted(

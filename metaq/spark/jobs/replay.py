@@ -42,8 +42,8 @@ def replay(
             topic, without it each message goes to the topic that it came from.
         where: SQL condition over the columns of the archive; None: all messages.
         keeps_partitions: Each message goes to the broker and partition that it came
-            from, which the topic must have; else partitions are spread over those of
-            the topic by their names.
+            from, which the topic must have; else messages with a key are spread by
+            it, and those without one by the names of their partitions.
 
     Raises:
         ArchiveError: There is no archive, or it is damaged.
@@ -59,10 +59,10 @@ def replay(
         name = sf.concat_ws("-", "broker_id", "partition")
         target: tuple[Column, ...] = (name.alias("partition"),)
         if not keeps_partitions:
-            target = (sf.concat_ws("/", sf.col("topic"), name).alias("key"),)
-        return write_messages(
-            ordered.select("topic", "attribute", "value", *target), options
-        )
+            source = sf.concat_ws("/", sf.col("topic"), name).cast("binary")
+            target = (sf.coalesce("key", source).alias("partition_key"),)
+        columns = ("topic", "attribute", "key", "headers", "value")
+        return write_messages(ordered.select(*columns, *target), options)
 
 
 def write_messages(rows: DataFrame, options: Mapping[str, str]) -> WriteSummary:

@@ -1,19 +1,27 @@
 """Rows to be written: meaning of their columns, and partition of each row. Pure.
 
-    value       binary or string         the message; never null
-    attribute   string                   null is none
-    key         binary or string         the same key to the same partition
-    topic       string                   unless the option `topic` says it
-    partition   string `<broker>-<n>`    exactly there
-                or integer               number n of `broker_id`, or of the first
-                                         broker that has a partition of this number
-    broker_id   integer                  only together with `partition`
+    value          binary or string         the message; never null
+    attribute      string                   null is none
+    key            binary or string         stored with the message; the same key goes
+                                            to the same partition; null is none
+    headers        array of (key string,    stored with the message, in order; null is
+                   value binary)            none
+    topic          string                   unless the option `topic` says it
+    partition      string `<broker>-<n>`    exactly there
+                   or integer               number n of `broker_id`, or of the first
+                                            broker that has a partition of this number
+    broker_id      integer                  only together with `partition`
+    partition_key  binary or string         chooses the partition in place of `key`, and
+                                            is not stored; null leaves it to `key`
 
-Other columns are left out. The partition of a row depends only on the row, on the
-partitions of its topic and on the row's place in its task: a task that is run again
-sends every row to the same partition, in the same order.
+The other columns of the source (`offset`, `message_id`, `timestamp`, `flag`) say where
+a message was read, and are left out; a column that is none of these is refused. The
+partition of a row depends only on the row, on the partitions of its topic and on the
+row's place in its task: a task that is run again sends every row to the same partition,
+in the same order.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,20 +30,24 @@ import pyarrow as pa
 
 from metaq.client.partitioner import parse_partition, plan_slots, slot_of
 from metaq.errors import LocalProtocolError
-from metaq.model import BrokerId, TopicPartition
-from metaq.record.flags import HAS_ATTRIBUTE, encode_payload
+from metaq.model import BrokerId, HeaderPairs, TopicPartition
+from metaq.record.flags import encode_payload
+from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import RowError, SchemaError
 
 _TEXT: Final = frozenset({"string"})
 _BYTES: Final = frozenset({"binary", "string"})
 _NUMBER: Final = frozenset({"byte", "short", "integer", "long"})
+_HEADERS: Final = frozenset({"array<struct<key:string,value:binary>>"})
 _COLUMNS: Final[Mapping[str, frozenset[str]]] = {
     "value": _BYTES,
     "attribute": _TEXT,
     "key": _BYTES,
+    "headers": _HEADERS,
     "topic": _TEXT,
     "partition": _TEXT | _NUMBER,
     "broker_id": _NUMBER,
+    "partition_key": _BYTES,
 }
 
 
@@ -43,12 +55,20 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
     """Refuse rows that cannot be written, before anything is.
 
     Args:
-        types: column → name of its Spark type.
+        types: column → name of its Spark type; of an array, with its elements.
         has_topic: the option `topic` is given.
 
     Raises:
-        SchemaError: a column is missing, or has a type that it may not have.
+        SchemaError: a column is missing, is not known, or has a type that it may not
+            have.
     """
+    for name in sorted(types.keys() - _COLUMNS.keys() - set(ROW_SCHEMA.names)):
+        near = difflib.get_close_matches(name, _COLUMNS, n=1)
+        raise SchemaError(
+            f"column {name} is none that can be written"
+            + (f", did you mean {near[0]}" if near else "")
+            + f": there are {', '.join(_COLUMNS)}; drop it, or put it into headers"
+        )
     for name, allowed in _COLUMNS.items():
         found = types.get(name)
         if found is not None and found not in allowed:
@@ -141,7 +161,7 @@ class Router:
         if wanted is not None:
             broker_id = rows.broker_ids[row] if rows.broker_ids else None
             return _named(topic, known, wanted, broker_id)
-        key = rows.keys[row] if rows.keys else None
+        key = rows.routing_keys[row] if rows.routing_keys else None
         if key is None:
             return known[self._turn % len(known)]
         slots = self._slots.get(topic)
@@ -167,21 +187,69 @@ class _Columns:
         self.count: Final = batch.num_rows
         self.payloads: list[bytes] = values.to_pylist()
         self.flags: list[int] = [0] * batch.num_rows
-        if "attribute" in names and batch.column("attribute").null_count < self.count:
-            self._prepend(column("attribute"))
-        self.topics: list[str] = column("topic")
         self.keys: list[str | bytes | None] = column("key")
+        headers: list[list[dict[str, Any]] | None] = column("headers")
+        attributes: list[str | None] = column("attribute")
+        if any(
+            name in names and batch.column(name).null_count < self.count
+            for name in ("attribute", "key", "headers")
+        ):
+            self._encode(attributes, headers)
+        self.topics: list[str] = column("topic")
         self.partitions: list[str | int | None] = column("partition")
         self.broker_ids: list[int | None] = column("broker_id")
-        self.is_routed = bool(self.keys or self.partitions)
+        self.routing_keys = self.keys
+        if "partition_key" in names:
+            chosen: list[str | bytes | None] = column("partition_key")
+            keys = self.keys or [None] * self.count
+            self.routing_keys = [
+                key if other is None else other
+                for other, key in zip(chosen, keys, strict=True)
+            ]
+        self.is_routed = bool(self.routing_keys or self.partitions)
 
-    def _prepend(self, attributes: list[str | None]) -> None:
-        pairs = [
-            encode_payload(value, attribute)
-            for value, attribute in zip(self.payloads, attributes, strict=True)
-        ]
+    def _encode(
+        self,
+        attributes: list[str | None],
+        headers: list[list[dict[str, Any]] | None],
+    ) -> None:
+        """Put attribute, key and headers in front of the payloads.
+
+        Raises:
+            RowError: a header has no name, or no value.
+        """
+        none = [None] * self.count
+        rows = zip(
+            self.payloads,
+            attributes or none,
+            self.keys or none,
+            [_pairs(row) if row else () for row in headers]
+            if headers
+            else [()] * self.count,
+            strict=True,
+        )
+        try:
+            pairs = [encode_payload(*row) for row in rows]
+        except LocalProtocolError as error:
+            raise RowError(str(error)) from error
         self.payloads = [payload for payload, _flag in pairs]
-        self.flags = [flag & HAS_ATTRIBUTE for _payload, flag in pairs]
+        self.flags = [flag for _payload, flag in pairs]
+
+
+def _pairs(row: list[dict[str, Any]]) -> HeaderPairs:
+    """Return the headers of one row.
+
+    Raises:
+        RowError: one has no name, or no value.
+    """
+    if None in row:
+        raise RowError("column headers: a header is null")
+    pairs = tuple((one["key"], one["value"]) for one in row)
+    for name, value in pairs:
+        if name is None or value is None:
+            missing = "name" if name is None else "value"
+            raise RowError(f"column headers: {missing} of header {name!r:.80} is null")
+    return pairs
 
 
 def _named(

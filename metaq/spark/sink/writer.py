@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, StructType
 
 from metaq.model import TopicPartition
 from metaq.spark.cluster import shared_cluster
@@ -73,7 +73,14 @@ class Sink:
             SchemaError: the rows cannot be written.
             NoBrokerError: no broker takes puts to the topic.
         """
-        types = {field.name: field.dataType.typeName() for field in schema.fields}
+        types = {
+            field.name: (
+                field.dataType.simpleString()
+                if isinstance(field.dataType, ArrayType)
+                else field.dataType.typeName()
+            )
+            for field in schema.fields
+        }
         check_columns(types, has_topic=options.topic is not None)
         self._options = options
         self._write = write
