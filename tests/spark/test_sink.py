@@ -34,14 +34,17 @@ def broker() -> Iterator[EmbeddedBroker]:
 def test_rows_are_messages_with_attribute_key_and_place(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:
-    """Every column means what the page says; other columns are left out."""
+    """Every column means what the page says; where it was read is left out."""
+    traces = [("trace", b"1"), ("trace", b"2")]
     rows = [
-        ("v1", "a1", "k1", None, 1),
-        ("v2", None, "k1", None, 2),
-        ("v3", None, None, "0-2", 3),
+        ("v1", "a1", "k1", None, None, 1),
+        ("v2", None, "k1", None, traces, 2),
+        ("v3", None, None, "0-2", None, 3),
     ]
     frame = spark.createDataFrame(
-        rows, "value string, attribute string, key string, partition string, n int"
+        rows,
+        "value string, attribute string, key string, partition string,"
+        " headers array<struct<key: string, value: binary>>, offset bigint",
     )
     frame.coalesce(1).write.format("metaq").options(
         **options_of(broker, topic=TOPIC)
@@ -50,8 +53,26 @@ def test_rows_are_messages_with_attribute_key_and_place(
     assert [m.data for m in found["0-2"]][-1:] == [b"v3"]
     of_key = {name for name, some in found.items() for m in some if m.data != b"v3"}
     assert len(of_key) == 1
-    attributes = {m.data: m.attribute for some in found.values() for m in some}
-    assert attributes == {b"v1": "a1", b"v2": None, b"v3": None}
+    messages = sorted(
+        (m for some in found.values() for m in some), key=lambda m: m.data
+    )
+    assert [(m.data, m.attribute, m.key, m.header_pairs) for m in messages] == [
+        (b"v1", "a1", b"k1", ()),
+        (b"v2", None, b"k1", tuple(traces)),
+        (b"v3", None, None, ()),
+    ]
+    read = spark.read.format("metaq").options(
+        **options_of(broker, subscribe=TOPIC, startingOffsets="earliest")
+    )
+    copies = read.load().select("value", "attribute", "key", "headers").collect()
+    assert sorted((bytes(r.value), r.attribute) for r in copies) == [
+        (m.data, m.attribute) for m in messages
+    ]
+    assert {bytes(r.value): r.key and bytes(r.key) for r in copies} == {
+        m.data: m.key for m in messages
+    }
+    (found_traces,) = (r.headers for r in copies if r.headers is not None)
+    assert [(h.key, bytes(h.value)) for h in found_traces] == traces
 
 
 def test_wrong_writes_are_refused_with_one_sentence(

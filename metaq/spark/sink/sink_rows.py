@@ -62,13 +62,6 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
         SchemaError: a column is missing, is not known, or has a type that it may not
             have.
     """
-    for name in sorted(types.keys() - _COLUMNS.keys() - set(ROW_SCHEMA.names)):
-        near = difflib.get_close_matches(name, _COLUMNS, n=1)
-        raise SchemaError(
-            f"column {name} is none that can be written"
-            + (f", did you mean {near[0]}" if near else "")
-            + f": there are {', '.join(_COLUMNS)}; drop it, or put it into headers"
-        )
     for name, allowed in _COLUMNS.items():
         found = types.get(name)
         if found is not None and found not in allowed:
@@ -78,6 +71,13 @@ def check_columns(types: Mapping[str, str], *, has_topic: bool) -> None:
     if "value" not in types:
         got = ", ".join(types) or "none"
         raise SchemaError(f"expected a column value, got {got}")
+    for name in sorted(types.keys() - _COLUMNS.keys() - set(ROW_SCHEMA.names)):
+        near = difflib.get_close_matches(name, _COLUMNS, n=1)
+        raise SchemaError(
+            f"column {name} is none that can be written"
+            + (f", did you mean {near[0]}" if near else "")
+            + f": there are {', '.join(_COLUMNS)}; drop it, or put it into headers"
+        )
     if not has_topic and "topic" not in types:
         raise SchemaError("expected the option topic, or a column topic")
 

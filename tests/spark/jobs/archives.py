@@ -7,6 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from metaq.record.flags import encode_payload
 from metaq.spark.schema import ROW_DDL
 
 DAY = dt.datetime(2026, 1, 31, 23, 59, 58, tzinfo=dt.UTC)
@@ -24,12 +25,14 @@ def row(
     broker_id: int = 0,
     time: dt.datetime | None = DAY,
     attribute: str | None = None,
+    key: bytes | None = None,
+    headers: Sequence[tuple[str, bytes]] | None = None,
 ) -> Row:
     """Return one row of the source; the payload tells where it lies."""
     payload = b"%d at %d" % (partition, offset) if value is None else value
-    flag = 0 if attribute is None else 1
+    _payload, flag = encode_payload(payload, attribute, key, headers or ())
     head = (topic, broker_id, partition, offset, offset + 1, time, attribute, flag)
-    return (*head, payload)
+    return (*head, key, headers, payload)
 
 
 def log_rows(

@@ -1,6 +1,7 @@
 """Comparing topics: every kind of fault is counted and named, and nothing else is."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -124,10 +125,15 @@ def test_an_archive_is_judged_by_what_it_says_that_it_holds(
     )
 
 
-def test_a_body_that_changes_among_doubles_is_corrupted(spark: SparkSession) -> None:
-    """Attribute and id belong to the message."""
+@pytest.mark.parametrize(
+    "other", [{"attribute": "k=v"}, {"key": b"k"}, {"headers": [("trace", b"1")]}]
+)
+def test_a_body_that_changes_among_doubles_is_corrupted(
+    spark: SparkSession, other: dict[str, Any]
+) -> None:
+    """Attribute, key, headers and id belong to the message."""
     source = log_rows("t", 0, 3)
-    target = [*source, row("t", 0, 50, source[1][-1], attribute="k=v")]
+    target = [*source, row("t", 0, 50, source[1][-1], **other)]
     assert counts(by_offset(spark, source, target)) == {"corrupted": 1}
 
 
