@@ -13,6 +13,7 @@ from metaq.cli import logs
 from metaq.cli.cluster import Target, check_target
 from metaq.client.names import check_group
 from metaq.errors import ConfigError
+from metaq.model import HeaderPairs
 
 ZOOKEEPER: Final = "localhost:2181"
 ROOT: Final = "/meta"
@@ -156,6 +157,29 @@ json_option = click.option(
 
 
 attribute_option = click.option("--attribute", help="Attribute of every message.")
+
+
+def _read_headers(
+    _context: click.Context, _option: click.Parameter, given: tuple[str, ...]
+) -> HeaderPairs:
+    pairs = []
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"expected NAME=VALUE, got '{text}'")
+        # Bytes of the command line that are no UTF-8 stay what they are.
+        pairs.append((name, value.encode(errors="surrogateescape")))
+    return tuple(pairs)
+
+
+headers_option = click.option(
+    "--header",
+    "headers",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=_read_headers,
+    help="Header of every message; may be given more than once.",
+)
 
 
 def _check_group(_context: click.Context, _option: click.Parameter, group: str) -> str:

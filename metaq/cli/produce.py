@@ -13,7 +13,7 @@ import click
 from metaq.cli import render
 from metaq.cli.cluster import Target, find_topic
 from metaq.cli.interrupts import Interrupts
-from metaq.cli.options import attribute_option, json_option
+from metaq.cli.options import attribute_option, headers_option, json_option
 from metaq.client import OutgoingMessage, Producer
 from metaq.client.errors import (
     MessageTooLargeError,
@@ -22,6 +22,7 @@ from metaq.client.errors import (
 )
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.errors import ClientError
+from metaq.model import HeaderPairs
 from metaq.zk.paths import partition_name
 
 CHUNK_BYTES: Final = 4 * 1024 * 1024
@@ -55,6 +56,22 @@ class ProduceOptions:
         ),
     ]
     attribute: Annotated[str | None, attribute_option]
+    key: Annotated[
+        str | None,
+        click.option(
+            "--key", help="Key of every message; the same key, the same partition."
+        ),
+    ]
+    key_separator: Annotated[
+        str | None,
+        click.option(
+            "--key-separator",
+            metavar="TEXT",
+            help="The key of a line is what stands before this text; a line without it"
+            " has no key.",
+        ),
+    ]
+    headers: Annotated[HeaderPairs, headers_option]
     as_json: Annotated[bool, json_option]
     """The summary as one object."""
 
@@ -101,6 +118,8 @@ def produce(target: Target, options: ProduceOptions) -> None:
     Raises:
         MetaqError: sending failed; the summary was printed nevertheless.
     """
+    if options.key is not None and options.key_separator is not None:
+        raise click.UsageError("--key and --key-separator exclude each other")
     wanted = (options.partition,) if options.partition else ()
     found = find_topic(target, options.topic, wanted, kind="puts")
     name = partition_name(found.partitions[0]) if wanted else None
@@ -140,9 +159,7 @@ def _send_all(
         ) as advance:
             for lines in iter_lines(read):
                 try:
-                    send_lines(
-                        producer, options.topic, lines, options.attribute, partition
-                    )
+                    send_lines(producer, options, lines, partition)
                 except MessageTooLargeError as error:
                     longest = max(range(len(lines)), key=lambda n: len(lines[n]))
                     number = line_count + longest + 1
@@ -154,19 +171,40 @@ def _send_all(
 
 def send_lines(
     producer: Producer,
-    topic: str,
+    options: ProduceOptions,
     lines: list[bytes],
-    attribute: str | None,
     partition: str | None,
 ) -> None:
     """Send lines and wait until they are stored; raises the first one's error."""
-    messages: Sequence[bytes | OutgoingMessage] = lines
-    if attribute is not None or partition is not None:
-        messages = [OutgoingMessage(n, attribute, None, partition) for n in lines]
     try:
-        producer.send_many(topic, messages)
+        producer.send_many(options.topic, to_messages(options, lines, partition))
     except PartlySentError as error:
         raise error.__cause__ or error from None
+
+
+def to_messages(
+    options: ProduceOptions, lines: list[bytes], partition: str | None
+) -> Sequence[bytes | OutgoingMessage]:
+    """Return lines as messages, with what the options add to each."""
+    if options.key_separator is not None:
+        separator, messages = options.key_separator.encode(), []
+        for line in lines:
+            key, found, data = line.partition(separator)
+            message = OutgoingMessage(
+                data if found else line,
+                options.attribute,
+                key if found else None,
+                partition,
+                options.headers,
+            )
+            messages.append(message)
+        return messages
+    if options.attribute is options.key is partition is None and not options.headers:
+        return lines
+    return [
+        OutgoingMessage(n, options.attribute, options.key, partition, options.headers)
+        for n in lines
+    ]
 
 
 @contextmanager

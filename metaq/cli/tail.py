@@ -19,12 +19,13 @@ from metaq.cli.cluster import Target, find_topic
 from metaq.cli.follow import CHECK_BYTES, Bookmark, FileFollower
 from metaq.cli.interrupts import Interrupts
 from metaq.cli.metrics import metrics_option, serve_while_running
-from metaq.cli.options import attribute_option, json_option
+from metaq.cli.options import attribute_option, headers_option, json_option
 from metaq.client import OutgoingMessage, Producer, SendResult
 from metaq.client.errors import OutcomeUnknownError, PartlySentError
+from metaq.client.partitioner import KeyHash, Selector
 from metaq.errors import ConfigError, MetaqError, WireError
 from metaq.fs import SystemFileSystem
-from metaq.model import SizeBytes
+from metaq.model import HeaderPairs, SizeBytes
 from metaq.retry import Backoff
 from metaq.zk.paths import partition_name
 
@@ -73,6 +74,7 @@ class TailOptions:
         ),
     ]
     attribute: Annotated[str | None, attribute_option]
+    headers: Annotated[HeaderPairs, headers_option]
     metrics_port: Annotated[int | None, metrics_option] = None
     as_json: Annotated[bool, json_option]
     """The summary as one object."""
@@ -122,7 +124,9 @@ def tail(target: Target, options: TailOptions) -> None:
             found.target.client() as client,
             # One at a time: MetaQ 1.4 keeps no order among puts in flight.
             client.producer(
-                timeout_s=target.timeout_s, in_flight_batches_max=1
+                timeout_s=target.timeout_s,
+                in_flight_batches_max=1,
+                selector=_of_file(options.file),
             ) as producer,
             Interrupts() as interrupts,
             serve_while_running(client, options.metrics_port),
@@ -134,6 +138,14 @@ def tail(target: Target, options: TailOptions) -> None:
         _print_summary(counts, lost_count, as_json=options.as_json)
 
 
+def _of_file(path: Path) -> Selector:
+    """Return a selector: lines of one file go to one partition, without a key."""
+    by_key, key = KeyHash(), str(path.absolute())
+    return lambda topic, partitions, message: by_key(
+        topic, partitions, message._replace(key=key)
+    )
+
+
 def _run(
     producer: Producer,
     follower: FileFollower,
@@ -142,7 +154,6 @@ def _run(
     counts: _Counts,
     interrupts: Interrupts,
 ) -> None:
-    key = None if partition is not None else str(options.file.absolute())
     while True:
         with interrupts.pause():
             lines = follower.read()
@@ -152,7 +163,8 @@ def _run(
                 time.sleep(POLL_S)
                 continue
         messages = [
-            OutgoingMessage(n, options.attribute, key, partition) for n in lines
+            OutgoingMessage(n, options.attribute, None, partition, options.headers)
+            for n in lines
         ]
         _send(producer, options.topic, messages, counts, interrupts)
         counts.line_count += len(lines)

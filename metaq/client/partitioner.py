@@ -25,6 +25,7 @@ from zlib import crc32
 
 from metaq.errors import LocalProtocolError, NoBrokerError
 from metaq.model import BrokerId, TopicPartition
+from metaq.record.properties import Headers
 from metaq.zk import paths
 
 KEY_SLOTS: Final = 4096
@@ -45,9 +46,11 @@ class OutgoingMessage(NamedTuple):
     attribute: str | None = None
     """Application attribute; "" is one, None is none."""
     key: str | bytes | None = None
-    """Chooses the partition; it is not stored."""
+    """Stored with the message; the same key goes to the same partition."""
     partition: str | None = None
     """`<broker>-<partition>` to send it there and nowhere else."""
+    headers: Headers = ()
+    """Names and bytes, stored with the message in this order."""
 
 
 Selector: TypeAlias = Callable[

@@ -20,8 +20,9 @@ order in which they went in.
           +--------+-------+-------+---------+--------+------+
     body of kind 1, a message
           | broker i32 | partition i32 | id i64 | offset i64 | next offset i64 |
-          | topic length u32 | attribute length i32, -1 for none | topic | attribute |
-          | data |
+          | topic length u32 | text length i32 | topic | text | data |
+          text length n >= 0: n bytes, the attribute; -1: no attribute;
+          n <= -2: -2 - n bytes, key, headers and attribute (`record/properties.py`)
     body of kind 2, messages removed:  u64 numbers
 
 Big-endian; texts are UTF-8; `crc` is the CRC-32 of the entry behind it. Each write is
@@ -54,6 +55,7 @@ from metaq.errors import (
 from metaq.fs import AppendFile, DirLock, FileSystem, ReadFile
 from metaq.model import (
     BrokerId,
+    HeaderPairs,
     Message,
     MessageId,
     Offset,
@@ -62,6 +64,7 @@ from metaq.model import (
     TopicPartition,
 )
 from metaq.record.checksum import with_crc
+from metaq.record.properties import encode_properties, split_properties
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ MARKER: Final = b"\xd7MqE"
 ENTRY: Final = Struct(">4sIBIQ")
 """Marker, crc, kind, length of the body, number."""
 MESSAGE: Final = Struct(">iiqqqIi")
-"""Broker, partition, id, offset, next offset, length of topic and attribute."""
+"""Broker, partition, id, offset, next offset, length of topic and text."""
 
 SPOOL_BYTES_MAX: Final = SizeBytes(1 << 30)
 """Largest file, by default."""
@@ -95,6 +98,7 @@ _CRC_END: Final = 8
 _ADD: Final = 1
 _REMOVE: Final = 2
 _NO_ATTRIBUTE: Final = -1
+_HAS_PROPERTIES: Final = -2
 
 
 class _Place(NamedTuple):
@@ -409,7 +413,12 @@ def encode_entry(kind: int, number: int, body: bytes) -> bytes:
 def encode_message(message: Message) -> bytes:
     """Return the body of a message's entry."""
     topic = message.topic.encode(errors="surrogatepass")
-    attribute = (message.attribute or "").encode(errors="surrogatepass")
+    text = (message.attribute or "").encode(errors="surrogatepass")
+    text_length = _NO_ATTRIBUTE if message.attribute is None else len(text)
+    line = encode_properties(message.key, message.header_pairs).encode()
+    if line:
+        text = line if message.attribute is None else line + b"\n" + text
+        text_length = _HAS_PROPERTIES - len(text)
     head = MESSAGE.pack(
         message.partition.broker_id,
         message.partition.partition,
@@ -417,9 +426,9 @@ def encode_message(message: Message) -> bytes:
         message.offset,
         message.next_offset,
         len(topic),
-        _NO_ATTRIBUTE if message.attribute is None else len(attribute),
+        text_length,
     )
-    return b"".join((head, topic, attribute, message.data))
+    return b"".join((head, topic, text, message.data))
 
 
 def decode_message(body: bytes) -> Message:
@@ -429,10 +438,15 @@ def decode_message(body: bytes) -> Message:
     )
     at = MESSAGE.size + topic_length
     topic = body[MESSAGE.size : at].decode(errors="surrogatepass")
-    attribute = None
+    attribute, key = None, None
+    headers: HeaderPairs = ()
     if length != _NO_ATTRIBUTE:
-        attribute = body[at : at + length].decode(errors="surrogatepass")
-        at += length
+        has_properties = length <= _HAS_PROPERTIES
+        text_end = at + (_HAS_PROPERTIES - length if has_properties else length)
+        attribute = body[at:text_end].decode(errors="surrogatepass")
+        if has_properties:
+            key, headers, attribute = split_properties(attribute)
+        at = text_end
     return Message(
         topic,
         body[at:],
@@ -441,6 +455,8 @@ def decode_message(body: bytes) -> Message:
         TopicPartition(topic, BrokerId(broker), partition),
         Offset(offset),
         Offset(next_offset),
+        key,
+        headers,
     )
 
 

@@ -28,7 +28,7 @@ HAS_PROPERTIES: Final = 0x2
 _TEXT_LENGTH: Final = Struct(">i")
 
 TEXT_AT: Final = _TEXT_LENGTH.size
-"""Where the text begins in a payload that has an attribute block."""
+"""Position of the text in a payload that has an attribute block."""
 
 
 class Decoded(NamedTuple):
@@ -79,8 +79,6 @@ def encode_payload(
         flag |= HAS_PROPERTIES
         newline = b"" if attribute is None else b"\n"
         text = properties.encode() + newline + text
-    elif attribute is None:
-        return data, 0  # no header in an iterator
     return _TEXT_LENGTH.pack(len(text)) + text + data, flag
 
 

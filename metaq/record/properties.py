@@ -22,15 +22,16 @@ whole text is the attribute.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final, TypeAlias
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from metaq.errors import LocalProtocolError
 from metaq.model import HeaderPairs
 
-Headers: TypeAlias = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
-"""Headers as users give them."""
+Headers: TypeAlias = Mapping[str, bytes] | Sequence[tuple[str, bytes]]
+"""Headers as users give them: a dict, or pairs in order."""
 
 _PLAIN: Final = "/:@,"
 """Written as they are, beside letters, digits and `-._~`."""
@@ -69,14 +70,17 @@ def list_headers(headers: Headers) -> HeaderPairs:
         LocalProtocolError: a name is empty.
         TypeError: a name is no text, or a value is no bytes.
     """
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    try:
-        listed = tuple((name, value) for name, value in pairs)
-    except (TypeError, ValueError):
+    listed: HeaderPairs | None = None
+    # An iterator would be empty when the message is encoded again.
+    if isinstance(headers, Mapping | Sequence):
+        pairs = headers.items() if isinstance(headers, Mapping) else headers
+        with suppress(TypeError, ValueError):
+            listed = tuple((name, value) for name, value in pairs)
+    if listed is None:
         raise TypeError(
             "headers: expected a dict of names and bytes, or pairs of them, got"
             f" {type(headers).__name__} {headers!r:.80}"
-        ) from None
+        )
     for name, value in listed:
         if not isinstance(name, str):
             raise TypeError(

@@ -24,7 +24,7 @@ from metaq.record.ids import EPOCH_MS, MS_SHIFT
 from metaq.record.layout import HEADER_BYTES
 from metaq.record.properties import split_properties
 
-_HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 ROW_SCHEMA: Final = pa.schema(
     [
@@ -37,18 +37,13 @@ ROW_SCHEMA: Final = pa.schema(
         ("attribute", pa.string()),
         ("flag", pa.int32()),
         ("key", pa.binary()),
-        ("headers", pa.list_(_HEADER)),
+        ("headers", _HEADERS),
         ("value", pa.binary()),
     ]
 )
 """A row of the source: `timestamp` is when the broker stamped the id, null for ids of
 Java brokers, which carry no wall time; `attribute`, `key` and `headers` are null where
 there is none. Key and headers have the types of Spark's own Kafka source."""
-
-_TAKEN_TYPES: Final = [
-    ROW_SCHEMA.field(name).type for name in ("attribute", "key", "headers")
-]
-"""Types of the columns that are taken from the attribute blocks."""
 
 VALUE_BYTES_MAX: Final = 2**30 - 64
 """A longer payload is taken for damage: columns address their bytes with 31 bits, and
@@ -177,7 +172,8 @@ def _take_attributes(
     announced = pc.bit_wise_and(flags, pa.scalar(HAS_ATTRIBUTE, pa.int32()))
     rows = pc.indices_nonzero(announced).to_pylist()
     if not rows:
-        return *(pa.nulls(count, kind) for kind in _TAKEN_TYPES), None
+        kinds = (pa.string(), pa.binary(), _HEADERS)
+        return *(pa.nulls(count, kind) for kind in kinds), None
     texts: list[str | None] = [None] * count
     keys: list[bytes | None] = [None] * count
     headers: list[HeaderPairs | None] = [None] * count
@@ -206,5 +202,9 @@ def _take_attributes(
         else:
             texts[row] = text
         edges[2 * row + 1] = text_at + length
-    taken = zip((texts, keys, headers), _TAKEN_TYPES, strict=True)
-    return *(pa.array(values[:count], kind) for values, kind in taken), bad
+    return (
+        pa.array(texts[:count], pa.string()),
+        pa.array(keys[:count], pa.binary()),
+        pa.array(headers[:count], _HEADERS),
+        bad,
+    )

@@ -129,6 +129,9 @@ def test_json_says_all_about_a_message(java: Any) -> None:
         "id": id_at(NOON),
         "time": "2026-01-31T12:00:00.000Z",
         "attribute": None,
+        "key": None,
+        "key_base64": None,
+        "headers": [],
         "data": "m0",
         "data_base64": None,
     }

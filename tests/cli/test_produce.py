@@ -297,7 +297,14 @@ def test_a_topic_that_a_pattern_admits_gets_its_first_message(
     broker = start_broker({"wild-*": 1})
     target = Target("memory", "/meta", (), 10.0, broker.coordinator_factory)
     options = ProduceOptions(
-        topic="wild-one", file=file, partition=None, attribute=None, as_json=True
+        topic="wild-one",
+        file=file,
+        partition=None,
+        attribute=None,
+        key=None,
+        key_separator=None,
+        headers=(),
+        as_json=True,
     )
     produce(target, options)
     assert json.loads(capsys.readouterr().out)["messages"] == len(LINES)
@@ -305,3 +312,46 @@ def test_a_topic_that_a_pattern_admits_gets_its_first_message(
         assert sorted(m.data for m in client.browse("wild-one")) == sorted(LINES)
     with pytest.raises(NoBrokerError, match=r"'tame' at the moment; .* wild-"):
         find_topic(target, "tame", (), kind="puts")
+
+
+def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
+    """One key for all, or the start of each line; and `cat --json` shows them."""
+    path = tmp_path / "lines"
+    path.write_bytes(b"k1;first;1\nplain\n\xff;third\n")
+    header = ("--header", "trace=a=b", "--header", "empty=")
+    separated = ("--key-separator", ";", *header)
+    for more in (separated, ("--key", "all")):
+        result = run("produce", "t", "--file", str(path), *more, broker=broker)
+        assert result.exit_code == 0, result.stderr
+    told = [json.loads(n) for n in run("cat", "t", "--json", broker=broker).stdout.split("\n") if n]
+    pairs = [("trace", "a=b"), ("empty", "")]
+    headers = [{"name": n, "value": v, "value_base64": None} for n, v in pairs]
+    first = [one for one in told if one["headers"]]
+    assert all(one["headers"] == headers for one in first)
+    assert {(o["key"], o["key_base64"], o["data"]) for o in first} == {
+        ("k1", None, "first;1"),
+        (None, None, "plain"),
+        (None, "/w==", "third"),
+    }
+    rest = [one for one in told if not one["headers"]]
+    assert {one["key"] for one in rest} == {"all"}
+    assert len({one["partition"] for one in rest}) == 1
+    assert len(rest) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--header", "trace"), "expected NAME=VALUE, got 'trace'"),
+        (("--header", "=x"), "expected NAME=VALUE, got '=x'"),
+        (("--key", "a", "--key-separator", ";"), "exclude each other"),
+    ],
+)
+def test_wrong_keys_and_headers_are_usage_errors(
+    file: Path, broker: AnyBroker, arguments: tuple[str, ...], text: str
+) -> None:
+    """Nothing is sent."""
+    result = run("produce", "t", "--file", str(file), *arguments, broker=broker)
+    assert result.exit_code == 2
+    assert text in result.stderr
+    assert run("cat", "t", broker=broker).stdout == ""

@@ -177,7 +177,12 @@ def test_a_message_given_up_becomes_a_dead_letter_and_reading_goes_on(
         async with AsyncClient(**broker.client_options) as client:
             async with client.producer() as producer:
                 result = await producer.send(
-                    "test", b"bad", attribute="k=v", partition="0-1"
+                    "test",
+                    b"bad",
+                    attribute="k=v",
+                    key="key-1",
+                    headers={"trace": b"1"},
+                    partition="0-1",
                 )
             await fill(client, 1, b"good")
             async with client.consumer("g", ["test"]) as consumer:
@@ -195,7 +200,9 @@ def test_a_message_given_up_becomes_a_dead_letter_and_reading_goes_on(
             assert origin is not None
             assert origin.partition == result.partition
             assert (origin.offset, origin.id) == (result.offset, result.message_id)
-            assert (origin.attribute, origin.group) == ("k=v", "g")
+            assert (letter.attribute, letter.key) == ("k=v", b"key-1")
+            assert letter.header_pairs[:1] == (("trace", b"1"),)
+            assert origin.group == "g"
             assert (origin.error, origin.text) == ("ValueError", "no number")
             assert origin.attempts == 2
 

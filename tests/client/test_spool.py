@@ -75,14 +75,23 @@ texts = st.text(st.sampled_from("aé\ud800\n@/"), max_size=9)
 numbers = st.integers(-(2**63), 2**63 - 1)
 
 
-@given(texts, st.binary(), st.none() | texts, numbers, numbers)
+keys = st.none() | st.binary(max_size=4)
+headers = st.lists(st.tuples(st.sampled_from("ab"), st.binary(max_size=3)), max_size=2)
+
+
+@given(texts, st.binary(), st.none() | texts, numbers, numbers, keys, headers)
 def test_a_message_comes_out_as_it_went_in(
-    topic: str, data: bytes, attribute: str | None, message_id: int, offset: int
+    topic: str,
+    data: bytes,
+    attribute: str | None,
+    message_id: int,
+    offset: int,
+    key: bytes | None,
+    pairs: list[tuple[str, bytes]],
 ) -> None:
     partition = TopicPartition(topic, BrokerId(1023), 7)
-    stored = Message(
-        topic, data, attribute, MessageId(message_id), partition, Offset(offset), offset
-    )
+    place = (MessageId(message_id), partition, Offset(offset), Offset(offset))
+    stored = Message(topic, data, attribute, *place, key, tuple(pairs))
     assert decode_message(encode_message(stored)) == stored
 
 

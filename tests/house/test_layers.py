@@ -114,6 +114,7 @@ IMPURE_STDLIB = NETWORK | {
     "pathlib", "queue", "random", "secrets", "shutil", "signal", "subprocess",
     "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
+PURE_STDLIB = {"urllib.parse"}
 NO_NETWORK = {"storage", "txn"}
 
 THIRD_PARTY: dict[str, set[str]] = {
@@ -216,7 +217,8 @@ def purity_faults(tree: Tree) -> list[str]:
         if not is_module and name.split(".")[0] not in PURE_PACKAGES:
             continue
         for item in tree.imports(name):
-            if item.own is None and item.head in IMPURE_STDLIB:
+            is_impure = item.head in IMPURE_STDLIB and item.target not in PURE_STDLIB
+            if item.own is None and is_impure:
                 faults.append(f"{name} is pure and imports {item.target}")
             if is_module and item.own and not is_pure_neighbour(name, item):
                 faults.append(f"{name} is pure and imports {item.own}")

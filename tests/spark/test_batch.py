@@ -7,6 +7,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+from metaq.client import read_origin
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.testing.embedded import EmbeddedBroker, embedded_broker
 from tests.spark.brokers import (
@@ -90,7 +91,11 @@ def test_bad_values_go_to_the_dead_letter_topic(
     assert sorted(row.value for row in frame.collect()) == ["fine", "good"]
     (letter,) = stored(broker, "dead")["0-0"]
     assert letter.data == b"\xff\xfe"
-    assert letter.attribute == "logs/0-0@24: no UTF-8: byte 0 of 2"
+    assert letter.attribute is None
+    origin = read_origin(letter)
+    assert origin is not None
+    assert (origin.partition, origin.offset) == (tp(0), 24)
+    assert (origin.error, origin.text) == ("", "no UTF-8: byte 0 of 2")
 
 
 def test_a_million_rows_come_once_each(

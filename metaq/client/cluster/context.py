@@ -11,6 +11,7 @@ from metaq.client.validation import check_timeout
 from metaq.clock import Clock
 from metaq.model import BrokerAddress, BrokerId
 from metaq.peer.pool import ConnectionPool
+from metaq.record.properties import Headers
 from metaq.zk.paths import NodePaths
 from metaq.zk.session import Coordinator
 
@@ -25,6 +26,7 @@ class MessageSender(Protocol):
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
     ) -> object:
         """Send one message and wait until it is on the broker's disk."""
         ...

@@ -14,6 +14,7 @@ from typing import Self
 from metaq.client.cluster.context import ClientContext
 from metaq.client.cluster.presence import find_away_of_group
 from metaq.client.consume.current_batch import CurrentBatch, current_task
+from metaq.client.consume.dead_letters import DeadLetterSelector
 from metaq.client.consume.fetch_handler import Marks
 from metaq.client.consume.handling import (
     CONCURRENCY_MAX,
@@ -411,7 +412,9 @@ class AsyncConsumer:
             topics=self.topics,
             policy=retry,
             clock=self._context.clock,
-            make_producer=lambda: self._context.make_producer(ProducerOptions(), None),
+            make_producer=lambda: self._context.make_producer(
+                ProducerOptions(), DeadLetterSelector()
+            ),
         )
         self._runs.add(self._handling)
         return self._handling

@@ -1,34 +1,44 @@
-"""Dead letters: the origin of a message, in its attribute. Pure.
+"""Dead letters: the message, with its origin and the error in headers. Pure.
 
-A dead letter has the data of the message, and this attribute, one line of JSON in
-ASCII:
+A dead letter has data, attribute, key and headers of the message, and these headers
+behind them, UTF-8 texts:
 
-    {"dead_letter": 1, "topic": "test", "partition": "0-3", "offset": 4096,
-     "id": 123, "attribute": null, "group": "g", "error": "ValueError",
-     "text": "no number", "attempts": 6, "at_ms": 1700000000000,
-     "traceback": "Traceback (most recent call last): ..."}
+    dead-letter.origin      test/0-3@4096            topic, partition, offset
+    dead-letter.id          123
+    dead-letter.cause       ValueError: no number    type and text of the last error
+    dead-letter.group       g                        this and the rest: of consumers
+    dead-letter.attempts    6
+    dead-letter.at_ms       1700000000000            when it was given up
+    dead-letter.traceback   Traceback (most ...      may be missing
 
-`dead_letter` is the version of the format; `attribute` is the message's own; `at_ms`
-is when it was given up; `traceback` may be missing. Readers ignore fields that they do
-not know.
+Those of Spark's source have the first three: with a time in it, a letter that is sent
+once more would be another one. A dead letter that is given up in its turn has those of
+its last origin alone.
 """
 
-import json
 import traceback
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from metaq.client.partitioner import parse_partition
+from metaq.client.partitioner import KeyHash, OutgoingMessage, parse_partition
 from metaq.errors import LocalProtocolError
-from metaq.model import Message, MessageId, Millis, Offset, TopicPartition
+from metaq.model import (
+    HeaderPairs,
+    Message,
+    MessageId,
+    Millis,
+    Offset,
+    TopicPartition,
+)
 
-FORMAT: Final = 1
-"""Value of `dead_letter`."""
+PREFIX: Final = "dead-letter."
+"""Start of the names of all headers that are added."""
 
 ERROR_CHARS_MAX: Final = 200
 """Longer names of errors are cut."""
 
 TEXT_CHARS_MAX: Final = 1000
-"""Longer texts of errors are cut: the attribute is part of the message's size."""
+"""Longer texts of errors are cut: headers are part of the message's size."""
 
 TRACEBACK_CHARS_MAX: Final = 4000
 """Length to which longer tracebacks are cut; the end is kept: last calls and error."""
@@ -43,17 +53,15 @@ class Origin(NamedTuple):
     """Offset of its record's first byte."""
     id: MessageId
     """Its id."""
-    attribute: str | None
-    """Its own attribute; None when it has none."""
-    group: str
-    """The consumer group that could not handle it."""
     error: str
-    """Type of the last error, by its name."""
+    """Type of the last error, by its name; "" where Spark's source has found it bad."""
     text: str
     """Text of the last error, cut to `TEXT_CHARS_MAX`."""
-    attempts: int
+    group: str = ""
+    """The consumer group that could not handle it; "" for Spark's source."""
+    attempts: int = 1
     """Number of times that the handler had it."""
-    at_ms: Millis
+    at_ms: Millis | None = None
     """When it was given up, in milliseconds since 1970 (UTC)."""
     traceback: str = ""
     """Traceback of the last error, at most `TRACEBACK_CHARS_MAX` characters; "" when
@@ -63,12 +71,11 @@ class Origin(NamedTuple):
 def origin_of(
     message: Message, *, group: str, error: BaseException, attempts: int, at_ms: Millis
 ) -> Origin:
-    """Return the origin in the attribute of a dead letter."""
+    """Return the origin that the headers of a dead letter tell."""
     return Origin(
         partition=message.partition,
         offset=message.offset,
         id=message.id,
-        attribute=message.attribute,
         group=group,
         error=type(error).__name__[:ERROR_CHARS_MAX],
         text=str(error)[:TEXT_CHARS_MAX],
@@ -84,65 +91,79 @@ def _traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(error))[-TRACEBACK_CHARS_MAX:]
 
 
-def encode_origin(origin: Origin) -> str:
-    """Return the attribute of a dead letter."""
+def letter_headers(own: HeaderPairs, origin: Origin) -> HeaderPairs:
+    """Return the headers of a dead letter.
+
+    Args:
+        own: headers of the message.
+        origin: where it lies, and why it is given up.
+    """
     place = origin.partition
     fields = {
-        "dead_letter": FORMAT,
-        "topic": place.topic,
-        "partition": f"{place.broker_id}-{place.partition}",
-        "offset": origin.offset,
-        "id": origin.id,
-        "attribute": origin.attribute,
-        "group": origin.group,
-        "error": origin.error,
-        "text": origin.text,
-        "attempts": origin.attempts,
-        "at_ms": origin.at_ms,
-        "traceback": origin.traceback,
+        "origin": f"{place.topic}/{place.broker_id}-{place.partition}@{origin.offset}",
+        "id": str(origin.id),
+        "cause": f"{origin.error}: {origin.text}" if origin.error else origin.text,
     }
-    return json.dumps(fields)
+    if origin.group:
+        fields["group"] = origin.group
+        fields["attempts"] = str(origin.attempts)
+    if origin.at_ms is not None:
+        fields["at_ms"] = str(origin.at_ms)
+    if origin.traceback:
+        fields["traceback"] = origin.traceback
+    kept = (pair for pair in own if not pair[0].startswith(PREFIX))
+    added = (
+        (PREFIX + name, text.encode(errors="surrogatepass"))
+        for name, text in fields.items()
+    )
+    return (*kept, *added)
 
 
 def read_origin(message: Message) -> Origin | None:
     """Return where a dead letter comes from; None for any other message."""
+    fields = {
+        name.removeprefix(PREFIX): value.decode(errors="replace")
+        for name, value in message.header_pairs
+        if name.startswith(PREFIX)
+    }
     try:
-        fields = json.loads(message.attribute or "")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(fields, dict) or fields.get("dead_letter") != FORMAT:
-        return None
-    try:
-        place = parse_partition(_text(fields, "topic"), _text(fields, "partition"))
+        place, _, offset = fields["origin"].rpartition("@")
+        topic, _, partition = place.rpartition("/")
+        error, has_type, text = fields["cause"].partition(": ")
+        if "group" not in fields or not has_type:
+            error, text = "", fields["cause"]
+        at_ms = fields.get("at_ms")
         return Origin(
-            partition=place,
-            offset=Offset(_number(fields, "offset")),
-            id=MessageId(_number(fields, "id")),
-            attribute=_own_attribute(fields),
-            group=_text(fields, "group"),
-            error=_text(fields, "error"),
-            text=_text(fields, "text"),
-            attempts=_number(fields, "attempts"),
-            at_ms=Millis(_number(fields, "at_ms")),
-            traceback=_text({"traceback": "", **fields}, "traceback"),
+            partition=parse_partition(topic, partition),
+            offset=Offset(int(offset)),
+            id=MessageId(int(fields["id"])),
+            error=error,
+            text=text,
+            group=fields.get("group", ""),
+            attempts=int(fields.get("attempts", "1")),
+            at_ms=None if at_ms is None else Millis(int(at_ms)),
+            traceback=fields.get("traceback", ""),
         )
-    except (LocalProtocolError, TypeError):
+    except (KeyError, ValueError, LocalProtocolError):
         return None
 
 
-def _own_attribute(fields: dict[str, Any]) -> str | None:
-    return None if fields.get("attribute") is None else _text(fields, "attribute")
+class DeadLetterSelector:
+    """Chooses partitions of dead letters.
 
+    Those with a key go by it, the others by the partition that they come from, so that
+    they stay in order.
+    """
 
-def _text(fields: dict[str, Any], name: str) -> str:
-    value = fields.get(name)
-    if not isinstance(value, str):
-        raise TypeError(f"{name}: expected text, got {value!r}")
-    return value
+    def __init__(self) -> None:
+        """Know no topic."""
+        self._by_key = KeyHash()
 
-
-def _number(fields: dict[str, Any], name: str) -> int:
-    value = fields.get(name)
-    if not isinstance(value, int):
-        raise TypeError(f"{name}: expected a number, got {value!r}")
-    return value
+    def __call__(
+        self, topic: str, partitions: Sequence[TopicPartition], message: OutgoingMessage
+    ) -> TopicPartition:
+        """Return one of the partitions; a selector of a producer."""
+        key = message.key
+        if key is None:
+            key = dict(message.headers)[PREFIX + "origin"].rpartition(b"@")[0]
+        return self._by_key(topic, partitions, message._replace(key=key))

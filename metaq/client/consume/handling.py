@@ -27,7 +27,7 @@ from metaq.client.cluster.context import MessageSender
 from metaq.client.consume.current_batch import current_task
 from metaq.client.consume.dead_letters import (
     Origin,
-    encode_origin,
+    letter_headers,
     origin_of,
 )
 from metaq.client.consume.failure_log import FailureLog
@@ -459,8 +459,9 @@ class Handling:
         await self._producer.send(
             dead_letter_topic(self._policy, message.topic),
             message.data,
-            attribute=encode_origin(origin),
-            key=str(message.partition),
+            attribute=message.attribute,
+            key=message.key,
+            headers=letter_headers(message.header_pairs, origin),
         )
 
     def _stopped(self, trouble: Trouble, why: str = "") -> HandlerFailedError:

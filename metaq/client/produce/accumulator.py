@@ -56,6 +56,7 @@ from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
 from metaq.record.flags import encode_payload
 from metaq.record.layout import HEADER_BYTES
+from metaq.record.properties import Headers
 
 BATCH_AGE_SHARE: Final = 0.1
 """A batch that cannot be sent takes messages for this share of its time-out, so no
@@ -278,6 +279,7 @@ class Accumulator:
         attribute: str | None = None,
         key: str | bytes | None = None,
         partition: str | None = None,
+        headers: Headers = (),
         timeout_s: float | None = None,
     ) -> SendFuture:
         """Add one message; never waits.
@@ -286,8 +288,9 @@ class Accumulator:
             topic: one that is known.
             data: application bytes; mutable ones are copied.
             attribute: application attribute, or None.
-            key: chooses the partition, or None.
+            key: stored, chooses the partition; or None.
             partition: `<broker>-<partition>`, chooses it above all else.
+            headers: names and bytes, stored in this order.
             timeout_s: bound on its sending; None is the producer's.
 
         Returns:
@@ -297,26 +300,28 @@ class Accumulator:
             BufferFullError: no room now; see `wait_room`.
             MessageTooLargeError: never any room, or its broker does not take it.
             NoBrokerError: the topic is not known, or the selector found no partition.
-            LocalProtocolError: attribute or partition cannot be written.
+            LocalProtocolError: attribute, key, headers or partition cannot be written.
             ClosedError: the producer is closed, or of another event loop.
-            TypeError: data, attribute or key is of another type.
+            TypeError: data, attribute, key or headers are of another type.
         """
         if timeout_s is None:
             timeout_s = self._timeout_s
         elif type(timeout_s) is not float or not 0 <= timeout_s <= SECONDS_MAX:
             check_timeout(timeout_s)
-        flag = 0
-        if type(data) is not bytes or attribute is not None:
-            data, flag = encode_payload(frozen(data), attribute)
+        if type(data) is bytes and attribute is None and key is None and not headers:
+            payload, flag = data, 0
+        else:
+            data = frozen(data)
+            payload, flag = encode_payload(data, attribute, key, headers)
         routes = self.routes
         may_move = key is None and partition is None and routes.is_default
         if may_move and topic in routes.queues:
             queues = routes.queues[topic]
             queue = queues[next(routes.turn) % len(queues)]
         else:
-            message = OutgoingMessage(data, attribute, key, partition)
+            message = OutgoingMessage(data, attribute, key, partition, headers)
             queue, may_move = routes.select(topic, message)
-        size_bytes = len(data) + HEADER_BYTES
+        size_bytes = len(payload) + HEADER_BYTES
         self._acquire()
         try:
             batch = queue.open
@@ -331,7 +336,7 @@ class Accumulator:
             future = SendFuture(batch, len(payloads))
             if flag:
                 batch.flags[len(payloads)] = flag
-            payloads.append(data)
+            payloads.append(payload)
             batch.bytes_left -= size_bytes
             if not may_move:
                 batch.may_move = False

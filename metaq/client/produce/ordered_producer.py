@@ -34,7 +34,7 @@ from metaq.client.partitioner import KeyHash, OutgoingMessage, Selector, parse_p
 from metaq.client.produce.batches import SendResult
 from metaq.client.produce.dead_letter_files import DeadLetterFiles
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import frozen
+from metaq.client.produce.runs import encode_message, frozen
 from metaq.client.spool import SPOOL_THREADS_MAX, Spool, spool_name
 from metaq.client.timeouts import require_loop, within
 from metaq.client.validation import check_timeout
@@ -53,7 +53,7 @@ from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.properties import Headers, list_headers
 from metaq.retry import Backoff, wait_set
 from metaq.stats import counter, gauge
 
@@ -350,6 +350,7 @@ class AsyncOrderedProducer:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         timeout: float | None = None,
     ) -> SendResult | Spooled:
         """Send one message, or spool it; it is on a disk when this returns.
@@ -357,7 +358,9 @@ class AsyncOrderedProducer:
         Args:
             data: application bytes; mutable ones are copied.
             attribute: application attribute; "" is one, None is none.
-            key: key for the selector.
+            key: stored; the same key goes to the same partition, unless the selector
+                does otherwise.
+            headers: names and bytes, stored in this order; a dict, or pairs.
             timeout: seconds to try the broker; None is `timeout_s` of the options.
 
         Returns:
@@ -368,7 +371,7 @@ class AsyncOrderedProducer:
         Raises:
             OutcomeUnknownError: it was sent and is in doubt; it is not spooled.
             LocalProtocolError: the selector chose outside of the layout, or the
-                attribute cannot be written.
+                attribute, key or headers cannot be written.
             MessageTooLargeError: it is over the limit that its broker told last.
             NoSpaceError: it should be spooled, and the disk has no room.
             MetaqError: the broker refused the message itself, or the disk failed.
@@ -379,8 +382,8 @@ class AsyncOrderedProducer:
         """
         require_loop(self._loop, self)
         check_timeout(timeout)
-        message = OutgoingMessage(frozen(data), attribute, key)
-        payload, _flag = encode_payload(message.data, attribute)
+        message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
+        payload, _flag = encode_message(message)
         queue = self._queue_of(message)
         timeout_s = self._timeout_s if timeout is None else timeout
         deadline_s = self._context.clock.monotonic_s() + timeout_s
@@ -438,6 +441,8 @@ class AsyncOrderedProducer:
             self.topic,
             message.data,
             attribute=message.attribute,
+            key=message.key,
+            headers=message.headers,
             partition=queue.name,
             timeout=left_s,
         )
@@ -453,6 +458,8 @@ class AsyncOrderedProducer:
             queue.partition,
             _NO_OFFSET,
             _NO_OFFSET,
+            message.key.encode() if isinstance(message.key, str) else message.key,
+            list_headers(message.headers),
         )
         queue.spooling = call_off_loop(self._threads, queue.spool.append, stored)
         queue.spooling.add_done_callback(partial(self._on_spooled, queue))
@@ -515,6 +522,8 @@ class AsyncOrderedProducer:
                         self.topic,
                         message.data,
                         attribute=message.attribute,
+                        key=message.key,
+                        headers=message.header_pairs,
                         partition=queue.name,
                     )
                 except MessageTooLargeError as error:

@@ -35,7 +35,7 @@ from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
 from metaq.client.produce.partition_sender import Pool
 from metaq.client.produce.producer_counters import ProducerStatistics
-from metaq.client.produce.runs import frozen
+from metaq.client.produce.runs import encode_message, frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
 from metaq.client.timeouts import require_loop
@@ -51,7 +51,7 @@ from metaq.errors import (
 from metaq.model import BrokerAddress, BrokerId, LocalTransactionId
 from metaq.protocol.java import I32_MAX
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.properties import Headers
 from metaq.retry import wait_set
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.session import Cancel
@@ -214,6 +214,7 @@ class AsyncProducer:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
@@ -223,7 +224,8 @@ class AsyncProducer:
             topic: any name without space and line end.
             data: application bytes; mutable ones are copied.
             attribute: application attribute; "" is one, None is none.
-            key: the same key goes to the same partition; see `KeyHash`.
+            key: stored; the same key goes to the same partition, see `KeyHash`.
+            headers: names and bytes, stored in this order; a dict, or pairs.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds, all retries included; None is `timeout_s` of the options.
                 Waiting for room, or for a new topic, takes at most as long again.
@@ -240,7 +242,8 @@ class AsyncProducer:
             ServerError: the broker could not store it; its text says why.
             MessageTooLargeError: larger than broker or buffer take.
             BufferFullError: no room within the time, or with `when_full="raise"`.
-            LocalProtocolError: topic, attribute or partition cannot be written.
+            LocalProtocolError: topic, attribute, key, headers or partition cannot be
+                written.
             ClosedError: the producer is closed, or of another event loop.
             TypeError: an argument of another type; the text names it.
 
@@ -252,6 +255,7 @@ class AsyncProducer:
                 data,
                 attribute=attribute,
                 key=key,
+                headers=headers,
                 partition=partition,
                 timeout=timeout,
             )
@@ -264,6 +268,7 @@ class AsyncProducer:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
@@ -283,7 +288,7 @@ class AsyncProducer:
         if get_ident() != self._thread_id:
             self._require_loop()
         try:
-            return append(topic, data, attribute, key, partition, timeout)
+            return append(topic, data, attribute, key, partition, headers, timeout)
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
         except TypeError:
@@ -293,7 +298,7 @@ class AsyncProducer:
             left_s = max(0.0, deadline_s - self._clock.monotonic_s())
             await self.prepare(topic, timeout=left_s)
             try:
-                return append(topic, data, attribute, key, partition, timeout)
+                return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
                 await self._wait_room(error, deadline_s)
 
@@ -347,6 +352,7 @@ class AsyncProducer:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
     ) -> None:
         """Send one message without an outcome for the caller.
 
@@ -354,7 +360,7 @@ class AsyncProducer:
         failures are counted with the others. Retries are the same as for `send`.
 
         Raises:
-            LocalProtocolError: topic or attribute cannot be written.
+            LocalProtocolError: topic, attribute, key or headers cannot be written.
             ClosedError: the producer is of another event loop.
             TypeError: an argument of another type; the text names it.
         """
@@ -363,11 +369,11 @@ class AsyncProducer:
         require_text("topic", topic)
         try:
             if topic in self._topics:
-                self.accumulator.append(topic, data, attribute, key)
+                self.accumulator.append(topic, data, attribute, key, headers=headers)
             else:
-                message = OutgoingMessage(frozen(data), attribute, key)
+                message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
                 check_topic(topic)
-                encode_payload(message.data, attribute)
+                encode_message(message)
                 self._check_open()
                 self.oneway.keep(topic, message)
         except LocalProtocolError:

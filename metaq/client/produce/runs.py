@@ -176,7 +176,7 @@ def sort_runs(
 
     Raises:
         TypeError: data is not bytes-like.
-        LocalProtocolError: an attribute cannot be written.
+        LocalProtocolError: an attribute, a key or a header cannot be written.
     """
     groups: dict[PartitionQueue | None, tuple[list[bytes], list[int], list[int]]] = {}
     fixed: set[PartitionQueue | None] = set()
@@ -184,7 +184,7 @@ def sort_runs(
         message = given
         if not isinstance(message, OutgoingMessage):
             message = OutgoingMessage(frozen(message))
-        payload, flag = encode_payload(frozen(message.data), message.attribute)
+        payload, flag = encode_message(message)
         queue, may_move = select(message)
         if not may_move:
             fixed.add(queue)
@@ -201,6 +201,18 @@ def sort_runs(
         for queue, (payloads, flags, _) in groups.items()
     ]
     return runs, order
+
+
+def encode_message(message: OutgoingMessage) -> tuple[bytes, int]:
+    """Return (payload, flag) of a message.
+
+    Raises:
+        LocalProtocolError: attribute, key or a header cannot be written.
+        TypeError: one of its fields is of another type.
+    """
+    return encode_payload(
+        frozen(message.data), message.attribute, message.key, message.headers
+    )
 
 
 def list_messages(

@@ -38,6 +38,7 @@ from metaq.model import LocalTransactionId
 from metaq.protocol.commands import TransactionType
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
+from metaq.record.properties import Headers
 
 _log = logging.getLogger(__name__)
 
@@ -102,6 +103,7 @@ class AsyncTransaction:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> PendingResult:
@@ -111,7 +113,8 @@ class AsyncTransaction:
             topic: any topic of the transaction's broker.
             data: application bytes.
             attribute: application attribute; "" is one, None is none.
-            key: the same key goes to the same partition, among those of the broker.
+            key: stored; the same key goes to the same partition of the broker.
+            headers: names and bytes, stored in this order; a dict, or pairs.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds; None is `timeout_s` of the producer.
 
@@ -128,7 +131,7 @@ class AsyncTransaction:
 
         Cancellation: the transaction has failed.
         """
-        message = OutgoingMessage(frozen(data), attribute, key, partition)
+        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
         return (await self._send(topic, [message], timeout))[0]
 
     async def send_many(

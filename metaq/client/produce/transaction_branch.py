@@ -28,7 +28,7 @@ from metaq.client.produce.attempts import (
 )
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_sender import Pool, PutConnection
-from metaq.client.produce.runs import frozen, list_messages
+from metaq.client.produce.runs import encode_message, frozen, list_messages
 from metaq.client.produce.transaction_replies import parse_pending, require_done
 from metaq.client.validation import check_seconds, check_timeout
 from metaq.clock import Clock
@@ -55,7 +55,6 @@ from metaq.protocol.commands import (
     TransactionType,
 )
 from metaq.record.checksum import BytesLike, checksum, checksums
-from metaq.record.flags import encode_payload
 from metaq.record.ids import id_after
 from metaq.record.layout import PAYLOAD_BYTES_MAX
 
@@ -187,7 +186,7 @@ class TransactionParts:
         await self.prepare(topic, timeout=left_s)
         placed = []
         for message in messages:
-            payload, flag = encode_payload(frozen(message.data), message.attribute)
+            payload, flag = encode_message(message)
             partition = self.choose(topic, message, broker_id)
             if partition is None:
                 wanted = f" {message.partition}" if message.partition else ""

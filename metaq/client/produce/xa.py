@@ -43,6 +43,7 @@ from metaq.model import BrokerId, XaTransactionId
 from metaq.protocol.java import I32_MAX
 from metaq.protocol.transaction_ids import format_key
 from metaq.record.checksum import BytesLike
+from metaq.record.properties import Headers
 
 ID_BYTES_MAX: Final = 64
 """Longest global id, and longest branch: what XA allows."""
@@ -158,6 +159,7 @@ class AsyncXa:
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> PendingResult:
@@ -167,7 +169,8 @@ class AsyncXa:
             topic: any topic of the cluster.
             data: application bytes.
             attribute: application attribute; "" is one, None is none.
-            key: the same key goes to the same partition.
+            key: stored; the same key goes to the same partition.
+            headers: names and bytes, stored in this order; a dict, or pairs.
             partition: `<broker>-<partition>`, to send it there and nowhere else.
             timeout: seconds; None is `timeout_s` of the options.
 
@@ -184,7 +187,7 @@ class AsyncXa:
 
         Cancellation: the transaction has failed.
         """
-        message = OutgoingMessage(frozen(data), attribute, key, partition)
+        message = OutgoingMessage(frozen(data), attribute, key, partition, headers)
         return (await self._send(topic, [message], timeout))[0]
 
     async def send_many(

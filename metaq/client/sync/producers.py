@@ -16,7 +16,7 @@ from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.oneway import Handover
 from metaq.client.produce.ordered_producer import AsyncOrderedProducer
 from metaq.client.produce.producer import AsyncProducer
-from metaq.client.produce.runs import frozen
+from metaq.client.produce.runs import encode_message, frozen
 from metaq.client.produce.transaction import AsyncTransaction, TransactionState
 from metaq.client.produce.xa import AsyncXa
 from metaq.client.sync.derived import (
@@ -32,7 +32,7 @@ from metaq.errors import NoBrokerError
 from metaq.loop_thread import LoopThread
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
-from metaq.record.flags import encode_payload
+from metaq.record.properties import Headers
 
 
 class Transaction(SyncPart[AsyncTransaction]):
@@ -91,6 +91,7 @@ class Producer(SyncClosable[AsyncProducer]):
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> SendResult:
@@ -103,6 +104,7 @@ class Producer(SyncClosable[AsyncProducer]):
             data,
             attribute=attribute,
             key=key,
+            headers=headers,
             partition=partition,
             timeout=timeout,
         )
@@ -116,6 +118,7 @@ class Producer(SyncClosable[AsyncProducer]):
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
         partition: str | None = None,
         timeout: float | None = None,
     ) -> SendFuture:
@@ -125,7 +128,7 @@ class Producer(SyncClosable[AsyncProducer]):
             self._thread.require_usable()
         append = self._twin.accumulator.append
         try:
-            return append(topic, data, attribute, key, partition, timeout)
+            return append(topic, data, attribute, key, partition, headers, timeout)
         except (BufferFullError, NoBrokerError):
             deadline_s = self._deadline_s(timeout)
         except TypeError:
@@ -135,7 +138,7 @@ class Producer(SyncClosable[AsyncProducer]):
             left_s = max(0.0, deadline_s - self._clock.monotonic_s())
             self._thread.run(self._twin.prepare(topic, timeout=left_s))
             try:
-                return append(topic, data, attribute, key, partition, timeout)
+                return append(topic, data, attribute, key, partition, headers, timeout)
             except BufferFullError as error:
                 self._wait_room(error, deadline_s)
 
@@ -173,13 +176,14 @@ class Producer(SyncClosable[AsyncProducer]):
         *,
         attribute: str | None = None,
         key: str | bytes | None = None,
+        headers: Headers = (),
     ) -> None:
         """Send one message, and do not care; see `AsyncProducer.send_oneway`."""
         self._thread.require_usable()
         check_topic(topic)
-        data = frozen(data)
-        encode_payload(data, attribute)
-        self._handover.put(topic, OutgoingMessage(data, attribute, key))
+        message = OutgoingMessage(frozen(data), attribute, key, headers=headers)
+        encode_message(message)
+        self._handover.put(topic, message)
 
     def transaction(self, timeout: float | None = None) -> Transaction:
         """Return a transaction; see `AsyncProducer.transaction`."""

@@ -1,15 +1,18 @@
 """Values as the user wants them, and bad ones on their way to the dead-letter topic.
 
-A dead letter has the value as it was, and says in its attribute where it lay and what
-is wrong with it. A task that is run again sends its dead letters again, and so does a
-query that reads the same once more; brokers that announced `dedup` store them once.
+A dead letter is the message as it was, and says in its headers where it lay and what is
+wrong with it, as those of consumers do (`client/consume/dead_letters.py`). A task that
+is run again sends its dead letters again, and so does a query that reads the same once
+more; brokers that announced `dedup` store them once.
 """
 
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
+from metaq.client.consume.dead_letters import Origin, letter_headers
+from metaq.model import BrokerId, HeaderPairs, MessageId, Offset, TopicPartition
 from metaq.spark.cluster import shared_cluster
 from metaq.spark.options import BadRows, SourceOptions
 from metaq.spark.sink.outbox import Outbox
@@ -97,18 +100,21 @@ def letters(converted: Converted) -> pa.RecordBatch:
     """Return the rejected rows as rows that a sink writes."""
     rejected = converted.rejected
     assert rejected is not None
-    places = zip(
-        *(
-            rejected.column(name).to_pylist()
-            for name in ("topic", "broker_id", "partition", "offset")
-        ),
-        strict=True,
-    )
-    attributes = [
-        f"{topic}/{broker_id}-{partition}@{offset}: {reason}"
-        for (topic, broker_id, partition, offset), reason in zip(
-            places, converted.reasons, strict=True
-        )
-    ]
-    columns = {"value": rejected.column("value"), "attribute": pa.array(attributes)}
+    rows = zip(rejected.to_pylist(), converted.reasons, strict=True)
+    headers = [_headers(row, reason) for row, reason in rows]
+    columns = {name: rejected.column(name) for name in ("value", "attribute", "key")}
+    columns["headers"] = pa.array(headers, rejected.schema.field("headers").type)
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _headers(row: dict[str, Any], reason: str) -> HeaderPairs:
+    place = TopicPartition(row["topic"], BrokerId(row["broker_id"]), row["partition"])
+    origin = Origin(
+        place,
+        Offset(row["offset"]),
+        MessageId(row["message_id"]),
+        error="",
+        text=reason,
+    )
+    own = tuple((one["key"], one["value"]) for one in row["headers"] or ())
+    return letter_headers(own, origin)
