@@ -74,7 +74,7 @@ class TailOptions:
         ),
     ]
     attribute: Annotated[str | None, attribute_option]
-    headers: Annotated[HeaderPairs, headers_option]
+    headers: Annotated[HeaderPairs, headers_option] = ()
     metrics_port: Annotated[int | None, metrics_option] = None
     as_json: Annotated[bool, json_option]
     """The summary as one object."""

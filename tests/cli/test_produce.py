@@ -323,7 +323,8 @@ def test_lines_have_key_and_headers(tmp_path: Path, broker: AnyBroker) -> None:
     for more in (separated, ("--key", "all")):
         result = run("produce", "t", "--file", str(path), *more, broker=broker)
         assert result.exit_code == 0, result.stderr
-    told = [json.loads(n) for n in run("cat", "t", "--json", broker=broker).stdout.split("\n") if n]
+    printed = run("cat", "t", "--json", broker=broker).stdout
+    told = [json.loads(line) for line in printed.splitlines()]
     pairs = [("trace", "a=b"), ("empty", "")]
     headers = [{"name": n, "value": v, "value_base64": None} for n, v in pairs]
     first = [one for one in told if one["headers"]]

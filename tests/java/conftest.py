@@ -35,6 +35,7 @@ __all__ = ["zookeeper", "zookeeper_alone", "zookeeper_server"]
 TOPICS = dict.fromkeys(
     [
         "bytes",
+        "keyed",
         "closed",
         "counted",
         "direct",

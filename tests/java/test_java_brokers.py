@@ -61,14 +61,29 @@ def places(results: list[SendResult]) -> list[tuple[str, int, int]]:
 
 
 def test_messages_come_back_as_they_were_sent(cluster: Cluster) -> None:
-    """Data and attributes, by `send` and in flight together; order where promised."""
+    """By `send` and in flight together, with their key; order where promised."""
     with Client(cluster.zookeeper) as client:
+        keyed = OutgoingMessage(
+            b"keyed", "k=v", b"\xff", headers=[("trace", b"1"), ("trace", b"2")]
+        )
         with client.producer() as producer:
-            for one in MESSAGES:
-                producer.send("java", one.data, attribute=one.attribute)
-            producer.send_many("java", MESSAGES)
-        found = [(one.data, one.attribute) for one in client.browse("java")]
-        sent = [(one.data, one.attribute) for one in MESSAGES]
+            for one in (*MESSAGES, keyed):
+                producer.send(
+                    "java",
+                    one.data,
+                    attribute=one.attribute,
+                    key=one.key,
+                    headers=one.headers,
+                )
+            producer.send_many("java", [*MESSAGES, keyed])
+        found = [
+            (one.data, one.attribute, one.key, one.header_pairs)
+            for one in client.browse("java")
+        ]
+        sent = [
+            (one.data, one.attribute, one.key, tuple(one.headers))
+            for one in (*MESSAGES, keyed)
+        ]
         assert found[: len(sent)] == sent
         assert sorted(map(repr, found[len(sent) :])) == sorted(map(repr, sent))
 

@@ -32,6 +32,23 @@ def test_either_reads_what_either_wrote(java: JavaClient, ours: Client) -> None:
     assert [one.id for one in listener.received] == [one.id for one in found]
 
 
+def test_java_reads_key_and_headers_as_text(java: JavaClient, ours: Client) -> None:
+    """The data is what was sent; key and headers stand in front of the attribute."""
+    headers = {"trace": b"00-4b", "cause": b"bad row"}
+    with ours.producer() as own:
+        own.send("keyed", b"hello", key="order-17", partition="0-0")
+        own.send("keyed", b"more", attribute="k=v", headers=headers, partition="0-0")
+        own.send("keyed", b"plain", partition="0-0")
+    listener = Listener()
+    java.consumer("keyed", "keyed", listener)
+    until(lambda: len(listener.received) >= 3)
+    assert [(one.data, one.attribute) for one in listener.received] == [
+        (b"hello", "key=order-17"),
+        (b"more", "h.trace=00-4b&h.cause=bad%20row\nk=v"),
+        (b"plain", None),
+    ]
+
+
 def test_java_s_browser_sees_what_ours_sees(java: JavaClient, ours: Client) -> None:
     """Partition by partition, each to its end, with what is asked for cut anywhere."""
     with ours.producer() as own:
