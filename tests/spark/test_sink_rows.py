@@ -6,6 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from metaq.client.partitioner import KeyHash, OutgoingMessage
 from metaq.model import TopicPartition
@@ -136,6 +138,32 @@ def test_attributes_become_part_of_the_payload() -> None:
     (there,) = router().route(rows, TOPIC).values()
     expected = [encode_payload(b"a", "x"), (b"b", 0), encode_payload(b"c", "")]
     assert list(zip(there.payloads, there.flags, strict=True)) == expected
+
+
+@given(
+    st.lists(st.tuples(st.binary(max_size=4), st.none() | st.binary(max_size=2))),
+    st.sampled_from(["partition", None]),
+)
+def test_columns_and_single_rows_give_the_same(
+    rows: list[tuple[bytes, bytes | None]], extra: str | None
+) -> None:
+    """A column of partitions that names none takes the way of single rows."""
+    types = {"value": BYTES, "key": BYTES}
+    if extra is not None:
+        types[extra] = TEXT
+    filler = () if extra is None else (None,)
+    found = router().route(batch(types, *((*row, *filler) for row in rows)), TOPIC)
+    expected: dict[TopicPartition, list[tuple[bytes, int]]] = {}
+    choose = KeyHash()
+    for value, key in rows:
+        target = PARTITIONS[1]
+        if key is not None:
+            target = choose(TOPIC, PARTITIONS, OutgoingMessage(b"", key=key))
+        expected.setdefault(target, []).append(encode_payload(value, key=key))
+    assert {
+        target: list(zip(there.payloads, there.flags, strict=True))
+        for target, there in found.items()
+    } == expected
 
 
 HEADERS = pa.list_(pa.struct([("key", TEXT), ("value", BYTES)]))

@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from metaq.client.partitioner import parse_partition, plan_slots, slot_of
 from metaq.errors import LocalProtocolError
 from metaq.model import BrokerId, HeaderPairs, TopicPartition
-from metaq.record.flags import encode_payload
+from metaq.record.flags import HAS_ATTRIBUTE, HAS_PROPERTIES, encode_payload
 from metaq.spark.columns import ROW_SCHEMA
 from metaq.spark.errors import RowError, SchemaError
 
@@ -138,16 +139,16 @@ class Router:
         """
         rows = _Columns(batch)
         self._turn += 1
-        if topic is not None and not rows.is_routed:
-            known = self._partitions[topic]
-            target = known[self._turn % len(known)]
-            return {target: Payloads(rows.payloads, rows.flags)} if rows.count else {}
+        if topic is not None and not rows.partitions:
+            return self._by_key(self._partitions[topic], topic, rows)
         found: dict[TopicPartition, Payloads] = {}
         topics = [topic] * rows.count if topic is not None else rows.topics
+        keys = rows.routing_keys.to_pylist()
+        payloads, flags = rows.payloads.to_pylist(), rows.flags.to_pylist()
         for row, (name, payload, flag) in enumerate(
-            zip(topics, rows.payloads, rows.flags, strict=True)
+            zip(topics, payloads, flags, strict=True)
         ):
-            target = self._target(name, rows, row)
+            target = self._target(name, rows, row, keys[row])
             there = found.get(target)
             if there is None:
                 there = found[target] = Payloads([], [])
@@ -155,23 +156,45 @@ class Router:
             there.flags.append(flag)
         return found
 
-    def _target(self, topic: str, rows: "_Columns", row: int) -> TopicPartition:
+    def _by_key(
+        self, known: Sequence[TopicPartition], topic: str, rows: "_Columns"
+    ) -> dict[TopicPartition, Payloads]:
+        """Return the payloads of rows that name no partition, column by column."""
+        in_turn = self._turn % len(known)
+        keys = rows.routing_keys.dictionary_encode()
+        slots = self._slots_of(topic) if len(keys.dictionary) else []
+        chosen = [slots[slot_of(key)] for key in keys.dictionary.to_pylist()]
+        places = pa.array(chosen, pa.int32()).take(keys.indices).fill_null(in_turn)
+        found = {}
+        for place in sorted(places.unique().to_pylist()):
+            mask = pc.equal(places, place)
+            found[known[place]] = Payloads(
+                rows.payloads.filter(mask).to_pylist(),
+                rows.flags.filter(mask).to_pylist(),
+            )
+        return found
+
+    def _slots_of(self, topic: str) -> list[int]:
+        slots = self._slots.get(topic)
+        if slots is None:
+            slots = self._slots[topic] = plan_slots(self._partitions[topic])
+        return slots
+
+    def _target(
+        self, topic: str, rows: "_Columns", row: int, key: bytes | None
+    ) -> TopicPartition:
         known = self._partitions[topic]
         wanted = rows.partitions[row] if rows.partitions else None
         if wanted is not None:
             broker_id = rows.broker_ids[row] if rows.broker_ids else None
             return _named(topic, known, wanted, broker_id)
-        key = rows.routing_keys[row] if rows.routing_keys else None
         if key is None:
             return known[self._turn % len(known)]
-        slots = self._slots.get(topic)
-        if slots is None:
-            slots = self._slots[topic] = plan_slots(known)
-        return known[slots[slot_of(key)]]
+        return known[self._slots_of(topic)[slot_of(key)]]
 
 
 class _Columns:
-    """The columns of one batch as lists; an empty list for one that is not there."""
+    """The columns of one batch; an empty list for one that is not there."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         names = frozenset(batch.schema.names)
@@ -179,38 +202,31 @@ class _Columns:
         def column(name: str) -> list[Any]:
             return batch.column(name).to_pylist() if name in names else []
 
-        values = batch.column(batch.schema.get_field_index("value"))
-        if values.null_count:
-            raise RowError(f"{values.null_count} rows have no value: it is null")
-        if not pa.types.is_binary(values.type):
-            values = values.cast(pa.binary())
+        def octets(name: str) -> pa.Array:
+            if name not in names:
+                return pa.nulls(batch.num_rows, pa.binary())
+            return batch.column(name).cast(pa.binary())
+
         self.count: Final = batch.num_rows
-        self.payloads: list[bytes] = values.to_pylist()
-        self.flags: list[int] = [0] * batch.num_rows
-        self.keys: list[str | bytes | None] = column("key")
-        headers: list[list[dict[str, Any]] | None] = column("headers")
-        attributes: list[str | None] = column("attribute")
-        if any(
-            name in names and batch.column(name).null_count < self.count
-            for name in ("attribute", "key", "headers")
-        ):
-            self._encode(attributes, headers)
+        self.payloads: pa.Array = octets("value")
+        if self.payloads.null_count:
+            raise RowError(f"{self.payloads.null_count} rows have no value: it is null")
+        self.flags: pa.Array = pa.repeat(pa.scalar(0, pa.int32()), self.count)
+        keys = octets("key")
+        attributes, headers = column("attribute"), column("headers")
+        if any(each is not None for each in (*attributes, *headers)):
+            self._encode(attributes, keys.to_pylist(), headers)
+        elif keys.null_count < self.count:
+            self._prepend_keys(keys)
         self.topics: list[str] = column("topic")
         self.partitions: list[str | int | None] = column("partition")
         self.broker_ids: list[int | None] = column("broker_id")
-        self.routing_keys = self.keys
-        if "partition_key" in names:
-            chosen: list[str | bytes | None] = column("partition_key")
-            keys = self.keys or [None] * self.count
-            self.routing_keys = [
-                key if other is None else other
-                for other, key in zip(chosen, keys, strict=True)
-            ]
-        self.is_routed = bool(self.routing_keys or self.partitions)
+        self.routing_keys: pa.Array = pc.coalesce(octets("partition_key"), keys)
 
     def _encode(
         self,
         attributes: list[str | None],
+        keys: list[bytes | None],
         headers: list[list[dict[str, Any]] | None],
     ) -> None:
         """Put attribute, key and headers in front of the payloads.
@@ -220,20 +236,34 @@ class _Columns:
         """
         none = [None] * self.count
         rows = zip(
-            self.payloads,
+            self.payloads.to_pylist(),
             attributes or none,
-            self.keys or none,
-            [_pairs(row) if row else () for row in headers]
-            if headers
-            else [()] * self.count,
+            keys,
+            [_pairs(row) if row else () for row in headers or none],
             strict=True,
         )
         try:
-            pairs = [encode_payload(*row) for row in rows]
+            payloads, flags = zip(*(encode_payload(*row) for row in rows), strict=True)
         except LocalProtocolError as error:
             raise RowError(str(error)) from error
-        self.payloads = [payload for payload, _flag in pairs]
-        self.flags = [flag for _payload, flag in pairs]
+        self.payloads = pa.array(payloads, pa.binary())
+        self.flags = pa.array(flags, pa.int32())
+
+    def _prepend_keys(self, keys: pa.Array) -> None:
+        """The same where rows have nothing but a key: each key is encoded once."""
+        encoded = keys.dictionary_encode()
+        blocks = [
+            encode_payload(b"", key=key)[0] for key in encoded.dictionary.to_pylist()
+        ]
+        self.payloads = pc.binary_join_element_wise(
+            pa.array(blocks, pa.binary()).take(encoded.indices),
+            self.payloads,
+            b"",
+            null_handling="replace",
+            null_replacement=b"",
+        )
+        flag = pa.scalar(HAS_ATTRIBUTE | HAS_PROPERTIES, pa.int32())
+        self.flags = pc.if_else(keys.is_null(), self.flags, flag)
 
 
 def _pairs(row: list[dict[str, Any]]) -> HeaderPairs:
