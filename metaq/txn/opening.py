@@ -31,7 +31,12 @@ from metaq.txn.outcomes import (
     read_outcomes,
 )
 from metaq.txn.ports import StoredBatches
-from metaq.txn.records import RedoOperation, encode_operation, encode_put
+from metaq.txn.records import (
+    RedoOperation,
+    bounds_of,
+    encode_operation,
+    encode_put,
+)
 from metaq.txn.recovery import (
     Replay,
     ReplayedTransaction,
@@ -52,8 +57,8 @@ class RestoredTransaction(NamedTuple):
     """Transaction as replayed."""
     slot: Slot
     """For what follows."""
-    commit_position: int
-    """Of its commit record; -1 without one."""
+    records_end: int
+    """Behind its last record, which is that of its commit if there is one."""
 
 
 class OpenedJournal(NamedTuple):
@@ -208,26 +213,23 @@ def compact(
     restored, survivors = [], []
     for each in left:
         slot = Slot()
-        data, commit_at = encode_transaction(each)
-        survivors.append((slot, data))
-        restored.append((each, slot, commit_at))
+        data = encode_transaction(each)
+        survivors.append((slot, data, bounds_of(each.places or (), len(data))))
+        restored.append((each, slot, len(data)))
     journal.open(number, survivors)
     return tuple(
-        RestoredTransaction(
-            each, slot, slot.position + commit_at if commit_at >= 0 else -1
-        )
-        for each, slot, commit_at in restored
+        RestoredTransaction(each, slot, slot.position + size)
+        for each, slot, size in restored
     )
 
 
-def encode_transaction(transaction: ReplayedTransaction) -> tuple[bytes, int]:
-    """Return all records of a transaction, and where among them its commit begins."""
+def encode_transaction(transaction: ReplayedTransaction) -> bytes:
+    """Return all records of a transaction, that of its commit last."""
     parts = [encode_put(*put) for put in transaction.puts.items()]
     if transaction.is_prepared:
         parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
     if transaction.places is None:
-        return b"".join(parts), -1
-    commit_at = sum(map(len, parts))
+        return b"".join(parts)
     xa = is_xa(transaction.key)
     parts.append(
         encode_operation(
@@ -237,4 +239,4 @@ def encode_transaction(transaction: ReplayedTransaction) -> tuple[bytes, int]:
             places=transaction.places,
         )
     )
-    return b"".join(parts), commit_at
+    return b"".join(parts)

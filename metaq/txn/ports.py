@@ -4,7 +4,7 @@ Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
 `broker/transactions.py` a `MessageSink`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
@@ -77,6 +77,7 @@ class MessageSink(Protocol):
         record_count: int,
         last_id: MessageId,
         ticket: StoredTicket,
+        before_write: Callable[[Offset], None],
     ) -> Offset:
         """Append one contiguous batch to one partition; never blocks.
 
@@ -87,6 +88,8 @@ class MessageSink(Protocol):
             record_count: records in the batch, 1 or more.
             last_id: id of the last of them.
             ticket: told once; never after this method raised.
+            before_write: called with the offset, on the thread that writes the batch,
+                before it does; raises nothing, and is quick.
 
         Returns:
             The offset of the batch: no other record lies between its first byte and

@@ -16,14 +16,17 @@ How a file ends is judged by its side file (`sums.py`):
 A record may come twice, when compaction was interrupted (`opening.py`): a put is known
 by its message id, and a commit by those of its puts.
 
-Whether a commit is in its partitions is found by looking (`locate`). The order is the
-reverse of MetaQ's: the commit record comes first, and the batches behind it, so that a
-crash between two partitions leaves no half. The offset in an attachment is where the
-readable log ended when the record was made, so each batch lies there or behind. It is
-found by the id of its first record and its bytes. One that a crash has cut lies at the
-end of its log, and is completed there. Source: broker spec 5.7, 12 rows 3 and 5.
+Whether a commit is in its partitions is found by looking. The order is the reverse of
+MetaQ's: the commit record comes first, and the batches behind it, so that a crash
+between two partitions leaves no half. The offset in an attachment is the place of the
+batch. Where it is not, a power cut has taken it, and the bound counts that was written
+first: where the readable log ended when the record was made, so each batch lies there
+or behind. It is found (`locate`) by the id of its first record and its bytes. One that
+a crash has cut lies at the end of its log, and is completed there. Source: broker spec
+5.7, 12 rows 3 and 5.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -35,6 +38,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
     COMMITS,
+    OFFSET,
     BatchPlace,
     LoggedPut,
     OperationRecord,
@@ -43,6 +47,7 @@ from metaq.txn.records import (
     RedoOperation,
     decode_put,
     decode_record,
+    offset_positions,
 )
 from metaq.txn.sums import Sums, SumSpan
 
@@ -66,6 +71,10 @@ class ReplayedTransaction:
     """It survives, and obeys the later verdict."""
     places: tuple[BatchPlace, ...] | None = None
     """Of a commit: where its batches lie, or behind; None: there is none."""
+    commit_end: int = 0
+    """Behind the attachment with the places, in its redo file."""
+    first_offsets: Mapping[int, Offset] = field(default_factory=dict)
+    """Position in that file → what an offset was first, where that is known."""
     is_doubtful: bool = False
     """Whether its batches are there could not be seen: not to be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
@@ -75,6 +84,15 @@ class ReplayedTransaction:
     def first_id(self) -> MessageId:
         """Return the id of its first put; -1 without any."""
         return next(iter(self.puts), MessageId(-1))
+
+    def bounds(self) -> dict[LogId, Offset]:
+        """Return from where on each batch lies, whatever a power cut made of places."""
+        places = self.places or ()
+        positions = offset_positions(places, self.commit_end)
+        return {
+            place.log_id: self.first_offsets.get(position, place.offset)
+            for position, place in zip(positions, places, strict=True)
+        }
 
 
 @dataclass(slots=True)
@@ -108,7 +126,7 @@ class Replay:
         Raises:
             JournalDamagedError: see the head of this page.
         """
-        end = whole_end(data, sums, name)
+        end = whole_end(_as_first_written(data, sums), sums, name)
         position = start
         while position < end:
             try:
@@ -119,7 +137,7 @@ class Replay:
                 self._note_torn(name, position, len(data))
                 return
             self.record_count += 1
-            self._take(record, position, sums)
+            self._take(record, behind, sums)
             position = behind
         if end < len(data):
             self._note_torn(name, end, len(data))
@@ -130,9 +148,7 @@ class Replay:
             f" bytes={size - position}"
         )
 
-    def _take(
-        self, record: PutRecord | OperationRecord, position: int, sums: Sums
-    ) -> None:
+    def _take(self, record: PutRecord | OperationRecord, end: int, sums: Sums) -> None:
         if isinstance(record, PutRecord):
             found = self.open.get(record.key)
             if found is None:
@@ -149,13 +165,20 @@ class Replay:
         ended = self.open.pop(record.key, None)
         if ended is None or record.operation not in COMMITS:
             return
-        ended.places = record.places
-        if sums.places:
-            ended.places = tuple(
-                place._replace(offset=sums.places.get((position, index), place.offset))
-                for index, place in enumerate(record.places)
-            )
+        ended.places, ended.commit_end = record.places, end
+        ended.first_offsets = sums.bounds
         self.commits.append(ended)
+
+
+def _as_first_written(data: bytes, sums: Sums) -> bytes:
+    """Return the bytes of a redo file with the offsets that its checksums are of."""
+    if not sums.bounds:
+        return data
+    first = bytearray(data)
+    for position, bound in sums.bounds.items():
+        if position + OFFSET.size <= len(first):
+            OFFSET.pack_into(first, position, bound)
+    return bytes(first)
 
 
 def whole_end(data: bytes, sums: Sums, name: str) -> int:
@@ -261,23 +284,20 @@ def _left_of(
     commit: ReplayedTransaction, windows: "_Windows"
 ) -> ReplayedTransaction | None:
     """Return what of one commit is not applied; None: all of it is."""
-    places = {place.log_id: place for place in commit.places or ()}
-    placed_bytes = sum([place.size_bytes for place in places.values()])
-    if placed_bytes == _record_bytes(commit) and all(map(windows.has, places.values())):
+    places = commit.places or ()
+    placed_bytes = sum([place.size_bytes for place in places])
+    if placed_bytes == _record_bytes(commit) and all(map(windows.has, places)):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
-    bounds: list[BatchPlace] = []
+    known, bounds = commit.bounds(), list[BatchPlace]()
     kept: set[LogId] = set()
     for batch in make_batches(commit):
-        size = len(batch.data)
-        place = places.get(
-            batch.log_id, BatchPlace(batch.log_id, Offset(-1), size, batch.checksum)
-        )
+        size, bound = len(batch.data), known.get(batch.log_id, Offset(-1))
         try:
-            found = locate(batch, place.offset, windows)
+            found = locate(batch, bound, windows)
         except StorageError:
             left.is_doubtful = True
-            found = Location(place.offset, 0)
+            found = Location(bound, 0)
         if found is None:
             continue
         kept.add(batch.log_id)

@@ -1,6 +1,10 @@
 """What MetaQ's own tests assert of its journal and transactions, and what it lacks."""
 
 import errno
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -123,6 +127,93 @@ def test_prepare_and_verdict_then_reopen(verdict: str) -> None:
         bench = killed(bench)
         assert bench.coordinator.views() == []
         assert bench.payloads() == ([b"x"] if verdict == "commit" else [])
+
+
+def test_puts_and_commit_then_reopen() -> None:
+    """Exactly these messages are there; the transaction has left its connection."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL, "owner")
+    for data in (b"one", b"two"):
+        bench.put(LOCAL, A, data, "owner")
+    answer = bench.commit(LOCAL, "owner")
+    bench.run()
+    assert answer.is_good
+    with pytest.raises(TransactionError, match="has not been started"):
+        bench.commit(LOCAL, "owner")
+    bench.coordinator.end_owner("owner")
+    assert bench.coordinator.counters.abandoned == 0
+    again = killed(bench)
+    assert again.payloads() == [b"one", b"two"]
+    assert again.coordinator.views() == []
+
+
+def test_a_put_without_a_begin_is_refused() -> None:
+    """With MetaQ's words; so is one in the local transaction of another connection."""
+    bench = opened(FaultyFileSystem())
+    for key, kind in ((LOCAL, "Local"), (XA, "XA")):
+        with pytest.raises(TransactionError) as caught:
+            bench.put(key, A, b"x", "owner")
+        assert str(caught.value) == f"{kind} transaction '{key}' has not been started."
+    bench.begin(LOCAL, "owner")
+    with pytest.raises(TransactionError, match="has not been started"):
+        bench.put(LOCAL, A, b"x", "other")
+    assert redo_bytes(bench.fs) == b""
+
+
+def test_a_verdict_on_what_has_ended_is_refused() -> None:
+    """A second commit, a rollback behind a commit, a commit behind a rollback."""
+    bench = opened(FaultyFileSystem())
+    for first in ("commit", "rollback"):
+        bench.begin(XA)
+        bench.put(XA, A, first.encode())
+        bench.prepare(XA)
+        bench.run()
+        getattr(bench, first)(XA)
+        bench.run()
+        for second in ("commit", "rollback", "prepare"):
+            with pytest.raises(XaCommandError, match="has not been started") as caught:
+                getattr(bench, second)(XA)
+            assert caught.value.code == -4
+    assert bench.payloads() == [b"commit"]
+
+
+@pytest.mark.slow
+def test_a_hundred_connections_with_checkpoints_leave_nothing_active(seed: int) -> None:
+    """10,000 transactions whose steps are mixed, over redo files of 512 bytes: behind a
+    restart none is active, one file is left, and each that was committed is there.
+    """
+    bench, random = opened(FaultyFileSystem(), file_bytes_max=512), Random(seed)
+    wanted: list[bytes] = []
+    lives: list[Iterator[None]] = []
+
+    def live(owner: int) -> Iterator[None]:
+        for number in range(100):
+            key, payload = f"TX:{owner}:{number}", b"%d:%d" % (owner, number)
+            bench.begin(key, owner)
+            yield
+            bench.put(key, (A, B)[number % 2], payload, owner)
+            yield
+            if random.random() < 0.7:
+                bench.commit(key, owner)
+                wanted.append(payload)
+            else:
+                bench.rollback(key, owner)
+            yield
+
+    lives += map(live, range(100))
+    while lives:
+        each = random.choice(lives)
+        if next(each, lives) is lives:
+            lives.remove(each)
+        if random.random() < 0.1:
+            bench.coordinator.checkpoint()
+            bench.run()
+    bench.run()
+    (number,) = journal_numbers(bench.fs, JOURNAL)
+    assert number > 1
+    again = killed(bench)
+    assert again.coordinator.views() == []
+    assert sorted(again.payloads()) == sorted(wanted)
 
 
 def test_a_partition_that_is_lost_gets_its_batch_again() -> None:
@@ -258,6 +349,22 @@ def test_a_commit_that_is_under_way_at_the_stop_is_applied_at_the_start() -> Non
     assert again.payloads() == [b"x"]
     again.close()
     assert not is_committed(again.fs)
+
+
+def test_a_stop_waits_for_commits_that_are_under_way() -> None:
+    """So it leaves nothing but what is prepared, as a Java broker needs it."""
+    bench = opened(FaultyFileSystem())
+    for key in (LOCAL, XA):
+        bench.begin(key)
+        bench.put(key, A, key.encode())
+    bench.prepare(XA)
+    answer = bench.commit(LOCAL)
+    bench.close()
+    assert answer.is_good
+    assert not is_committed(bench.fs)
+    again = opened(bench.fs)
+    assert again.payloads() == [LOCAL.encode()]
+    assert again.coordinator.recover(None) == [XA]
 
 
 def is_committed(fs: FaultyFileSystem) -> bool:
@@ -587,15 +694,26 @@ def test_the_journal_has_a_bound() -> None:
     assert answer.is_good
 
 
+def held_by_transactions() -> int:
+    """Return the bytes that were allocated in `metaq.txn` and not given back."""
+    gc.collect()
+    found = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/metaq/txn/*")]
+    )
+    return sum(trace.size for trace in found.traces)
+
+
 @pytest.mark.slow
 def test_ten_thousand_open_transactions_are_bounded_and_end() -> None:
     """What they hold is counted, and given back; nothing is left of them."""
     bench = opened(FaultyFileSystem(), file_bytes_max=1 << 16)
     count = 10_000
+    tracemalloc.start()
     for number in range(count):
         bench.begin(f"TX:s:{number}", "owner", timeout_s=30)
         bench.put(f"TX:s:{number}", A, b"x" * 100, "owner")
     bench.run()
+    assert held_by_transactions() < 1500 * count
     figures = bench.coordinator.figures()
     assert figures.open_count == count
     assert 100 * count < figures.held_bytes < 400 * count
@@ -609,4 +727,7 @@ def test_ten_thousand_open_transactions_are_bounded_and_end() -> None:
     assert (figures.open_count, figures.held_bytes) == (0, 0)
     assert figures.counters.timed_out == count // 2
     assert figures.journal_bytes < 1 << 18
+    # Empty tables keep the size that they had.
+    assert held_by_transactions() < 60 * count
+    tracemalloc.stop()
     assert len(bench.payloads(A)) == count // 2

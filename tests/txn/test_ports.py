@@ -1,5 +1,6 @@
 """The partition logs are what transactions declare that they need."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -30,7 +31,10 @@ def sink_of(bench: StorageBench) -> MessageSink:
 
 
 def append(
-    sink: MessageSink, log_id: LogId, chunks: list[bytes]
+    sink: MessageSink,
+    log_id: LogId,
+    chunks: list[bytes],
+    before_write: Callable[[Offset], None] = lambda _offset: None,
 ) -> tuple[Offset, Ticket]:
     ticket = Ticket()
     offset = sink.append(
@@ -40,6 +44,7 @@ def append(
         record_count=len(chunks),
         last_id=MessageId(7),
         ticket=ticket,
+        before_write=before_write,
     )
     return offset, ticket
 
@@ -58,6 +63,28 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
     for (offset, _ticket), chunks in zip(places, (first, second), strict=True):
         data = b"".join(chunks)
         assert reader.read_back(LOG, offset, len(data)) == data
+    bench.close()
+
+
+def test_the_offset_is_told_before_a_byte_is_written() -> None:
+    """Once for each append that is written, and not for one that is refused."""
+    bench = opened(FaultyFileSystem())
+    sink = sink_of(bench)
+    told: list[tuple[Offset, int]] = []
+
+    def before_write(offset: Offset) -> None:
+        told.append((offset, log_of(bench).writer.end))
+
+    for payload in (b"one", b"two"):
+        append(sink, LOG, batch(payload), before_write)
+    bench.run()
+    append(sink, LOG, batch(b"three"), before_write)
+    bench.fs.set_capacity(0)  # type: ignore[attr-defined]
+    bench.run()
+    append(sink, LOG, batch(b"void"), before_write)
+    bench.fs.set_capacity(1 << 40)  # type: ignore[attr-defined]
+    bench.run()
+    assert told == [(0, 0), (23, 0), (46, 46), (46, 46)]
     bench.close()
 
 
@@ -106,6 +133,7 @@ def test_a_closed_sink_takes_nothing() -> None:
             record_count=1,
             last_id=MessageId(1),
             ticket=ticket,
+            before_write=lambda _offset: None,
         )
     assert not ticket.is_answered
 
