@@ -90,6 +90,14 @@ class Applier:
             if tx.stuck is not None:
                 self.apply(tx)
 
+    def drop_topic(self, topic: str) -> None:
+        """Give up what waits for the partitions of a topic that is deleted."""
+        for tx in list(self.decided):
+            for batch in tx.batches.values():
+                if batch.log_id.topic == topic and not batch.is_in_flight:
+                    batch.is_stored = True
+            self._finish_if_stored(tx)
+
     def call_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Call once when no batch is on its way: stored, or refused for now."""
         self._on_settled = on_settled
@@ -124,11 +132,14 @@ class Applier:
 
     def _on_stored(self, tx: BrokerTransaction, batch: PendingBatch) -> None:
         batch.is_in_flight, batch.is_stored = False, True
+        self._finish_if_stored(tx)
+        self._settle()
+
+    def _finish_if_stored(self, tx: BrokerTransaction) -> None:
         if all(each.is_stored for each in tx.batches.values()):
             self._journal.release(tx.slot)
             del self.decided[tx]
             self._on_applied(tx)
-        self._settle()
 
     def _on_failed(
         self, tx: BrokerTransaction, batch: PendingBatch, error: MetaqError

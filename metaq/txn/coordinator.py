@@ -503,6 +503,26 @@ class TransactionCoordinator:
             notes=self._notes,
         )
 
+    # -- deletions of topics
+
+    def note_deletion(self, topic: str, on_done: Told) -> None:
+        """Keep a start from bringing back what was committed for a topic so far.
+
+        Args:
+            topic: is not served any more; its data is still there.
+            on_done: told when its data may go, or what keeps it from that.
+        """
+        try:
+            self._require_journal()
+        except TransactionError as error:
+            on_done(error)
+            return
+        self._journal.note_deletion(topic, on_done)
+
+    def drop_topic(self, topic: str) -> None:
+        """Give up committed batches that wait for a topic whose data is gone."""
+        self._applier.drop_topic(topic)
+
     # -- what comes with time
 
     def tick(self) -> None:

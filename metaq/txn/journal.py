@@ -45,6 +45,7 @@ from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset, Position, SizeBytes
 from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
+from metaq.txn.deletions import Deletions, write_deletions
 from metaq.txn.records import OFFSET
 from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
 
@@ -226,6 +227,7 @@ class Journal:
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
         self._failed: StorageError | None = None
+        self._deletions: Deletions = {}
         self._entry_count = 0
         self._sync_count = 0
         self._worker = start_worker("journal", self._run, lambda: None)
@@ -301,6 +303,30 @@ class Journal:
             slots: of all transactions that are not finished.
         """
         self._worker.submit(partial(self._checkpoint, slots))
+
+    def note_deletion(
+        self, topic: str, on_done: Callable[[StorageError | None], None]
+    ) -> None:
+        """Have replay leave out what was committed for a topic so far.
+
+        Args:
+            topic: no commit with puts to it is submitted until its data is gone.
+            on_done: told on the loop's thread, when that is on the disk.
+        """
+
+        def note() -> None:
+            ends = {n: file.end for n, file in self._files.items() if file.end}
+            if not ends:
+                return
+            # Of files that are gone nothing comes back.
+            self._deletions = {
+                each: {number: end for number, end in old.items() if number in ends}
+                for each, old in self._deletions.items()
+            }
+            self._deletions[topic] = ends
+            write_deletions(self._fs, self.directory, self._deletions)
+
+        self.call(note, on_done)
 
     def call(self, task: Task, on_done: Callable[[StorageError | None], None]) -> None:
         """Have a task done on the journal's thread, between two groups.

@@ -23,6 +23,7 @@ from metaq.fs import FileSystem
 from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
 from metaq.txn.checkpoint import NOWHERE, read_checkpoint
+from metaq.txn.deletions import ends_in, read_deletions, remove_deletions
 from metaq.txn.journal import FILE_NAME, Journal, Slot, remove_files
 from metaq.txn.outcomes import (
     JAVA_OUTCOMES_FILE,
@@ -107,6 +108,7 @@ def open_journal(
     first = read_checkpoint(fs, directory) if numbers else NOWHERE
     restored = compact(journal, left, max([first.number, *numbers]) + 1)
     remove_files(fs, directory, numbers)
+    remove_deletions(fs, directory)
     for note in notes:
         log.warning("%s", note)
     log.info(
@@ -138,6 +140,7 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     compact(journal, left, max(numbers, default=0) + 1)
     journal.close_files()
     remove_files(fs, directory, numbers)
+    remove_deletions(fs, directory)
 
 
 def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
@@ -154,14 +157,16 @@ def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Rep
         StorageError: the disk refuses.
     """
     replay = Replay()
-    first = read_checkpoint(fs, directory)
+    first, deletions = read_checkpoint(fs, directory), read_deletions(fs, directory)
     for number in numbers:
         path = directory / f"redo.{number}"
         if number < first.number or not fs.exists(path):
             continue
         data = _read_file(fs, path)
         start = first.position if number == first.number else 0
-        replay.read(data, start, _read_sums(fs, directory, number), str(path))
+        sums = _read_sums(fs, directory, number)
+        deleted = ends_in(deletions, number)
+        replay.read(data, start, sums, str(path), deleted=deleted)
     return replay
 
 

@@ -28,6 +28,7 @@ a crash has cut lies at the end of its log, and is completed there. Source: brok
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -75,6 +76,8 @@ class ReplayedTransaction:
     """Behind the attachment with the places, in its redo file."""
     first_offsets: Mapping[int, Offset] = field(default_factory=dict)
     """Position in that file → what an offset was first, where that is known."""
+    deleted_topics: frozenset[str] = frozenset()
+    """Topics that were deleted behind its commit: what it put to them is over."""
     is_doubtful: bool = False
     """Whether its batches are there could not be seen: not to be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
@@ -114,7 +117,15 @@ class Replay:
         """Return what survives, oldest first."""
         return [each for each in self.open.values() if each.is_prepared]
 
-    def read(self, data: bytes, start: int, sums: Sums, name: str) -> None:
+    def read(
+        self,
+        data: bytes,
+        start: int,
+        sums: Sums,
+        name: str,
+        *,
+        deleted: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Take in one redo file.
 
         Args:
@@ -122,6 +133,7 @@ class Replay:
             start: where to begin: a record.
             sums: its side file.
             name: of the file, for texts.
+            deleted: topic → end of the file when it was deleted.
 
         Raises:
             JournalDamagedError: see the head of this page.
@@ -137,7 +149,7 @@ class Replay:
                 self._note_torn(name, position, len(data))
                 return
             self.record_count += 1
-            self._take(record, behind, sums)
+            self._take(record, behind, sums, deleted)
             position = behind
         if end < len(data):
             self._note_torn(name, end, len(data))
@@ -148,7 +160,13 @@ class Replay:
             f" bytes={size - position}"
         )
 
-    def _take(self, record: PutRecord | OperationRecord, end: int, sums: Sums) -> None:
+    def _take(
+        self,
+        record: PutRecord | OperationRecord,
+        end: int,
+        sums: Sums,
+        deleted: Mapping[str, int],
+    ) -> None:
         if isinstance(record, PutRecord):
             found = self.open.get(record.key)
             if found is None:
@@ -167,6 +185,10 @@ class Replay:
             return
         ended.places, ended.commit_end = record.places, end
         ended.first_offsets = sums.bounds
+        if deleted:
+            ended.deleted_topics = frozenset(
+                topic for topic, until in deleted.items() if end <= until
+            )
         self.commits.append(ended)
 
 
@@ -284,14 +306,17 @@ def _left_of(
     commit: ReplayedTransaction, windows: "_Windows"
 ) -> ReplayedTransaction | None:
     """Return what of one commit is not applied; None: all of it is."""
-    places = commit.places or ()
+    places, gone = commit.places or (), commit.deleted_topics
     placed_bytes = sum([place.size_bytes for place in places])
-    if placed_bytes == _record_bytes(commit) and all(map(windows.has, places)):
+    is_placed = not gone and placed_bytes == _record_bytes(commit)
+    if is_placed and all(map(windows.has, places)):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
     known, bounds = commit.bounds(), list[BatchPlace]()
     kept: set[LogId] = set()
     for batch in make_batches(commit):
+        if batch.log_id.topic in gone:
+            continue
         size, bound = len(batch.data), known.get(batch.log_id, Offset(-1))
         try:
             found = locate(batch, bound, windows)
