@@ -18,9 +18,12 @@ from metaq.txn.outcomes import (
     KeptOutcome,
     decode_outcomes,
     encode_outcomes,
+    read_outcomes,
+    write_outcomes,
 )
 from metaq.txn.records import COMMITS, OperationRecord, decode_record
 from metaq.txn.state import HeuristicOutcome, XaCommandError
+from metaq.txn.sums import decode_sums
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
 from tests.txn.support import (
     JOURNAL,
@@ -474,6 +477,31 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
     assert opened(disk).payloads() == wanted
 
 
+def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
+    """Whatever is in its eight bytes: the batch is found from its bound on, once."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"in between")
+    bench.commit(LOCAL)
+    bench.put_outside(A, b"first")
+    bench.run()
+    disk = bench.fs.crash(keep_all)
+    (number,) = journal_numbers(disk, JOURNAL)
+    sums = decode_sums(disk.read_file(JOURNAL / f"sums.{number}", 1 << 20), number)  # type: ignore[arg-type]
+    ((position, bound),) = sums.bounds.items()
+    assert (bound, redo_bytes(disk)[position : position + 8]) == (
+        0,
+        b"\0" * 7 + b"\x19",
+    )
+    # Of two offsets none is negative, nor is what is left of both.
+    for bit in {*range(64)} - {7}:
+        torn = disk.snapshot()
+        torn.flip_bit(JOURNAL / f"redo.{number}", 8 * position + bit)
+        again = opened(torn)
+        assert again.payloads() == [b"first", b"in between"]
+        assert again.coordinator.figures().notes == ()
+
+
 class Told:
     """A ticket that takes no note."""
 
@@ -632,6 +660,20 @@ def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     (note,) = again.coordinator.figures().notes
     assert str(path) in note
     assert again.fs.read_file(path, 1 << 20) == data  # type: ignore[arg-type]
+
+
+def test_outcomes_are_replaced_as_a_whole() -> None:
+    """None without a file; what is written last is what is read."""
+    fs = FaultyFileSystem()
+    for path in (JOURNAL.parent, JOURNAL):
+        fs.make_directory(path)
+    assert read_outcomes(fs, JOURNAL) == {}
+    for outcome in HeuristicOutcome:
+        outcomes = {XA: KeptOutcome(outcome, 1_700_000_000_000)}  # type: ignore[arg-type]
+        write_outcomes(fs, JOURNAL, outcomes)
+        assert read_outcomes(fs, JOURNAL) == outcomes
+    write_outcomes(fs, JOURNAL, {})
+    assert read_outcomes(fs, JOURNAL) == {}
 
 
 def test_outcomes_have_a_checksum() -> None:
