@@ -31,7 +31,7 @@ Invariant: an entry is told once, as written or as failed. Source: broker spec 5
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -294,7 +294,7 @@ class Journal:
     def sync_due(self) -> None:
         """Sync what has verdicts that are not on the disk: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
-            self._worker.submit(self.sync_now)
+            self._worker.submit(self._sync_each_second)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
         """Write where replay begins.
@@ -341,7 +341,6 @@ class Journal:
             try:
                 if error is None:
                     task()
-                    error = self._failed
             except StorageError as caught:
                 error = caught
             self._post(partial(on_done, error))
@@ -494,10 +493,18 @@ class Journal:
         file.close()
         remove_files(self._fs, self.directory, [file.number])
 
+    def _sync_each_second(self) -> None:
+        with suppress(StorageError):
+            self.sync_now()
+
     def sync_now(self) -> None:
-        """Sync what has verdicts that are not on the disk; on the journal's thread."""
+        """Sync what has verdicts that are not on the disk; on the journal's thread.
+
+        Raises:
+            StorageError: the journal is offline.
+        """
         if self._failed is not None:
-            return
+            raise self._failed
         try:
             for file in self._files.values():
                 if file.is_dirty:
@@ -505,6 +512,7 @@ class Journal:
                     self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
         except StorageError as error:
             self._go_offline(error)
+            raise
 
     def _sync(self, file: RedoFile) -> None:
         started_s = self._clock.monotonic_s()

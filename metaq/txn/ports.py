@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.record.checksum import BytesLike
 
 
@@ -29,6 +29,16 @@ class StoredBatches(Protocol):
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
+        ...
+
+    def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
+        """Return an offset at or in front of all that came at a time or later.
+
+        Blocks on the disk, as `read_back`; 0 where there is no such log.
+
+        Raises:
+            StorageError: the partition or its disk cannot be read.
+        """
         ...
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:

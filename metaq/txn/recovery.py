@@ -21,9 +21,9 @@ MetaQ's: the commit record comes first, and the batches behind it, so that a cra
 between two partitions leaves no half. The offset in an attachment is the place of the
 batch. Where it is not, a power cut has taken it, and the bound counts that was written
 first: where the readable log ended when the record was made, so each batch lies there
-or behind. It is found (`locate`) by the id of its first record and its bytes. One that
-a crash has cut lies at the end of its log, and is completed there. Source: broker spec
-5.7, 12 rows 3 and 5.
+or behind. Without a side file the time of the first put is a bound. The batch is found
+(`locate`) by the id of its first record and its bytes. One that a crash has cut lies at
+the end of its log, and is completed there. Source: broker spec 5.7, 12 rows 3 and 5.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId, MessageId, Millis, Offset, id_time
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.txn.ports import StoredBatches
@@ -54,6 +54,9 @@ from metaq.txn.sums import Sums, SumSpan
 
 WINDOW_BYTES: Final = 1 << 20
 """Read of a partition at a time."""
+
+CLOCK_BACK_MS: Final = 60_000
+"""How far the clock may have been set back between a put and its commit."""
 
 
 class JournalDamagedError(StorageError):
@@ -89,12 +92,13 @@ class ReplayedTransaction:
         return next(iter(self.puts), MessageId(-1))
 
     def bounds(self) -> dict[LogId, Offset]:
-        """Return from where on each batch lies, whatever a power cut made of places."""
+        """Return from where on batches lie, whatever a power cut made of places."""
         places = self.places or ()
         positions = offset_positions(places, self.commit_end)
         return {
-            place.log_id: self.first_offsets.get(position, place.offset)
+            place.log_id: self.first_offsets[position]
             for position, place in zip(positions, places, strict=True)
+            if position in self.first_offsets
         }
 
 
@@ -309,17 +313,21 @@ def _left_of(
     places, gone = commit.places or (), commit.deleted_topics
     placed_bytes = sum([place.size_bytes for place in places])
     is_placed = not gone and placed_bytes == _record_bytes(commit)
-    if is_placed and all(map(windows.has, places)):
+    if is_placed and all(windows.has(place, commit) for place in places):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
     known, bounds = commit.bounds(), list[BatchPlace]()
+    placed = {place.log_id: place.offset for place in places} | known
     kept: set[LogId] = set()
     for batch in make_batches(commit):
         if batch.log_id.topic in gone:
             continue
-        size, bound = len(batch.data), known.get(batch.log_id, Offset(-1))
+        size, bound = len(batch.data), placed.get(batch.log_id, Offset(-1))
+        is_guess = batch.log_id not in known
         try:
             found = locate(batch, bound, windows)
+            if found is not None and not found.applied_bytes and is_guess:
+                found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
             left.is_doubtful = True
             found = Location(bound, 0)
@@ -396,11 +404,21 @@ class _Windows:
     def range_of(self, log_id: LogId) -> tuple[Offset, Offset]:
         return self._reader.readable_range(log_id)
 
-    def has(self, place: BatchPlace) -> bool:
+    def first_since(self, batch: CommittedBatch, bound: Offset) -> Offset:
+        """Return another bound of a batch, by the time of its first put."""
+        put_ms = id_time(batch.ids[0])
+        if put_ms is None or bound < 0:
+            # A Java broker's: its places are right. Or it is not to be looked for.
+            return bound
+        since_ms = Millis(put_ms - CLOCK_BACK_MS)
+        return self._reader.offset_since(batch.log_id, since_ms)
+
+    def has(self, place: BatchPlace, commit: ReplayedTransaction) -> bool:
         """Tell whether a batch lies exactly where it is said to, or is retired."""
         log_start, end = self.range_of(place.log_id)
         if 0 <= place.offset < log_start:
-            return True
+            # A place that is torn may lie in front of what was ever readable then.
+            return commit.bounds().get(place.log_id, place.offset) < log_start
         if place.offset < 0 or place.offset + place.size_bytes > end:
             return False
         try:

@@ -78,6 +78,7 @@ class TransactionBench:
     ) -> None:
         self.fs = fs
         self.clock = clock or ManualClock()
+        fs.set_wall_ms(self.clock.wall_ms())
         config = BrokerConfig(
             system=SystemConfig(data_path=str(DATA), partition_count=4, **system),  # type: ignore[arg-type]
             limits=LimitsConfig(free_bytes_min=0),
@@ -138,6 +139,7 @@ class TransactionBench:
 
     def run(self) -> None:
         """Run threads and loop until nothing is queued."""
+        self.fs.set_wall_ms(self.clock.wall_ms())
         while True:
             self.logs.run()
             if not any(worker.queue for worker in self.workers):
@@ -220,6 +222,7 @@ class TransactionBench:
         """Put without a transaction; no note is taken of the outcome."""
         topic = self.logs.config.topic(log_id.topic)
         log = self.logs.manager.get_or_create(log_id, topic)
+        self.logs.next_id = self.ids.reserve(1)
         with suppress(StorageError):
             self.logs.append(log, [payload], Ticket())
 
