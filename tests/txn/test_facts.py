@@ -652,6 +652,29 @@ def test_an_outcome_that_was_not_carried_out_is_at_the_start() -> None:
         assert again.coordinator.recover(None) == [XA]
 
 
+@pytest.mark.parametrize("sync_mode", [0, 2])
+def test_an_outcome_does_not_outlive_its_prepare(sync_mode: int) -> None:
+    """In modes that answer before the sync: it is synced with the outcome, and without
+    that there is none.
+    """
+    for has_failed in (False, True):
+        bench = opened(FaultyFileSystem(), sync_mode=sync_mode)
+        bench.begin(XA)
+        bench.put(XA, A, b"x")
+        bench.prepare(XA)
+        bench.run()
+        if has_failed:
+            bench.fs.fail_at(bench.fs.calls + 1, errno.EIO)
+        answer = bench.decide(XA, HeuristicOutcome.COMMIT)
+        for worker in bench.workers:
+            worker.step()
+        again = opened(bench.fs.crash(keep_none))
+        assert again.payloads() == ([] if has_failed else [b"x"])
+        assert again.coordinator.recover(None) == ([] if has_failed else [XA])
+        bench.run()
+        assert answer.is_good is not has_failed
+
+
 def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     """Its file is not read, not changed, and named at the start."""
     bench = opened(FaultyFileSystem())
