@@ -218,13 +218,13 @@ class TransactionBench:
         self.coordinator.forget(key, answer.on_done)
         return answer
 
-    def put_outside(self, log_id: LogId, payload: bytes) -> None:
+    def put_outside(self, log_id: LogId, *payloads: bytes) -> None:
         """Put without a transaction; no note is taken of the outcome."""
         topic = self.logs.config.topic(log_id.topic)
         log = self.logs.manager.get_or_create(log_id, topic)
-        self.logs.next_id = self.ids.reserve(1)
+        self.logs.next_id = self.ids.reserve(len(payloads))
         with suppress(StorageError):
-            self.logs.append(log, [payload], Ticket())
+            self.logs.append(log, payloads, Ticket())
 
     # -- what is there
 

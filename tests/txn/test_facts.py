@@ -465,8 +465,7 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"in between")
     bench.commit(LOCAL)
-    log = bench.logs.manager.get_or_create(A, bench.logs.config.topic(A.topic))
-    bench.logs.append(log, [b"first", b"second"], Told())
+    bench.put_outside(A, b"first", b"second")
     bench.run()
     wanted = [b"first", b"second", b"in between"]
     assert bench.payloads() == wanted
@@ -505,16 +504,6 @@ def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
             again = opened(each)
             assert again.payloads() == [b"first", b"in between"]
             assert again.coordinator.figures().notes == ()
-
-
-class Told:
-    """A ticket that takes no note."""
-
-    def on_stored(self) -> None:
-        """Do nothing."""
-
-    def on_failed(self, error: StorageError) -> None:
-        raise error
 
 
 # -- damage ---------------------------------------------------------------------------
