@@ -297,17 +297,13 @@ class Definitions(Service):
 
     async def _delete(self, topic: str) -> None:
         """Remove the data of a topic that is withdrawn."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[Exception | None] = loop.create_future()
-
-        def on_done(error: Exception | None) -> None:
-            if not done.done():
-                done.set_result(error)
-
+        transactions = self._context.transactions
         self._context.waiters.end_topic(topic)
-        self._logs.delete_topic(topic, on_done)
-        error = await done
+        error = await _outcome(partial(transactions.note_deletion, topic))
         if error is None:
+            error = await _outcome(partial(self._logs.delete_topic, topic))
+        if error is None:
+            transactions.drop_topic(topic)
             self._held_up.pop(topic, None)
             self._removed.add(topic)
             log.info("topic deleted: topic=%s", topic)
@@ -392,6 +388,20 @@ class Definitions(Service):
             if await coordinator.exists(path, deadline_s=self._deadline_s()):
                 told[topic] = None
         return told
+
+
+async def _outcome(
+    begin: Callable[[Callable[[Exception | None], None]], None],
+) -> Exception | None:
+    """Begin something, and return what it was told at the end."""
+    done: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+
+    def on_done(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(error)
+
+    begin(on_done)
+    return await done
 
 
 async def _call_all(cancels: Iterable[Cancel]) -> None:

@@ -6,7 +6,7 @@ What a session puts to one partition in one transaction in one pass is a run, as
 coordinator become MetaQ's replies here. Source: broker spec 5.3 to 5.5.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from metaq.broker.acks import PUT_OVERHEAD_BYTES, Answerer
 from metaq.broker.topics import Topics
@@ -45,6 +45,7 @@ class TopicSink:
         record_count: int,
         last_id: MessageId,
         ticket: StoredTicket,
+        before_write: Callable[[Offset], None],
     ) -> Offset:
         """Append one batch; see `txn/ports.py`."""
         return self._log(log_id).append(
@@ -53,6 +54,7 @@ class TopicSink:
             record_count=record_count,
             last_id=last_id,
             ticket=ticket,
+            before_write=before_write,
         )
 
     def _log(self, log_id: LogId) -> PartitionLog:

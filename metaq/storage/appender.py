@@ -76,6 +76,9 @@ Post: TypeAlias = Callable[[Callable[[], None]], object]
 Task: TypeAlias = Callable[[], None]
 """Work between two groups, or on the loop; one that may fail handles that itself."""
 
+BeforeWrite: TypeAlias = Callable[[Offset], None]
+"""Takes the offset of an append whose bytes are written next."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -130,6 +133,8 @@ class AppendRequest(NamedTuple):
     """Receives the outcome; used on the loop's thread only."""
     batch: StoredBatch | None = None
     """Its note in the producer file, where a producer may send it again."""
+    before_write: BeforeWrite | None = None
+    """Called on the storage thread before its bytes are written; raises nothing."""
 
 
 Request: TypeAlias = AppendRequest | Task
@@ -415,6 +420,9 @@ class Appender:
             assert group[0].offset == writer.end, (group[0].offset, writer.end)
             data = _joined(group)
             record_count = sum(request.record_count for request in group)
+            for request in group:
+                if request.before_write is not None:
+                    request.before_write(request.offset)
             yield from writer.write(
                 data,
                 record_count=record_count,

@@ -23,7 +23,7 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
-from metaq.model import LogId, MessageId, Offset, SizeBytes
+from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
 from metaq.storage.appender import Post
 from metaq.storage.holdings import Claim, Extent, Holdings
@@ -52,6 +52,7 @@ from metaq.storage.segment import Damage, Segment, segment_file_name
 from metaq.storage.segments import Segments
 from metaq.storage.set_aside import remove_set_aside, set_aside
 from metaq.storage.slices import OpenFiles
+from metaq.storage.span_queries import offset_for_time
 
 FREE_SPACE_IDLE_S: Final = 30.0
 """Interval of free-space checks without writes."""
@@ -401,6 +402,21 @@ class LogManager:
         if log is None:
             return Offset(0), Offset(0)
         return log.log_start_offset, log.high_watermark
+
+    def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
+        """Return where what was appended at a time or later begins, or before that.
+
+        Blocks on the disk; an unknown log is empty.
+
+        Raises:
+            StorageError: the disk refused a read.
+        """
+        log = self._logs.get(log_id)
+        if log is None:
+            return Offset(0)
+        segments = (*log.segments.sealed, log.readable_active())
+        start = log.log_start_offset
+        return offset_for_time(self._fs, segments, time_ms, start=start)
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
         """Return stored bytes; blocks on the disk.

@@ -35,7 +35,12 @@ from metaq.errors import (
 )
 from metaq.fs import Buffer
 from metaq.model import LogId, MessageId, Offset, SizeBytes
-from metaq.storage.appender import AppendRequest, AppendTicket, WriterProgress
+from metaq.storage.appender import (
+    AppendRequest,
+    AppendTicket,
+    BeforeWrite,
+    WriterProgress,
+)
 from metaq.storage.damage import apart
 from metaq.storage.log_dir import LogDir
 from metaq.storage.log_state import TRANSITIONS, LogEvent, LogState, LogStatistics
@@ -201,6 +206,7 @@ class PartitionLog:
         last_id: MessageId,
         ticket: AppendTicket,
         batch: StoredBatch | None = None,
+        before_write: BeforeWrite | None = None,
     ) -> Offset:
         """Queue whole records for the end of the log; never blocks.
 
@@ -211,6 +217,7 @@ class PartitionLog:
             last_id: id of the last of them.
             ticket: told on this thread, in the order of the appends, once.
             batch: to be remembered in `producers`; forgotten again when it fails.
+            before_write: called on the storage thread, see `AppendRequest`.
 
         Returns:
             The offset of the first byte; the bytes lie there when the ticket says so.
@@ -243,6 +250,7 @@ class PartitionLog:
             last_id,
             ticket,
             batch,
+            before_write,
         )
         # All books are kept before the request goes out: a worker that runs at once
         # comes back to this log before `submit` returns. The one line that may find no

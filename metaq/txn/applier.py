@@ -3,12 +3,17 @@
 What is here is decided: its commit record is in the journal. A batch that its partition
 refuses is tried again, until it is there or the process ends; the next start finds it
 missing then.
+
+A batch lies at the bound of its commit record or behind. Where it is behind, its place
+is written into the record just before the batch is written: a Java broker looks for the
+batch there and nowhere else, and would append it again otherwise.
 """
 
 from collections.abc import Callable
 from functools import partial
 
 from metaq.errors import ClosedError, MetaqError, StorageError
+from metaq.model import Offset
 from metaq.record.checksum import checksum
 from metaq.txn.journal import Journal, join_chunks
 from metaq.txn.ports import MessageSink
@@ -58,6 +63,7 @@ class Applier:
         for batch in tx.batches.values():
             size_bytes = batch.size_bytes
             batch.bound = self._sink.plan_append(batch.log_id, size_bytes)
+            batch.place_told = batch.bound
             # Once for all: it is what is appended, too.
             data = join_chunks(batch.chunks)
             batch.chunks = [data]
@@ -84,6 +90,14 @@ class Applier:
             if tx.stuck is not None:
                 self.apply(tx)
 
+    def drop_topic(self, topic: str) -> None:
+        """Give up what waits for the partitions of a topic that is deleted."""
+        for tx in list(self.decided):
+            for batch in tx.batches.values():
+                if batch.log_id.topic == topic and not batch.is_in_flight:
+                    batch.is_stored = True
+            self._finish_if_stored(tx)
+
     def call_when_settled(self, on_settled: Callable[[], None]) -> None:
         """Call once when no batch is on its way: stored, or refused for now."""
         self._on_settled = on_settled
@@ -92,12 +106,13 @@ class Applier:
     def _append(self, tx: BrokerTransaction, batch: PendingBatch) -> None:
         batch.is_in_flight = True
         try:
-            batch.offset = self._sink.append(
+            self._sink.append(
                 batch.log_id,
                 batch.chunks,
                 size_bytes=batch.size_bytes,
                 record_count=batch.put_count,
                 last_id=batch.last_id,
+                before_write=partial(self._tell_place, tx, batch),
                 ticket=_BatchTicket(
                     partial(self._on_stored, tx, batch),
                     partial(self._on_failed, tx, batch),
@@ -107,19 +122,24 @@ class Applier:
             batch.is_in_flight = False
             self._get_stuck(tx, error)
 
+    def _tell_place(
+        self, tx: BrokerTransaction, batch: PendingBatch, offset: Offset
+    ) -> None:
+        """Bring the commit record in step; on the thread that writes the batch next."""
+        if batch.place_at >= 0 and offset != batch.place_told:
+            self._journal.write_place(tx.slot, batch.place_at, offset)
+            batch.place_told = offset
+
     def _on_stored(self, tx: BrokerTransaction, batch: PendingBatch) -> None:
         batch.is_in_flight, batch.is_stored = False, True
+        self._finish_if_stored(tx)
+        self._settle()
+
+    def _finish_if_stored(self, tx: BrokerTransaction) -> None:
         if all(each.is_stored for each in tx.batches.values()):
-            # The rest of a batch lies behind what a crash had left of it.
-            places = [
-                (index, each.offset)
-                for index, each in enumerate(tx.batches.values())
-                if each.offset != each.bound and each.size_bytes == each.whole_bytes
-            ]
-            self._journal.release(tx.slot, tx.commit_position, places)
+            self._journal.release(tx.slot)
             del self.decided[tx]
             self._on_applied(tx)
-        self._settle()
 
     def _on_failed(
         self, tx: BrokerTransaction, batch: PendingBatch, error: MetaqError

@@ -46,7 +46,7 @@ from metaq.txn.journal import Journal, JournalEntry, JournalTicket
 from metaq.txn.opening import OpenedJournal, tidy
 from metaq.txn.outcomes import KeptOutcome, write_outcomes
 from metaq.txn.ports import MessageSink
-from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
+from metaq.txn.records import RedoOperation, bounds_of, encode_operation
 from metaq.txn.state import (
     ROLLED_BACK,
     STORE_FAILED,
@@ -136,12 +136,16 @@ class TransactionCoordinator:
             tx = restore_transaction(restored, self._clock.wall_ms())
             self._add(tx)
             self._held_bytes += tx.held_bytes
-            if tx.state is TxState.DECIDED:
-                self._applier.apply(tx)
+        # What a crash has cut lies at the end of its log, where the rest belongs.
+        decided = [
+            tx for tx in self._transactions.values() if tx.state is TxState.DECIDED
+        ]
+        for tx in sorted(decided, key=lambda tx: not tx.is_cut):
+            self._applier.apply(tx)
         self._applier.call_when_settled(on_settled)
 
     def close(self, on_closed: Callable[[], None]) -> None:
-        """End what has no verdict, and close the journal.
+        """End what has no verdict, and close the journal, behind commits under way.
 
         Args:
             on_closed: called when its files are closed, on the loop's thread.
@@ -150,15 +154,21 @@ class TransactionCoordinator:
         if self._disabled is not None:
             on_closed()
             return
-        finish = None
-        # What is committed and not applied is in the journal alone.
-        if not self._applier.decided and not any(
-            tx.state is TxState.COMMITTING for tx in self._transactions.values()
-        ):
-            finish = partial(
-                tidy, self._fs, self._journal, has_prepared=bool(self._transactions)
-            )
-        self._journal.close(finish, on_closed)
+
+        def close_journal() -> None:
+            finish = None
+            # What is committed and not applied is in the journal alone.
+            if not self._applier.decided:
+                finish = partial(
+                    tidy, self._fs, self._journal, has_prepared=bool(self._transactions)
+                )
+            self._journal.close(finish, on_closed)
+
+        def written(_error: StorageError | None) -> None:
+            self._applier.call_when_settled(close_journal)
+
+        # Behind what is queued: no commit is on its way to the journal then.
+        self._journal.call(lambda: None, written)
 
     # -- what clients ask
 
@@ -315,7 +325,7 @@ class TransactionCoordinator:
             on_failed(self._rolled_back(tx, error))
 
         self._deadlines.clear(tx)
-        self._submit(tx, RedoOperation.XA_PREPARE, (), journalled, refused)
+        self._submit(tx, RedoOperation.XA_PREPARE, journalled, refused)
 
     def commit(
         self, key: str, owner: object, on_done: Told, *, is_two_phase: bool
@@ -493,6 +503,26 @@ class TransactionCoordinator:
             notes=self._notes,
         )
 
+    # -- deletions of topics
+
+    def note_deletion(self, topic: str, on_done: Told) -> None:
+        """Keep a start from bringing back what was committed for a topic so far.
+
+        Args:
+            topic: is not served any more; its data is still there.
+            on_done: told when its data may go, or what keeps it from that.
+        """
+        try:
+            self._require_journal()
+        except TransactionError as error:
+            on_done(error)
+            return
+        self._journal.note_deletion(topic, on_done)
+
+    def drop_topic(self, topic: str) -> None:
+        """Give up committed batches that wait for a topic whose data is gone."""
+        self._applier.drop_topic(topic)
+
     # -- what comes with time
 
     def tick(self) -> None:
@@ -525,7 +555,8 @@ class TransactionCoordinator:
 
         def journalled(position: int) -> None:
             tx.state = advance(tx.key, tx.state, TxEvent.JOURNALLED)
-            tx.commit_position = position
+            for (at, _bound), batch in zip(bounds, tx.batches.values(), strict=True):
+                batch.place_at = position + at
             self._applier.apply(tx)
 
         def refused(error: StorageError) -> None:
@@ -535,7 +566,25 @@ class TransactionCoordinator:
         operation = (
             RedoOperation.XA_COMMIT if is_xa(tx.key) else RedoOperation.LOCAL_COMMIT
         )
-        self._submit(tx, operation, places, journalled, refused)
+        record = encode_operation(
+            operation, tx.key, was_prepared=tx.was_prepared, places=places
+        )
+        bounds = bounds_of(places, len(record))
+        # A power cut that takes the record and leaves batches would leave a half, or,
+        # of what stays prepared, a second time. One message alone is neither.
+        is_ahead = tx.was_prepared or tx.put_count > 1
+        self._journal.submit(
+            JournalEntry(
+                tx.slot,
+                (record,),
+                len(record),
+                is_verdict=True,
+                is_last=False,
+                ticket=_VerdictTicket(journalled, refused),
+                is_ahead=is_ahead,
+                bounds=bounds,
+            )
+        )
 
     def _fail_commit(
         self, tx: BrokerTransaction, error: MetaqError, *, is_journalled: bool
@@ -592,7 +641,7 @@ class TransactionCoordinator:
                 on_done(XaCommandError(UNAVAILABLE, f"still prepared: {error}"))
             else:
                 # Nothing of it survives a restart: that is what was asked for.
-                self._journal.release(tx.slot, 0, ())
+                self._journal.release(tx.slot)
                 on_done(None)
 
         if not is_prepared:
@@ -600,20 +649,18 @@ class TransactionCoordinator:
         operation = (
             RedoOperation.XA_ROLLBACK if is_xa(tx.key) else RedoOperation.LOCAL_ROLLBACK
         )
-        self._submit(tx, operation, (), journalled, refused)
+        self._submit(tx, operation, journalled, refused)
 
     def _submit(
         self,
         tx: BrokerTransaction,
         operation: RedoOperation,
-        places: Sequence[BatchPlace],
         on_journalled: Callable[[int], None],
         on_refused: Callable[[StorageError], None],
     ) -> None:
-        data = encode_operation(
-            operation, tx.key, was_prepared=tx.was_prepared, places=places
-        )
-        is_last = operation in {RedoOperation.XA_ROLLBACK, RedoOperation.LOCAL_ROLLBACK}
+        """Journal a prepare or a rollback."""
+        data = encode_operation(operation, tx.key, was_prepared=tx.was_prepared)
+        is_last = operation is not RedoOperation.XA_PREPARE
         ticket = _VerdictTicket(on_journalled, on_refused)
         self._journal.submit(
             JournalEntry(tx.slot, (data,), len(data), True, is_last, ticket)
@@ -662,13 +709,17 @@ class TransactionCoordinator:
 
     def _forget_refused(self, tx: BrokerTransaction) -> None:
         """Drop a transaction of which the journal takes no more records."""
-        self._journal.release(tx.slot, 0, ())
+        self._journal.release(tx.slot)
         self._drop(tx)
 
     def _keep_outcomes(self, on_done: Told) -> None:
-        write = partial(
-            write_outcomes, self._fs, self._journal.directory, dict(self._outcomes)
-        )
+        outcomes = dict(self._outcomes)
+
+        def write() -> None:
+            # An outcome must not outlive the prepare that it is about.
+            self._journal.sync_now()
+            write_outcomes(self._fs, self._journal.directory, outcomes)
+
         self._journal.call(write, on_done)
 
     def _require_no_outcome(self, key: str) -> None:

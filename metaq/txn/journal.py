@@ -13,11 +13,15 @@ the thread of the journal, which takes everything queued at once:
 * A *verdict* (prepare, commit, rollback) is synced before the loop is told where
   `flushTxLogAtCommit` is 1. With 2 `sync_due` does it once a second, with 0 nothing.
   Puts are written before the loop is told, and synced by the verdict behind them.
+* What must lie on the disk *ahead* of the partitions is synced in every mode.
 * No room: the file is cut back to what it had, the entries of that group fail, and so
   does what comes later of those transactions: a commit must not lack a put.
 * Any other failure takes the journal offline, once: everything fails from then on, and
   nothing is believed before a restart has read the disk again. Which verdicts of the
   group are on the disk, is unknown.
+* The offsets in a commit record are rewritten in place by `write_place`, on whichever
+  thread is about to write the batch: so at each moment a Java broker, which takes them
+  for places, finds each batch there or does not find it at all.
 * `sums.N` beside each file (`sums.py`) is written behind its bytes. A failure there
   costs the checksums of what follows in that file, and nothing else.
 
@@ -27,19 +31,23 @@ Invariant: an entry is told once, as written or as failed. Source: broker spec 5
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
-from metaq.fs import AppendFile, Buffer, FileSystem
+from metaq.fs import AppendFile, Buffer, FileSystem, UpdateFile
 from metaq.fs.group_thread import GroupThread, Worker
-from metaq.model import Offset, SizeBytes
+from metaq.model import Offset, Position, SizeBytes
 from metaq.stats import Histogram
 from metaq.txn.checkpoint import JournalPosition, write_checkpoint
-from metaq.txn.sums import PLACE, SYNCED, encode_entry, encode_head, encode_span
+from metaq.txn.deletions import Deletions, write_deletions
+from metaq.txn.records import OFFSET
+from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
 
 FILE_BYTES_MAX: Final = SizeBytes(16 << 20)
 """A redo file of this size takes no new transactions."""
@@ -75,15 +83,40 @@ class JournalTicket(Protocol):
 class RedoFile:
     """One redo file and its side file. Owner: the journal's thread."""
 
-    __slots__ = ("end", "is_dirty", "number", "redo", "references", "sums")
+    __slots__ = (
+        "_lock", "_places", "end", "is_dirty", "number", "redo", "references", "sums",
+    )  # fmt: skip
 
-    def __init__(self, number: int, redo: AppendFile, sums: AppendFile) -> None:
+    def __init__(
+        self, number: int, redo: AppendFile, places: UpdateFile, sums: AppendFile
+    ) -> None:
         self.number = number
         self.redo = redo
         self.sums: AppendFile | None = sums
         self.end = 0
         self.references = 0
         self.is_dirty = False
+        self._lock = Lock()
+        """A descriptor that is closed may be another file's by now."""
+        self._places: UpdateFile | None = places
+
+    def write_place(self, position: int, offset: Offset) -> None:
+        """Rewrite an offset, unless the file is closed; any thread.
+
+        Raises:
+            StorageError: the disk refuses.
+        """
+        with self._lock:
+            if self._places is not None:
+                self._places.write_at(Position(position), OFFSET.pack(offset))
+
+    def close(self) -> None:
+        """Close what is open."""
+        with self._lock:
+            places, self._places = self._places, None
+        for file in (self.redo, self.sums, places):
+            if file is not None:
+                file.close()
 
 
 class Slot:
@@ -115,6 +148,10 @@ class JournalEntry(NamedTuple):
     """Nothing of this transaction is needed any more."""
     ticket: JournalTicket
     """Receives the outcome."""
+    is_ahead: bool = False
+    """To be synced in every mode: partitions may only get it behind that."""
+    bounds: Sequence[tuple[int, Offset]] = ()
+    """Byte of the chunks and value of each offset that `write_place` may rewrite."""
 
 
 class Release(NamedTuple):
@@ -122,10 +159,6 @@ class Release(NamedTuple):
 
     slot: Slot
     """Of the transaction."""
-    position: int
-    """Of its commit record."""
-    places: tuple[tuple[int, Offset], ...]
-    """Number and offset of each batch that lies behind its bound."""
 
 
 Request: TypeAlias = JournalEntry | Release | Task
@@ -194,28 +227,33 @@ class Journal:
         self._files: dict[int, RedoFile] = {}
         self._current: RedoFile | None = None
         self._failed: StorageError | None = None
+        self._deletions: Deletions = {}
         self._entry_count = 0
         self._sync_count = 0
         self._worker = start_worker("journal", self._run, lambda: None)
 
     # -- opening: any thread, before `start`
 
-    def open(self, number: int, survivors: Iterable[tuple[Slot, bytes]]) -> None:
+    def open(
+        self,
+        number: int,
+        survivors: Iterable[tuple[Slot, bytes, Sequence[tuple[int, Offset]]]],
+    ) -> None:
         """Make a first file that holds the records of what is not finished. Blocks.
 
         Args:
             number: of the file, above all that were there.
-            survivors: slot and records of each transaction.
+            survivors: slot, records and bounds of each transaction.
 
         Raises:
             StorageError: the disk refuses.
         """
         file = self._current = self._make_file(number)
-        for slot, data in survivors:
+        for slot, data, bounds in survivors:
             slot.file, slot.position = file, file.end
             file.references += 1
             file.redo.write(data)
-            self._sum(file, data, is_synced=False)
+            self._sum(file, data, _bound_entries(file.end, bounds), is_synced=False)
             file.end += len(data)
         file.redo.sync()
         self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
@@ -231,22 +269,32 @@ class Journal:
         """Queue an entry; never blocks."""
         self._worker.submit(entry)
 
-    def release(
-        self, slot: Slot, position: int, places: Sequence[tuple[int, Offset]]
-    ) -> None:
-        """Forget a transaction whose commit is carried out.
+    def release(self, slot: Slot) -> None:
+        """Forget a transaction whose commit is carried out."""
+        self._worker.submit(Release(slot))
+
+    def write_place(self, slot: Slot, position: int, offset: Offset) -> None:
+        """Say where a batch lies; on the thread that writes it next.
+
+        A failure costs a Java broker this knowledge: it would append the batch again.
 
         Args:
-            slot: of the transaction.
-            position: of its commit record.
-            places: number and offset of each batch that lies behind its bound.
+            slot: of its transaction, not released.
+            position: byte of the redo file where the offset is.
+            offset: of the batch.
         """
-        self._worker.submit(Release(slot, position, tuple(places)))
+        file = slot.file
+        if file is None:
+            return
+        try:
+            file.write_place(position, offset)
+        except StorageError as error:
+            log.warning("place of a batch not written: error=%s", error)
 
     def sync_due(self) -> None:
         """Sync what has verdicts that are not on the disk: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
-            self._worker.submit(self._sync_dirty)
+            self._worker.submit(self._sync_each_second)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
         """Write where replay begins.
@@ -255,6 +303,30 @@ class Journal:
             slots: of all transactions that are not finished.
         """
         self._worker.submit(partial(self._checkpoint, slots))
+
+    def note_deletion(
+        self, topic: str, on_done: Callable[[StorageError | None], None]
+    ) -> None:
+        """Have replay leave out what was committed for a topic so far.
+
+        Args:
+            topic: no commit with puts to it is submitted until its data is gone.
+            on_done: told on the loop's thread, when that is on the disk.
+        """
+
+        def note() -> None:
+            ends = {n: file.end for n, file in self._files.items() if file.end}
+            if not ends:
+                return
+            # Of files that are gone nothing comes back.
+            self._deletions = {
+                each: {number: end for number, end in old.items() if number in ends}
+                for each, old in self._deletions.items()
+            }
+            self._deletions[topic] = ends
+            write_deletions(self._fs, self.directory, self._deletions)
+
+        self.call(note, on_done)
 
     def call(self, task: Task, on_done: Callable[[StorageError | None], None]) -> None:
         """Have a task done on the journal's thread, between two groups.
@@ -371,12 +443,19 @@ class Journal:
                 told.append(_Told(_refuse, entry, error))
             return
         has_verdict = any(entry.is_verdict for entry in group)
-        is_synced = has_verdict and self._sync_mode == SYNC_AT_VERDICT
+        is_synced = any(entry.is_ahead for entry in group) or (
+            has_verdict and self._sync_mode == SYNC_AT_VERDICT
+        )
         if is_synced:
             self._sync(file)
         elif has_verdict:
             file.is_dirty = True
-        self._sum(file, data, is_synced=is_synced)
+        position = file.end
+        bounds = []
+        for entry in group:
+            bounds += _bound_entries(position, entry.bounds)
+            position += entry.size_bytes
+        self._sum(file, data, bounds, is_synced=is_synced)
         position = file.end
         for entry in group:
             if entry.slot.position < 0:
@@ -391,20 +470,10 @@ class Journal:
                 self._let_go(entry.slot)
 
     def _release_all(self, releases: Sequence[Release]) -> None:
-        """Let go of finished transactions, and note where their batches lie."""
-        noted: dict[int, list[bytes]] = {}
-        for slot, position, places in releases:
-            if slot.file is not None:
-                noted.setdefault(slot.file.number, []).extend(
-                    encode_entry(PLACE, index, position, offset)
-                    for index, offset in places
-                )
+        """Let go of finished transactions."""
         if self._failed is not None:
             return
         try:
-            for number, entries in noted.items():
-                if entries and number in self._files:
-                    self._sum_entry(self._files[number], b"".join(entries))
             for release in releases:
                 self._let_go(release.slot)
         except StorageError as error:
@@ -421,12 +490,21 @@ class Journal:
         if file is self._current:
             self._current = self._make_file(file.number + 1)
         del self._files[file.number]
-        self._close_file(file)
+        file.close()
         remove_files(self._fs, self.directory, [file.number])
 
-    def _sync_dirty(self) -> None:
+    def _sync_each_second(self) -> None:
+        with suppress(StorageError):
+            self.sync_now()
+
+    def sync_now(self) -> None:
+        """Sync what has verdicts that are not on the disk; on the journal's thread.
+
+        Raises:
+            StorageError: the journal is offline.
+        """
         if self._failed is not None:
-            return
+            raise self._failed
         try:
             for file in self._files.values():
                 if file.is_dirty:
@@ -434,6 +512,7 @@ class Journal:
                     self._sum_entry(file, encode_entry(SYNCED, 0, file.end))
         except StorageError as error:
             self._go_offline(error)
+            raise
 
     def _sync(self, file: RedoFile) -> None:
         started_s = self._clock.monotonic_s()
@@ -478,7 +557,7 @@ class Journal:
     def close_files(self) -> None:
         """Close all files; for the journal's thread, or before it has started."""
         for file in self._files.values():
-            self._close_file(file)
+            file.close()
         self._files.clear()
 
     def _go_offline(self, error: StorageError) -> None:
@@ -499,18 +578,23 @@ class Journal:
     # -- files
 
     def _make_file(self, number: int) -> RedoFile:
-        redo = self._fs.open_append(self.directory / f"redo.{number}", create=True)
-        try:
+        path = self.directory / f"redo.{number}"
+        with ExitStack() as opened:
+            redo = self._fs.open_append(path, create=True)
+            opened.callback(redo.close)
+            places = self._fs.open_update(path)
+            opened.callback(places.close)
             sums = self._fs.open_append(self.directory / f"sums.{number}", create=True)
-        except StorageError:
-            redo.close()
-            raise
-        file = self._files[number] = RedoFile(number, redo, sums)
+            opened.pop_all()
+        file = self._files[number] = RedoFile(number, redo, places, sums)
         self._sum_entry(file, encode_head(number))
         return file
 
-    def _sum(self, file: RedoFile, data: Buffer, *, is_synced: bool) -> None:
-        self._sum_entry(file, encode_span(file.end, data, is_synced=is_synced))
+    def _sum(
+        self, file: RedoFile, data: Buffer, bounds: Iterable[bytes], *, is_synced: bool
+    ) -> None:
+        span = encode_span(file.end, data, is_synced=is_synced)
+        self._sum_entry(file, b"".join((*bounds, span)))
 
     def _sum_entry(self, file: RedoFile, entry: bytes) -> None:
         if file.sums is None:
@@ -526,11 +610,6 @@ class Journal:
             sums, file.sums = file.sums, None
             sums.close()
 
-    def _close_file(self, file: RedoFile) -> None:
-        file.redo.close()
-        if file.sums is not None:
-            file.sums.close()
-
     def _figures(self) -> JournalFigures:
         return JournalFigures(
             sum(file.end for file in self._files.values()),
@@ -538,6 +617,10 @@ class Journal:
             self._entry_count,
             self._sync_count,
         )
+
+
+def _bound_entries(start: int, bounds: Sequence[tuple[int, Offset]]) -> list[bytes]:
+    return [encode_entry(BOUND, 0, start + at, value) for at, value in bounds]
 
 
 def remove_files(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> None:

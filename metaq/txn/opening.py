@@ -23,6 +23,7 @@ from metaq.fs import FileSystem
 from metaq.model import MessageId, Position, SizeBytes
 from metaq.record.ids import id_after
 from metaq.txn.checkpoint import NOWHERE, read_checkpoint
+from metaq.txn.deletions import ends_in, read_deletions, remove_deletions
 from metaq.txn.journal import FILE_NAME, Journal, Slot, remove_files
 from metaq.txn.outcomes import (
     JAVA_OUTCOMES_FILE,
@@ -31,7 +32,12 @@ from metaq.txn.outcomes import (
     read_outcomes,
 )
 from metaq.txn.ports import StoredBatches
-from metaq.txn.records import RedoOperation, encode_operation, encode_put
+from metaq.txn.records import (
+    RedoOperation,
+    bounds_of,
+    encode_operation,
+    encode_put,
+)
 from metaq.txn.recovery import (
     Replay,
     ReplayedTransaction,
@@ -52,8 +58,8 @@ class RestoredTransaction(NamedTuple):
     """Transaction as replayed."""
     slot: Slot
     """For what follows."""
-    commit_position: int
-    """Of its commit record; -1 without one."""
+    records_end: int
+    """Behind its last record, which is that of its commit if there is one."""
 
 
 class OpenedJournal(NamedTuple):
@@ -102,6 +108,7 @@ def open_journal(
     first = read_checkpoint(fs, directory) if numbers else NOWHERE
     restored = compact(journal, left, max([first.number, *numbers]) + 1)
     remove_files(fs, directory, numbers)
+    remove_deletions(fs, directory)
     for note in notes:
         log.warning("%s", note)
     log.info(
@@ -133,6 +140,7 @@ def tidy(fs: FileSystem, journal: Journal, *, has_prepared: bool) -> None:
     compact(journal, left, max(numbers, default=0) + 1)
     journal.close_files()
     remove_files(fs, directory, numbers)
+    remove_deletions(fs, directory)
 
 
 def journal_numbers(fs: FileSystem, directory: Path) -> list[int]:
@@ -149,14 +157,16 @@ def read_journal(fs: FileSystem, directory: Path, numbers: Iterable[int]) -> Rep
         StorageError: the disk refuses.
     """
     replay = Replay()
-    first = read_checkpoint(fs, directory)
+    first, deletions = read_checkpoint(fs, directory), read_deletions(fs, directory)
     for number in numbers:
         path = directory / f"redo.{number}"
         if number < first.number or not fs.exists(path):
             continue
         data = _read_file(fs, path)
         start = first.position if number == first.number else 0
-        replay.read(data, start, _read_sums(fs, directory, number), str(path))
+        sums = _read_sums(fs, directory, number)
+        deleted = ends_in(deletions, number)
+        replay.read(data, start, sums, str(path), deleted=deleted)
     return replay
 
 
@@ -208,26 +218,23 @@ def compact(
     restored, survivors = [], []
     for each in left:
         slot = Slot()
-        data, commit_at = encode_transaction(each)
-        survivors.append((slot, data))
-        restored.append((each, slot, commit_at))
+        data = encode_transaction(each)
+        survivors.append((slot, data, bounds_of(each.places or (), len(data))))
+        restored.append((each, slot, len(data)))
     journal.open(number, survivors)
     return tuple(
-        RestoredTransaction(
-            each, slot, slot.position + commit_at if commit_at >= 0 else -1
-        )
-        for each, slot, commit_at in restored
+        RestoredTransaction(each, slot, slot.position + size)
+        for each, slot, size in restored
     )
 
 
-def encode_transaction(transaction: ReplayedTransaction) -> tuple[bytes, int]:
-    """Return all records of a transaction, and where among them its commit begins."""
+def encode_transaction(transaction: ReplayedTransaction) -> bytes:
+    """Return all records of a transaction, that of its commit last."""
     parts = [encode_put(*put) for put in transaction.puts.items()]
     if transaction.is_prepared:
         parts.append(encode_operation(RedoOperation.XA_PREPARE, transaction.key))
     if transaction.places is None:
-        return b"".join(parts), -1
-    commit_at = sum(map(len, parts))
+        return b"".join(parts)
     xa = is_xa(transaction.key)
     parts.append(
         encode_operation(
@@ -237,4 +244,4 @@ def encode_transaction(transaction: ReplayedTransaction) -> tuple[bytes, int]:
             places=transaction.places,
         )
     )
-    return b"".join(parts), commit_at
+    return b"".join(parts)

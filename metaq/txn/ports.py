@@ -4,11 +4,11 @@ Keep in step: `storage/log_manager.py` is a `StoredBatches`, and `TopicSink` in
 `broker/transactions.py` a `MessageSink`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId, MessageId, Millis, Offset
 from metaq.record.checksum import BytesLike
 
 
@@ -29,6 +29,16 @@ class StoredBatches(Protocol):
 
     def readable_range(self, log_id: LogId) -> tuple[Offset, Offset]:
         """Return log start and high watermark; 0 and 0 where there is no such log."""
+        ...
+
+    def offset_since(self, log_id: LogId, time_ms: Millis) -> Offset:
+        """Return an offset at or in front of all that came at a time or later.
+
+        Blocks on the disk, as `read_back`; 0 where there is no such log.
+
+        Raises:
+            StorageError: the partition or its disk cannot be read.
+        """
         ...
 
     def read_back(self, log_id: LogId, offset: Offset, size_bytes: int) -> bytes:
@@ -77,6 +87,7 @@ class MessageSink(Protocol):
         record_count: int,
         last_id: MessageId,
         ticket: StoredTicket,
+        before_write: Callable[[Offset], None],
     ) -> Offset:
         """Append one contiguous batch to one partition; never blocks.
 
@@ -87,6 +98,8 @@ class MessageSink(Protocol):
             record_count: records in the batch, 1 or more.
             last_id: id of the last of them.
             ticket: told once; never after this method raised.
+            before_write: called with the offset, on the thread that writes the batch,
+                before it does; raises nothing, and is quick.
 
         Returns:
             The offset of the batch: no other record lies between its first byte and

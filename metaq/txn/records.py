@@ -24,8 +24,8 @@
 
 Messages are in protobuf's encoding, other numbers big-endian. The length in front does
 not count the attachment. `checksum` is that of the whole batch, headers of its records
-included. Of a commit that we wrote, `offset` is a bound: the batch lies there or
-behind (`recovery.py`); of one that a Java broker wrote, it is the place.
+included. `offset` is where the batch lies; of a commit that we wrote a bound first, the
+batch lies there or behind, and rewritten in place before the batch is (`applier.py`).
 
 `tests/txn/test_records.py` pins the bytes. Source: broker spec 5.6.
 """
@@ -45,8 +45,8 @@ LENGTH_BYTES: Final = 4
 PLACE: Final = Struct(">qiii")
 """Offset, length, checksum, size of the name."""
 
-OFFSET_BYTES: Final = 8
-"""Of an attachment's place; what a broker may rewrite."""
+OFFSET: Final = Struct(">q")
+"""The first field of a place; what a broker may rewrite."""
 
 NAME_BYTES_MAX: Final = 4096
 """Longest `topic-partition` that is believed."""
@@ -271,6 +271,12 @@ def encode_places(places: Iterable[BatchPlace]) -> bytes:
     return b"".join(parts)
 
 
+def bounds_of(places: Sequence[BatchPlace], end: int) -> list[tuple[int, Offset]]:
+    """Return position and value of each offset in an attachment that ends at `end`."""
+    offsets = [place.offset for place in places]
+    return list(zip(offset_positions(places, end), offsets, strict=True))
+
+
 # -- reading --------------------------------------------------------------------------
 
 
@@ -408,13 +414,13 @@ def decode_places(data: bytes) -> tuple[BatchPlace, ...]:
     return tuple(places)
 
 
-def place_positions(data: bytes) -> list[int]:
-    """Return at which bytes of an attachment the offsets of its places begin."""
-    found, position = [], 0
-    while position + PLACE.size <= len(data):
-        found.append(position)
-        position += PLACE.size + max(0, PLACE.unpack_from(data, position)[3])
-    return found
+def offset_positions(places: Sequence[BatchPlace], end: int) -> list[int]:
+    """Return where the offsets in an attachment begin that ends at `end`."""
+    found = []
+    for place in reversed(places):
+        end -= PLACE.size + len(str(place.log_id).encode())
+        found.append(end)
+    return found[::-1]
 
 
 def decode_put(command: bytes) -> LoggedPut:

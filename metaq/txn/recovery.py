@@ -16,25 +16,30 @@ How a file ends is judged by its side file (`sums.py`):
 A record may come twice, when compaction was interrupted (`opening.py`): a put is known
 by its message id, and a commit by those of its puts.
 
-Whether a commit is in its partitions is found by looking (`locate`). The order is the
-reverse of MetaQ's: the commit record comes first, and the batches behind it, so that a
-crash between two partitions leaves no half. The offset in an attachment is where the
-readable log ended when the record was made, so each batch lies there or behind. It is
-found by the id of its first record and its bytes. One that a crash has cut lies at the
-end of its log, and is completed there. Source: broker spec 5.7, 12 rows 3 and 5.
+Whether a commit is in its partitions is found by looking. The order is the reverse of
+MetaQ's: the commit record comes first, and the batches behind it, so that a crash
+between two partitions leaves no half. The offset in an attachment is the place of the
+batch. Where it is not, a power cut has taken it, and the bound counts that was written
+first: where the readable log ended when the record was made, so each batch lies there
+or behind. Without a side file the time of the first put is a bound. The batch is found
+(`locate`) by the id of its first record and its bytes. One that a crash has cut lies at
+the end of its log, and is completed there. Source: broker spec 5.7, 12 rows 3 and 5.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final, NamedTuple
 from zlib import crc32
 
 from metaq.errors import StorageError
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import LogId, MessageId, Millis, Offset, id_time
 from metaq.record.checksum import checksum
 from metaq.record.layout import HEADER, HEADER_BYTES, encode_record
 from metaq.txn.ports import StoredBatches
 from metaq.txn.records import (
     COMMITS,
+    OFFSET,
     BatchPlace,
     LoggedPut,
     OperationRecord,
@@ -43,11 +48,15 @@ from metaq.txn.records import (
     RedoOperation,
     decode_put,
     decode_record,
+    offset_positions,
 )
 from metaq.txn.sums import Sums, SumSpan
 
 WINDOW_BYTES: Final = 1 << 20
 """Read of a partition at a time."""
+
+CLOCK_BACK_MS: Final = 60_000
+"""How far the clock may have been set back between a put and its commit."""
 
 
 class JournalDamagedError(StorageError):
@@ -66,6 +75,12 @@ class ReplayedTransaction:
     """It survives, and obeys the later verdict."""
     places: tuple[BatchPlace, ...] | None = None
     """Of a commit: where its batches lie, or behind; None: there is none."""
+    commit_end: int = 0
+    """Behind the attachment with the places, in its redo file."""
+    first_offsets: Mapping[int, Offset] = field(default_factory=dict)
+    """Position in that file → what an offset was first, where that is known."""
+    deleted_topics: frozenset[str] = frozenset()
+    """Topics that were deleted behind its commit: what it put to them is over."""
     is_doubtful: bool = False
     """Whether its batches are there could not be seen: not to be applied now."""
     applied_bytes: dict[LogId, int] = field(default_factory=dict)
@@ -75,6 +90,16 @@ class ReplayedTransaction:
     def first_id(self) -> MessageId:
         """Return the id of its first put; -1 without any."""
         return next(iter(self.puts), MessageId(-1))
+
+    def bounds(self) -> dict[LogId, Offset]:
+        """Return from where on batches lie, whatever a power cut made of places."""
+        places = self.places or ()
+        positions = offset_positions(places, self.commit_end)
+        return {
+            place.log_id: self.first_offsets[position]
+            for position, place in zip(positions, places, strict=True)
+            if position in self.first_offsets
+        }
 
 
 @dataclass(slots=True)
@@ -96,7 +121,15 @@ class Replay:
         """Return what survives, oldest first."""
         return [each for each in self.open.values() if each.is_prepared]
 
-    def read(self, data: bytes, start: int, sums: Sums, name: str) -> None:
+    def read(
+        self,
+        data: bytes,
+        start: int,
+        sums: Sums,
+        name: str,
+        *,
+        deleted: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Take in one redo file.
 
         Args:
@@ -104,11 +137,12 @@ class Replay:
             start: where to begin: a record.
             sums: its side file.
             name: of the file, for texts.
+            deleted: topic → end of the file when it was deleted.
 
         Raises:
             JournalDamagedError: see the head of this page.
         """
-        end = whole_end(data, sums, name)
+        end = whole_end(_as_first_written(data, sums), sums, name)
         position = start
         while position < end:
             try:
@@ -119,7 +153,7 @@ class Replay:
                 self._note_torn(name, position, len(data))
                 return
             self.record_count += 1
-            self._take(record, position, sums)
+            self._take(record, behind, sums, deleted)
             position = behind
         if end < len(data):
             self._note_torn(name, end, len(data))
@@ -131,7 +165,11 @@ class Replay:
         )
 
     def _take(
-        self, record: PutRecord | OperationRecord, position: int, sums: Sums
+        self,
+        record: PutRecord | OperationRecord,
+        end: int,
+        sums: Sums,
+        deleted: Mapping[str, int],
     ) -> None:
         if isinstance(record, PutRecord):
             found = self.open.get(record.key)
@@ -149,13 +187,24 @@ class Replay:
         ended = self.open.pop(record.key, None)
         if ended is None or record.operation not in COMMITS:
             return
-        ended.places = record.places
-        if sums.places:
-            ended.places = tuple(
-                place._replace(offset=sums.places.get((position, index), place.offset))
-                for index, place in enumerate(record.places)
+        ended.places, ended.commit_end = record.places, end
+        ended.first_offsets = sums.bounds
+        if deleted:
+            ended.deleted_topics = frozenset(
+                topic for topic, until in deleted.items() if end <= until
             )
         self.commits.append(ended)
+
+
+def _as_first_written(data: bytes, sums: Sums) -> bytes:
+    """Return the bytes of a redo file with the offsets that its checksums are of."""
+    if not sums.bounds:
+        return data
+    first = bytearray(data)
+    for position, bound in sums.bounds.items():
+        if position + OFFSET.size <= len(first):
+            OFFSET.pack_into(first, position, bound)
+    return bytes(first)
 
 
 def whole_end(data: bytes, sums: Sums, name: str) -> int:
@@ -261,23 +310,27 @@ def _left_of(
     commit: ReplayedTransaction, windows: "_Windows"
 ) -> ReplayedTransaction | None:
     """Return what of one commit is not applied; None: all of it is."""
-    places = {place.log_id: place for place in commit.places or ()}
-    placed_bytes = sum([place.size_bytes for place in places.values()])
-    if placed_bytes == _record_bytes(commit) and all(map(windows.has, places.values())):
+    places, gone = commit.places or (), commit.deleted_topics
+    placed_bytes = sum([place.size_bytes for place in places])
+    is_placed = not gone and placed_bytes == _record_bytes(commit)
+    if is_placed and all(windows.has(place, commit) for place in places):
         return None
     left = ReplayedTransaction(commit.key, is_prepared=commit.is_prepared)
-    bounds: list[BatchPlace] = []
+    known, bounds = commit.bounds(), list[BatchPlace]()
+    placed = {place.log_id: place.offset for place in places} | known
     kept: set[LogId] = set()
     for batch in make_batches(commit):
-        size = len(batch.data)
-        place = places.get(
-            batch.log_id, BatchPlace(batch.log_id, Offset(-1), size, batch.checksum)
-        )
+        if batch.log_id.topic in gone:
+            continue
+        size, bound = len(batch.data), placed.get(batch.log_id, Offset(-1))
+        is_guess = batch.log_id not in known
         try:
-            found = locate(batch, place.offset, windows)
+            found = locate(batch, bound, windows)
+            if found is not None and not found.applied_bytes and is_guess:
+                found = locate(batch, windows.first_since(batch, bound), windows)
         except StorageError:
             left.is_doubtful = True
-            found = Location(place.offset, 0)
+            found = Location(bound, 0)
         if found is None:
             continue
         kept.add(batch.log_id)
@@ -351,11 +404,21 @@ class _Windows:
     def range_of(self, log_id: LogId) -> tuple[Offset, Offset]:
         return self._reader.readable_range(log_id)
 
-    def has(self, place: BatchPlace) -> bool:
+    def first_since(self, batch: CommittedBatch, bound: Offset) -> Offset:
+        """Return another bound of a batch, by the time of its first put."""
+        put_ms = id_time(batch.ids[0])
+        if put_ms is None or bound < 0:
+            # A Java broker's: its places are right. Or it is not to be looked for.
+            return bound
+        since_ms = Millis(put_ms - CLOCK_BACK_MS)
+        return self._reader.offset_since(batch.log_id, since_ms)
+
+    def has(self, place: BatchPlace, commit: ReplayedTransaction) -> bool:
         """Tell whether a batch lies exactly where it is said to, or is retired."""
         log_start, end = self.range_of(place.log_id)
         if 0 <= place.offset < log_start:
-            return True
+            # A place that is torn may lie in front of what was ever readable then.
+            return commit.bounds().get(place.log_id, place.offset) < log_start
         if place.offset < 0 or place.offset + place.size_bytes > end:
             return False
         try:

@@ -12,14 +12,15 @@ with a checksum of its own.
     head    1       1       N            0            0             first, once
     span    2       0 or 1  first byte   length       CRC-32        bytes written
     synced  3       0       end          0            0             all below is on disk
-    place   4       batch   of a commit  offset       0             found or put there
+    bound   5       0       an offset    first value  0             may be rewritten
 
 Big-endian; `crc` is the CRC-32 of the 28 bytes before it. Spans follow each other
 without a gap, from byte 0 of the redo file on; index 1 says that everything up to their
 end was synced. A span is written behind its bytes, a `synced` behind the sync. So what
 is wrong with bytes that were synced is rot, or a file that was cut; what is wrong with
-others is what a crash left of them. A `place` is a better bound for one batch of a
-commit than the one in its attachment (`recovery.py`).
+others is what a crash left of them. A `bound` names an offset in the attachment of a
+commit, and stands in front of its span: the checksum is that of the bytes with the
+first value, whatever stands there now. 4 is not used any more.
 
 Read defensively: entries are believed from the front as long as each has its checksum,
 and spans fit. The file is not synced: it is never more than a help, and a journal
@@ -42,7 +43,7 @@ ENTRY_BYTES: Final = ENTRY.size
 HEAD: Final = 1
 SPAN: Final = 2
 SYNCED: Final = 3
-PLACE: Final = 4
+BOUND: Final = 5
 
 VERSION: Final = 1
 
@@ -66,8 +67,8 @@ class Sums:
     """In order, from byte 0 on, without a gap."""
     synced_end: int = 0
     """Every byte below was on the disk."""
-    places: dict[tuple[int, int], Offset] = field(default_factory=dict)
-    """Position of a commit and number of its batch → offset; the last one counts."""
+    bounds: dict[int, Offset] = field(default_factory=dict)
+    """Position of an offset that may have been rewritten → what was there first."""
 
 
 def encode_entry(
@@ -106,6 +107,6 @@ def decode_sums(data: bytes, number: int) -> Sums:
                 sums.synced_end = position + value
         elif kind == SYNCED:
             sums.synced_end = max(sums.synced_end, position)
-        elif kind == PLACE:
-            sums.places[position, index] = Offset(value)
+        elif kind == BOUND:
+            sums.bounds[position] = Offset(value)
     return sums

@@ -10,6 +10,7 @@ from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.txn.figures import TransactionView
 from metaq.txn.journal import Slot
 from metaq.txn.opening import RestoredTransaction
+from metaq.txn.records import offset_positions
 from metaq.txn.recovery import make_batches
 from metaq.txn.state import TxState, is_xa
 
@@ -24,8 +25,8 @@ class PendingBatch:
     """Puts of a transaction to one partition."""
 
     __slots__ = (
-        "bound", "chunks", "is_in_flight", "is_stored", "last_id", "log_id", "offset",
-        "put_count", "size_bytes", "whole_bytes",
+        "bound", "chunks", "is_in_flight", "is_stored", "last_id", "log_id",
+        "place_at", "place_told", "put_count", "size_bytes", "whole_bytes",
     )  # fmt: skip
 
     def __init__(self, log_id: LogId) -> None:
@@ -39,9 +40,11 @@ class PendingBatch:
         """Records in the chunks."""
         self.last_id = MessageId(-1)
         self.bound = Offset(-1)
-        """It lies there or behind; as in the commit record."""
-        self.offset = Offset(-1)
-        """Offset of its append."""
+        """It lies there or behind."""
+        self.place_at = -1
+        """Byte of the redo file at which its offset is; -1: not to be rewritten."""
+        self.place_told = Offset(-1)
+        """Its present value."""
         self.is_in_flight = False
         self.is_stored = False
 
@@ -50,9 +53,9 @@ class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
     __slots__ = (
-        "batches", "began_ms", "commit_position", "deadline_s", "held_bytes",
-        "is_doubtful", "key", "owner", "prepared_ms", "put_count", "slot", "state",
-        "stuck", "waiters", "was_prepared",
+        "batches", "began_ms", "deadline_s", "held_bytes", "is_doubtful", "key",
+        "owner", "prepared_ms", "put_count", "slot", "state", "stuck", "waiters",
+        "was_prepared",
     )  # fmt: skip
 
     def __init__(self, key: str, owner: object, began_ms: Millis) -> None:
@@ -67,13 +70,17 @@ class BrokerTransaction:
         self.prepared_ms: Millis | None = None
         self.deadline_s: float | None = None
         self.was_prepared = False
-        self.commit_position = -1
         self.waiters: list[Told] = []
         """Waiters for the verdict at hand."""
         self.stuck: MetaqError | None = None
         """Why a batch of a decided one is not in its partition."""
         self.is_doubtful = False
         """Whether its batches are there is not known before a restart."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a batch lies in its partition in part."""
+        return any(each.size_bytes < each.whole_bytes for each in self.batches.values())
 
     def add(
         self,
@@ -127,12 +134,16 @@ def restore_transaction(
     tx = BrokerTransaction(
         replayed.key, owner, now_ms if first_ms is None else first_ms
     )
-    tx.slot, tx.commit_position = restored.slot, restored.commit_position
+    tx.slot = restored.slot
     tx.was_prepared = replayed.is_prepared
     tx.is_doubtful = replayed.is_doubtful
     tx.prepared_ms = tx.began_ms if replayed.is_prepared else None
     tx.state = TxState.PREPARED if replayed.places is None else TxState.DECIDED
-    bounds = {place.log_id: place.offset for place in replayed.places or ()}
+    places = replayed.places or ()
+    bounds = {place.log_id: place.offset for place in places}
+    place_at = dict(
+        zip(bounds, offset_positions(places, restored.records_end), strict=True)
+    )
     for made in make_batches(replayed):
         applied = replayed.applied_bytes.get(made.log_id, 0)
         left = made.ids[_records_in(made.data[:applied]) :]
@@ -146,7 +157,10 @@ def restore_transaction(
         )
         batch = tx.batches[made.log_id]
         batch.whole_bytes = len(made.data)
-        batch.bound = bounds.get(made.log_id, Offset(-1))
+        batch.bound = batch.place_told = bounds.get(made.log_id, Offset(-1))
+        if not applied:
+            # The rest of a batch lies behind what a crash had left of it.
+            batch.place_at = place_at.get(made.log_id, -1)
     tx.held_bytes = sum(
         batch.whole_bytes + PUT_OVERHEAD_BYTES * batch.put_count
         for batch in tx.batches.values()

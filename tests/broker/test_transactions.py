@@ -179,3 +179,88 @@ def test_a_commit_of_pipelined_puts_has_them_all(data_dir: Path) -> None:
             assert b"tx_commit 1" in lines
 
     run(scenario())
+
+
+@pytest.mark.parametrize("first", [b"COMMIT_TWO_PHASE", b"ROLLBACK"])
+def test_two_coordinators_race_for_one_xid(data_dir: Path, first: bytes) -> None:
+    """Both verdicts at once, on two connections: one is carried out, all of it, and the
+    other is refused. The same verdict twice is carried out once, and told twice.
+    """
+    second = b"ROLLBACK" if first == b"COMMIT_TWO_PHASE" else b"COMMIT_TWO_PHASE"
+
+    async def scenario() -> None:
+        async with (
+            running_broker(data_dir) as broker,
+            Peer(broker) as one,
+            Peer(broker) as other,
+        ):
+            for number in range(20):
+                key = b"XID:1:%04x::uq" % number
+                await good(one, command(key, b"BEGIN"))
+                for partition in (0, 1):
+                    await good(one, put(key, b"<%04d>" % number, partition))
+                await good(one, command(key, b"PREPARE"))
+                verdicts = (first, first) if number % 2 else (first, second)
+                answers = await asyncio.gather(
+                    one.ask(command(key, verdicts[0])),
+                    other.ask(command(key, verdicts[1])),
+                )
+                said = [b"result 200 " in answer for answer in answers]
+                done = {verdicts[at] for at, is_good in enumerate(said) if is_good}
+                assert len(done) == 1, answers
+                wanted = int(done == {b"COMMIT_TWO_PHASE"})
+                for partition in (0, 1):
+                    found = await stored(one, partition)
+                    assert found.count(b"<%04d>" % number) == wanted, answers
+                for answer, is_good in zip(answers, said, strict=True):
+                    assert is_good or b"XAException:code=-" in answer, answer
+            assert await good(one, command(b"null", b"RECOVER")) == b""
+
+    run(scenario())
+
+
+def test_a_late_commit_of_an_old_transaction_is_unknown(data_dir: Path) -> None:
+    """Ended by a time-out, a rollback, a commit, a lost connection or a restart: the
+    commit that comes then does nothing, and is told so.
+    """
+    clock = LateClock()
+    local, xa = b"TX:s:%d", b"XID:1:%04x::uq"
+
+    async def late(peer: Peer, *numbers: int) -> None:
+        for number in numbers:
+            for key in (local % number, xa % number):
+                for words in (b"COMMIT_ONE_PHASE", b"COMMIT_TWO_PHASE"):
+                    answer = await peer.ask(command(key, words))
+                    assert b"'%b' has not been started." % key in answer
+        found = await stored(peer)
+        assert found.count(b"old") == 2
+
+    async def begin(peer: Peer, number: int, words: bytes = b"BEGIN") -> None:
+        for key in (local % number, xa % number):
+            await good(peer, command(key, words))
+            await good(peer, put(key, b"old"))
+
+    async def before() -> None:
+        async with (
+            running_broker(data_dir, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            await begin(peer, 1, b"BEGIN 5")
+            await begin(peer, 2)
+            await begin(peer, 3)
+            for number, verdict in ((2, b"ROLLBACK"), (3, b"COMMIT_ONE_PHASE")):
+                await good(peer, command(local % number, verdict))
+                await good(peer, command(xa % number, verdict))
+            await begin(peer, 4)
+            clock.late_ms = 6000
+            await late(peer, 1, 2, 3)
+
+    async def behind() -> None:
+        async with (
+            running_broker(data_dir, clock=clock) as broker,
+            Peer(broker) as peer,
+        ):
+            await late(peer, 1, 2, 3, 4)
+
+    run(before())
+    run(behind())

@@ -29,6 +29,7 @@ from metaq.client.consume.progress import (
 from metaq.client.metrics import METRICS, ClientCollector, serve_metrics
 from metaq.client.produce.ordered_producer import OrderedStatistics
 from metaq.client.produce.producer_counters import ProducerStatistics
+from metaq.client.produce.transaction_counters import TransactionStatistics
 from metaq.errors import ClosedError, ConfigError
 from metaq.model import BrokerAddress, BrokerId, MessageId, Offset, TopicPartition
 from metaq.peer.connection import ConnectionStatistics
@@ -72,6 +73,15 @@ PRODUCER = ProducerStatistics(
     moved_count=31,
     batch_counts=HistogramSnapshot((1.0, 4.0), (1, 2, 3), 40.0),
     latency_s=HistogramSnapshot((0.1,), (4, 5), 2.5),
+    transactions=TransactionStatistics(
+        begun_count=37,
+        prepared_count=38,
+        committed_count=39,
+        rolled_back_count=40,
+        in_doubt_count=41,
+        recovered_count=42,
+        commit_s=HistogramSnapshot((0.01,), (30, 9), 1.5),
+    ),
 )
 CONSUMER = ConsumerSnapshot(
     group="g",
@@ -149,6 +159,15 @@ EXPECTED = {
     "metaq_producer_latency_seconds_bucket{le=0.1}": 4,
     "metaq_producer_latency_seconds_count{}": 9,
     "metaq_producer_latency_seconds_sum{}": 2.5,
+    "metaq_producer_transactions_begun_total{}": 37,
+    "metaq_producer_transactions_prepared_total{}": 38,
+    "metaq_producer_transactions_committed_total{}": 39,
+    "metaq_producer_transactions_rolled_back_total{}": 40,
+    "metaq_producer_transactions_in_doubt_total{}": 41,
+    "metaq_producer_transactions_recovered_total{}": 42,
+    "metaq_producer_transaction_commit_seconds_bucket{le=0.01}": 30,
+    "metaq_producer_transaction_commit_seconds_count{}": 39,
+    "metaq_producer_transaction_commit_seconds_sum{}": 1.5,
     "metaq_ordered_producer_sent_messages_total{}": 32,
     "metaq_ordered_producer_spooled_messages_total{}": 33,
     "metaq_ordered_producer_replayed_messages_total{}": 34,

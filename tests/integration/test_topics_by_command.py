@@ -95,6 +95,25 @@ def test_a_topic_is_made_and_deleted_by_commands(
     assert not list(broker.data.glob("orders-*"))
 
 
+def test_what_transactions_put_to_a_deleted_topic_does_not_come_back(
+    broker: BrokerProcess, zookeeper: str
+) -> None:
+    """Behind a kill the topic of that name has what was put to it since."""
+    with Client(zookeeper, request_timeout_s=60.0) as client:
+        admin = client.admin()
+        admin.create_topic("orders", partitions=1)
+        with client.producer() as producer, producer.transaction() as tx:
+            tx.send("orders", b"old")
+        admin.delete_topic("orders")
+        admin.create_topic("orders", partitions=1)
+        with client.producer() as producer:
+            assert producer.send("orders", b"new", partition="7-0").offset == 0
+    broker.kill()
+    start(broker, zookeeper)
+    with Client(zookeeper, request_timeout_s=60.0) as client:
+        assert [message.data for message in client.browse("orders")] == [b"new"]
+
+
 def is_deleting(broker: BrokerProcess) -> bool:
     copy = decode_copy((broker.data / "topics.json").read_bytes())
     # A deletion that is over has left the copy, before the kill came.

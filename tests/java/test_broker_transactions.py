@@ -8,8 +8,14 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from metaq.client import Client
-from metaq.model import MessageId
+from metaq.fs import SystemFileSystem
+from metaq.model import LogId, MessageId, Offset
+from metaq.record.checksum import checksum
 from metaq.record.layout import encode_record
+from metaq.txn.opening import journal_numbers
+from metaq.txn.records import BatchPlace, RedoOperation, encode_operation
+from metaq.txn.sums import decode_sums
+from tests.brokers import until
 from tests.java.client import JavaClient
 from tests.java.jvm import Jvm
 from tests.java.server import JavaBroker
@@ -24,6 +30,7 @@ NO_FLAGS = 0
 
 XID = b"XID:7:6f6e65:62:hands"
 OTHER = b"XID:7:74776f:62:hands"
+THIRD = b"XID:7:333333:62:hands"
 
 
 class Xid:
@@ -139,14 +146,16 @@ def ask(talk: Talk, text: bytes) -> bytes:
     return found.body
 
 
-def prepare(port: int, xid: bytes, data: bytes) -> None:
+def prepare(port: int, xid: bytes, data: bytes) -> MessageId:
+    """Return the id of the one message."""
     with Talk(port) as talk:
         ask(talk, b"transaction %b s BEGIN 1\r\n" % xid)
-        ask(
+        stored = ask(
             talk,
             b"put %b 0 %d 0 -1 %b 2\r\n%b" % (TOPIC.encode(), len(data), xid, data),
         )
         assert ask(talk, b"transaction %b s PREPARE 3\r\n" % xid) == b"0"
+    return MessageId(int(stored.split()[0]))
 
 
 def prepare_batch(port: int, xid: bytes, *payloads: bytes) -> None:
@@ -199,6 +208,101 @@ def test_what_java_prepared_is_committed_here(
     with theirs:
         assert recover(theirs.port) == OTHER
         assert all_of(theirs.port) == wanted
+
+
+def commit_behind(port: int, key: bytes, data: bytes, others: list[bytes]) -> None:
+    """Commit a message while others are put, which lie in front of it then."""
+    with Talk(port) as talk:
+        ask(talk, b"transaction %b s BEGIN 1\r\n" % key)
+        ask(talk, b"put %b 0 %d 0 -1 %b 2\r\n%b" % (NAME, len(data), key, data))
+        puts = [b"put %b 0 %d 0 -1 4\r\n%b" % (NAME, len(o), o) for o in others]
+        verdict = b"transaction %b s COMMIT_ONE_PHASE 3\r\n" % key
+        talk.send(verdict + b"".join(puts))
+        for _ in range(1 + len(puts)):
+            answer = talk.read()
+            assert isinstance(answer, Frame), answer
+            assert answer.head.startswith("result 200 "), answer
+
+
+def add_commit(journal: Path, key: bytes, data: bytes, message_id: MessageId) -> None:
+    """Write the record of a commit as a broker does that is killed just then."""
+    fs, directory = SystemFileSystem(), journal / "transactions"
+    number = journal_numbers(fs, directory)[-1]
+    batch = encode_record(data, id=message_id)
+    place = BatchPlace(LogId(TOPIC, 0), Offset(0), len(batch), checksum(batch))
+    record = encode_operation(
+        RedoOperation.XA_COMMIT, key.decode(), was_prepared=True, places=[place]
+    )
+    file = fs.open_append(directory / f"redo.{number}", create=False)
+    file.write(record)
+    file.close()
+
+
+def test_java_takes_over_from_a_broker_that_was_killed(
+    theirs: JavaBroker, tmp_path: Path
+) -> None:
+    """What is prepared is listed; what is committed is there once, whether it had been
+    appended behind other puts, or not yet.
+    """
+    with theirs:
+        put(theirs.port, b"first")
+    journal = tmp_path / "journal"
+    with ours_on(theirs, tmp_path) as broker:
+        prepare(broker.port, XID, b"prepared")
+        for key in (b"TX:s:1", b"TX:s:2"):
+            commit_behind(broker.port, key, key, [b"beside " + key, b"too " + key])
+        lost = prepare(broker.port, OTHER, b"not yet")
+        prepare(broker.port, THIRD, b"also prepared")
+        broker.kill()
+    sums = (journal / "transactions" / "sums.2").read_bytes()
+    redo = (journal / "transactions" / "redo.2").read_bytes()
+    bounds = decode_sums(sums, 2).bounds
+    now = [int.from_bytes(redo[at : at + 8], "big") for at in bounds]
+    assert all(place > bound for place, bound in zip(now, bounds.values(), strict=True))
+    add_commit(journal, OTHER, b"not yet", lost)
+    give_back(theirs)
+    with theirs:
+        assert set(recover(theirs.port).split(b"\r\n")) == {XID, THIRD}
+        found = all_of(theirs.port)
+        wanted = [b"first", b"TX:s:1", b"TX:s:2", b"not yet"]
+        wanted += [
+            word + b" TX:s:%d" % n for word in (b"beside", b"too") for n in (1, 2)
+        ]
+        assert sorted(found) == sorted(wanted)
+        commit(theirs.port, XID)
+        assert recover(theirs.port) == THIRD
+    with ours_on(theirs, tmp_path) as broker:
+        assert recover(broker.port) == THIRD
+        assert sorted(all_of(broker.port)) == sorted([*wanted, b"prepared"])
+
+
+def test_we_take_over_from_java_when_it_was_killed(
+    theirs: JavaBroker, tmp_path: Path
+) -> None:
+    """The same the other way: nothing is lost, and nothing there twice."""
+    wanted = [b"first", b"TX:s:1", b"TX:s:2", b"beside TX:s:1", b"beside TX:s:2"]
+    wanted.append(b"committed")
+    with theirs:
+        put(theirs.port, b"first")
+        prepare(theirs.port, XID, b"prepared")
+        for key in (b"TX:s:1", b"TX:s:2"):
+            commit_behind(theirs.port, key, key, [b"beside " + key])
+        prepare(theirs.port, OTHER, b"committed")
+        commit(theirs.port, OTHER)
+        # MetaQ answers a commit before it appends.
+        until(lambda: len(all_of(theirs.port)) == len(wanted))
+        with Talk(theirs.port) as talk:
+            ask(talk, b"transaction TX:s:3 s BEGIN 1\r\n")
+            ask(talk, b"put %b 0 4 0 -1 TX:s:3 2\r\nopen" % NAME)
+            theirs.kill()
+    with ours_on(theirs, tmp_path) as broker:
+        assert recover(broker.port) == XID
+        assert sorted(all_of(broker.port)) == sorted(wanted)
+        commit(broker.port, XID)
+        broker.kill()
+        broker.start()
+        assert recover(broker.port) == b""
+        assert sorted(all_of(broker.port)) == sorted([*wanted, b"prepared"])
 
 
 def test_what_we_prepared_is_committed_by_java(

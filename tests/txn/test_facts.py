@@ -1,6 +1,10 @@
 """What MetaQ's own tests assert of its journal and transactions, and what it lacks."""
 
 import errno
+import gc
+import tracemalloc
+from collections.abc import Iterator
+from random import Random
 
 import pytest
 
@@ -14,9 +18,12 @@ from metaq.txn.outcomes import (
     KeptOutcome,
     decode_outcomes,
     encode_outcomes,
+    read_outcomes,
+    write_outcomes,
 )
 from metaq.txn.records import COMMITS, OperationRecord, decode_record
 from metaq.txn.state import HeuristicOutcome, XaCommandError
+from metaq.txn.sums import decode_sums
 from tests.rigs.fs import FaultyFileSystem, Operation, keep_all, keep_none
 from tests.txn.support import (
     JOURNAL,
@@ -123,6 +130,93 @@ def test_prepare_and_verdict_then_reopen(verdict: str) -> None:
         bench = killed(bench)
         assert bench.coordinator.views() == []
         assert bench.payloads() == ([b"x"] if verdict == "commit" else [])
+
+
+def test_puts_and_commit_then_reopen() -> None:
+    """Exactly these messages are there; the transaction has left its connection."""
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL, "owner")
+    for data in (b"one", b"two"):
+        bench.put(LOCAL, A, data, "owner")
+    answer = bench.commit(LOCAL, "owner")
+    bench.run()
+    assert answer.is_good
+    with pytest.raises(TransactionError, match="has not been started"):
+        bench.commit(LOCAL, "owner")
+    bench.coordinator.end_owner("owner")
+    assert bench.coordinator.counters.abandoned == 0
+    again = killed(bench)
+    assert again.payloads() == [b"one", b"two"]
+    assert again.coordinator.views() == []
+
+
+def test_a_put_without_a_begin_is_refused() -> None:
+    """With MetaQ's words; so is one in the local transaction of another connection."""
+    bench = opened(FaultyFileSystem())
+    for key, kind in ((LOCAL, "Local"), (XA, "XA")):
+        with pytest.raises(TransactionError) as caught:
+            bench.put(key, A, b"x", "owner")
+        assert str(caught.value) == f"{kind} transaction '{key}' has not been started."
+    bench.begin(LOCAL, "owner")
+    with pytest.raises(TransactionError, match="has not been started"):
+        bench.put(LOCAL, A, b"x", "other")
+    assert redo_bytes(bench.fs) == b""
+
+
+def test_a_verdict_on_what_has_ended_is_refused() -> None:
+    """A second commit, a rollback behind a commit, a commit behind a rollback."""
+    bench = opened(FaultyFileSystem())
+    for first in ("commit", "rollback"):
+        bench.begin(XA)
+        bench.put(XA, A, first.encode())
+        bench.prepare(XA)
+        bench.run()
+        getattr(bench, first)(XA)
+        bench.run()
+        for second in ("commit", "rollback", "prepare"):
+            with pytest.raises(XaCommandError, match="has not been started") as caught:
+                getattr(bench, second)(XA)
+            assert caught.value.code == -4
+    assert bench.payloads() == [b"commit"]
+
+
+@pytest.mark.slow
+def test_a_hundred_connections_with_checkpoints_leave_nothing_active(seed: int) -> None:
+    """10,000 transactions whose steps are mixed, over redo files of 512 bytes: behind a
+    restart none is active, one file is left, and each that was committed is there.
+    """
+    bench, random = opened(FaultyFileSystem(), file_bytes_max=512), Random(seed)
+    wanted: list[bytes] = []
+    lives: list[Iterator[None]] = []
+
+    def live(owner: int) -> Iterator[None]:
+        for number in range(100):
+            key, payload = f"TX:{owner}:{number}", b"%d:%d" % (owner, number)
+            bench.begin(key, owner)
+            yield
+            bench.put(key, (A, B)[number % 2], payload, owner)
+            yield
+            if random.random() < 0.7:
+                bench.commit(key, owner)
+                wanted.append(payload)
+            else:
+                bench.rollback(key, owner)
+            yield
+
+    lives += map(live, range(100))
+    while lives:
+        each = random.choice(lives)
+        if next(each, lives) is lives:
+            lives.remove(each)
+        if random.random() < 0.1:
+            bench.coordinator.checkpoint()
+            bench.run()
+    bench.run()
+    (number,) = journal_numbers(bench.fs, JOURNAL)
+    assert number > 1
+    again = killed(bench)
+    assert again.coordinator.views() == []
+    assert sorted(again.payloads()) == sorted(wanted)
 
 
 def test_a_partition_that_is_lost_gets_its_batch_again() -> None:
@@ -260,6 +354,22 @@ def test_a_commit_that_is_under_way_at_the_stop_is_applied_at_the_start() -> Non
     assert not is_committed(again.fs)
 
 
+def test_a_stop_waits_for_commits_that_are_under_way() -> None:
+    """So it leaves nothing but what is prepared, as a Java broker needs it."""
+    bench = opened(FaultyFileSystem())
+    for key in (LOCAL, XA):
+        bench.begin(key)
+        bench.put(key, A, key.encode())
+    bench.prepare(XA)
+    answer = bench.commit(LOCAL)
+    bench.close()
+    assert answer.is_good
+    assert not is_committed(bench.fs)
+    again = opened(bench.fs)
+    assert again.payloads() == [LOCAL.encode()]
+    assert again.coordinator.recover(None) == [XA]
+
+
 def is_committed(fs: FaultyFileSystem) -> bool:
     data, position = redo_bytes(fs), 0
     while position < len(data):
@@ -355,8 +465,7 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"in between")
     bench.commit(LOCAL)
-    log = bench.logs.manager.get_or_create(A, bench.logs.config.topic(A.topic))
-    bench.logs.append(log, [b"first", b"second"], Told())
+    bench.put_outside(A, b"first", b"second")
     bench.run()
     wanted = [b"first", b"second", b"in between"]
     assert bench.payloads() == wanted
@@ -367,14 +476,34 @@ def test_a_commit_finds_its_batch_behind_other_puts() -> None:
     assert opened(disk).payloads() == wanted
 
 
-class Told:
-    """A ticket that takes no note."""
-
-    def on_stored(self) -> None:
-        """Do nothing."""
-
-    def on_failed(self, error: StorageError) -> None:
-        raise error
+def test_a_place_that_a_power_cut_has_torn_is_no_damage() -> None:
+    """Whatever is in its eight bytes: the batch is found from its bound on, once, or,
+    without a side file, from the time of its put on.
+    """
+    bench = opened(FaultyFileSystem())
+    bench.begin(LOCAL)
+    bench.put(LOCAL, A, b"in between")
+    bench.commit(LOCAL)
+    bench.put_outside(A, b"first")
+    bench.run()
+    disk = bench.fs.crash(keep_all)
+    (number,) = journal_numbers(disk, JOURNAL)
+    sums = decode_sums(disk.read_file(JOURNAL / f"sums.{number}", 1 << 20), number)  # type: ignore[arg-type]
+    ((position, bound),) = sums.bounds.items()
+    assert (bound, redo_bytes(disk)[position : position + 8]) == (
+        0,
+        b"\0" * 7 + b"\x19",
+    )
+    # Of two offsets none is negative, nor is what is left of both.
+    for bit in {*range(64)} - {7}:
+        torn = disk.snapshot()
+        torn.flip_bit(JOURNAL / f"redo.{number}", 8 * position + bit)
+        without = torn.snapshot()
+        without.unlink(JOURNAL / f"sums.{number}")
+        for each in (torn, without):
+            again = opened(each)
+            assert again.payloads() == [b"first", b"in between"]
+            assert again.coordinator.figures().notes == ()
 
 
 # -- damage ---------------------------------------------------------------------------
@@ -512,6 +641,29 @@ def test_an_outcome_that_was_not_carried_out_is_at_the_start() -> None:
         assert again.coordinator.recover(None) == [XA]
 
 
+@pytest.mark.parametrize("sync_mode", [0, 2])
+def test_an_outcome_does_not_outlive_its_prepare(sync_mode: int) -> None:
+    """In modes that answer before the sync: it is synced with the outcome, and without
+    that there is none.
+    """
+    for has_failed in (False, True):
+        bench = opened(FaultyFileSystem(), sync_mode=sync_mode)
+        bench.begin(XA)
+        bench.put(XA, A, b"x")
+        bench.prepare(XA)
+        bench.run()
+        if has_failed:
+            bench.fs.fail_at(bench.fs.calls + 1, errno.EIO)
+        answer = bench.decide(XA, HeuristicOutcome.COMMIT)
+        for worker in bench.workers:
+            worker.step()
+        again = opened(bench.fs.crash(keep_none))
+        assert again.payloads() == ([] if has_failed else [b"x"])
+        assert again.coordinator.recover(None) == ([] if has_failed else [XA])
+        bench.run()
+        assert answer.is_good is not has_failed
+
+
 def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     """Its file is not read, not changed, and named at the start."""
     bench = opened(FaultyFileSystem())
@@ -525,6 +677,20 @@ def test_outcomes_of_a_java_broker_are_left_alone_and_told() -> None:
     (note,) = again.coordinator.figures().notes
     assert str(path) in note
     assert again.fs.read_file(path, 1 << 20) == data  # type: ignore[arg-type]
+
+
+def test_outcomes_are_replaced_as_a_whole() -> None:
+    """None without a file; what is written last is what is read."""
+    fs = FaultyFileSystem()
+    for path in (JOURNAL.parent, JOURNAL):
+        fs.make_directory(path)
+    assert read_outcomes(fs, JOURNAL) == {}
+    for outcome in HeuristicOutcome:
+        outcomes = {XA: KeptOutcome(outcome, 1_700_000_000_000)}  # type: ignore[arg-type]
+        write_outcomes(fs, JOURNAL, outcomes)
+        assert read_outcomes(fs, JOURNAL) == outcomes
+    write_outcomes(fs, JOURNAL, {})
+    assert read_outcomes(fs, JOURNAL) == {}
 
 
 def test_outcomes_have_a_checksum() -> None:
@@ -587,15 +753,26 @@ def test_the_journal_has_a_bound() -> None:
     assert answer.is_good
 
 
+def held_by_transactions() -> int:
+    """Return the bytes that were allocated in `metaq.txn` and not given back."""
+    gc.collect()
+    found = tracemalloc.take_snapshot().filter_traces(
+        [tracemalloc.Filter(True, "*/metaq/txn/*")]
+    )
+    return sum(trace.size for trace in found.traces)
+
+
 @pytest.mark.slow
 def test_ten_thousand_open_transactions_are_bounded_and_end() -> None:
     """What they hold is counted, and given back; nothing is left of them."""
     bench = opened(FaultyFileSystem(), file_bytes_max=1 << 16)
     count = 10_000
+    tracemalloc.start()
     for number in range(count):
         bench.begin(f"TX:s:{number}", "owner", timeout_s=30)
         bench.put(f"TX:s:{number}", A, b"x" * 100, "owner")
     bench.run()
+    assert held_by_transactions() < 1500 * count
     figures = bench.coordinator.figures()
     assert figures.open_count == count
     assert 100 * count < figures.held_bytes < 400 * count
@@ -609,4 +786,7 @@ def test_ten_thousand_open_transactions_are_bounded_and_end() -> None:
     assert (figures.open_count, figures.held_bytes) == (0, 0)
     assert figures.counters.timed_out == count // 2
     assert figures.journal_bytes < 1 << 18
+    # Empty tables keep the size that they had.
+    assert held_by_transactions() < 60 * count
+    tracemalloc.stop()
     assert len(bench.payloads(A)) == count // 2

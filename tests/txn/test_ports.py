@@ -1,5 +1,6 @@
 """The partition logs are what transactions declare that they need."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -7,12 +8,14 @@ import pytest
 from metaq.broker.topics import Topics
 from metaq.broker.transactions import TopicSink
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
-from metaq.model import LogId, MessageId, Offset
+from metaq.model import BrokerId, LogId, MessageId, Millis, Offset
+from metaq.record.ids import IdGenerator
 from metaq.record.layout import encode_record
+from metaq.testing.clock import ManualClock
 from metaq.txn.ports import MessageSink, StoredBatches
 from tests.rigs.fs import FaultyFileSystem
 from tests.rigs.storage import StorageBench, Ticket
-from tests.storage.support import LOG, log_of, opened
+from tests.storage.support import LOG, config, log_of, opened
 
 
 def batch(*payloads: bytes) -> list[bytes]:
@@ -30,7 +33,10 @@ def sink_of(bench: StorageBench) -> MessageSink:
 
 
 def append(
-    sink: MessageSink, log_id: LogId, chunks: list[bytes]
+    sink: MessageSink,
+    log_id: LogId,
+    chunks: list[bytes],
+    before_write: Callable[[Offset], None] = lambda _offset: None,
 ) -> tuple[Offset, Ticket]:
     ticket = Ticket()
     offset = sink.append(
@@ -40,6 +46,7 @@ def append(
         record_count=len(chunks),
         last_id=MessageId(7),
         ticket=ticket,
+        before_write=before_write,
     )
     return offset, ticket
 
@@ -58,6 +65,50 @@ def test_a_batch_is_appended_whole_and_read_back() -> None:
     for (offset, _ticket), chunks in zip(places, (first, second), strict=True):
         data = b"".join(chunks)
         assert reader.read_back(LOG, offset, len(data)) == data
+    bench.close()
+
+
+def test_the_offset_is_told_before_a_byte_is_written() -> None:
+    """Once for each append that is written, and not for one that is refused."""
+    bench = opened(FaultyFileSystem())
+    sink = sink_of(bench)
+    told: list[tuple[Offset, int]] = []
+
+    def before_write(offset: Offset) -> None:
+        told.append((offset, log_of(bench).writer.end))
+
+    for payload in (b"one", b"two"):
+        append(sink, LOG, batch(payload), before_write)
+    bench.run()
+    append(sink, LOG, batch(b"three"), before_write)
+    bench.fs.set_capacity(0)  # type: ignore[attr-defined]
+    bench.run()
+    append(sink, LOG, batch(b"void"), before_write)
+    bench.fs.set_capacity(1 << 40)  # type: ignore[attr-defined]
+    bench.run()
+    assert told == [(0, 0), (23, 0), (46, 46), (46, 46)]
+    bench.close()
+
+
+def test_a_time_is_a_bound_for_all_that_came_later() -> None:
+    """Whatever the span index has: without it the times of the files count."""
+    clock, fs = ManualClock(), FaultyFileSystem()
+    bench = StorageBench(fs, config(segment_bytes_max=50), clock)
+    bench.open()
+    sink, reader = sink_of(bench), reader_of(bench)
+    ids = IdGenerator(clock, BrokerId(0), MessageId(-1))
+    came: list[tuple[Millis, Offset]] = []
+    for payload in (b"one" * 20, b"two", b"three"):
+        clock.advance_s(60)
+        fs.set_wall_ms(clock.wall_ms())
+        record = encode_record(payload, id=ids.reserve(1))
+        offset, _ticket = append(sink, LOG, [record])
+        bench.run()
+        came.append((clock.wall_ms(), offset))
+    for time_ms, offset in came:
+        assert reader.offset_since(LOG, time_ms) <= offset
+    assert reader.offset_since(LOG, Millis(came[-1][0] - 1)) == came[-1][1]
+    assert reader.offset_since(LogId("nosuch", 0), came[0][0]) == 0
     bench.close()
 
 
@@ -106,6 +157,7 @@ def test_a_closed_sink_takes_nothing() -> None:
             record_count=1,
             last_id=MessageId(1),
             ticket=ticket,
+            before_write=lambda _offset: None,
         )
     assert not ticket.is_answered
 

@@ -38,6 +38,7 @@ from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.runs import encode_message, frozen
 from metaq.client.produce.transaction import AsyncTransaction
 from metaq.client.produce.transaction_branch import TransactionParts
+from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import check_timeout
 from metaq.clock import Clock
@@ -160,6 +161,7 @@ class AsyncProducer:
             options=options,
             clock=clock,
             session_id=producer_id,
+            counters=ClientTransactionCounters(),
         )
         """Parts of its transactions."""
         self._transaction_numbers = count()
@@ -496,6 +498,7 @@ class AsyncProducer:
             buffered_bytes=buffer.buffered_bytes,
             full_count=buffer.full_count,
             dropped=dict(self.oneway.dropped),
+            transactions=self.transacting.counters.snapshot(),
         )
 
     def __repr__(self) -> str:

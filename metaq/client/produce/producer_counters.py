@@ -5,9 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from metaq.client.produce.transaction_counters import (
+    ClientTransactionCounters,
+    TransactionStatistics,
+)
 from metaq.errors import MetaqError
 from metaq.model import TopicPartition
-from metaq.stats import Histogram, HistogramSnapshot, counter, gauge, histogram
+from metaq.stats import Histogram, HistogramSnapshot, counter, gauge, histogram, part
 
 BATCH_COUNT_BOUNDS: Final = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536)
 """Buckets of the sizes of what is sent, in messages."""
@@ -76,6 +80,10 @@ class ProducerStatistics:
         "metaq_producer_latency_seconds",
         "Time from the first message of a batch to the answer, per message.",
     )
+    transactions: TransactionStatistics = part(
+        default=lambda: ClientTransactionCounters().snapshot()
+    )
+    """Its transactions, whose messages are not in the counters above."""
 
     @property
     def acknowledged_count(self) -> int:

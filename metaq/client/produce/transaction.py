@@ -85,6 +85,7 @@ class AsyncTransaction:
         self._state = TransactionState.OPEN
         self._failure: BaseException | None = None
         self._turn = asyncio.Lock()
+        parts.counters.begun_count += 1
 
     @property
     def id(self) -> str:
@@ -209,30 +210,12 @@ class AsyncTransaction:
 
         Cancellation: the outcome is in doubt.
         """
-        deadline_s = self._parts.deadline_s(timeout)
+        parts = self._parts
+        deadline_s, began_s = parts.deadline_s(timeout), parts.clock.monotonic_s()
         async with self._turn:
-            failure = self._failure
-            if self._state is TransactionState.FAILED:
-                await self._roll_back(deadline_s)
-                raise TransactionRolledBackError(
-                    f"transaction {self.id} was rolled back in place of the commit: a"
-                    f" message had failed: {failure!r}"
-                ) from failure
-            self._require_open()
-            self._state = TransactionState.IN_DOUBT
-            try:
-                await self._end(TransactionType.COMMIT_ONE_PHASE, deadline_s)
-            except CERTAIN as error:
-                self._state = TransactionState.ROLLED_BACK
-                raise TransactionRolledBackError(
-                    f"transaction {self.id} is not committed: {error}"
-                ) from error
-            except MetaqError as error:
-                raise TransactionInDoubtError(
-                    f"transaction {self.id} is in doubt, not failed: the commit was"
-                    f" sent, and may be carried out: {error}"
-                ) from error
-            self._state = TransactionState.COMMITTED
+            with parts.counters.failing():
+                await self._commit(deadline_s)
+            parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
 
     async def rollback(self, timeout: float | None = None) -> None:
         """Give all messages up.
@@ -251,6 +234,7 @@ class AsyncTransaction:
             if self._state is not TransactionState.FAILED:
                 self._require_open()
             await self._roll_back(deadline_s)
+            self._parts.counters.rolled_back_count += 1
 
     async def __aenter__(self) -> Self:
         """Return the transaction."""
@@ -284,6 +268,30 @@ class AsyncTransaction:
             raise TransactionError(
                 f"transaction {self.id} has ended: it is {self._state.value}"
             )
+
+    async def _commit(self, deadline_s: float) -> None:
+        failure = self._failure
+        if self._state is TransactionState.FAILED:
+            await self._roll_back(deadline_s)
+            raise TransactionRolledBackError(
+                f"transaction {self.id} was rolled back in place of the commit: a"
+                f" message had failed: {failure!r}"
+            ) from failure
+        self._require_open()
+        self._state = TransactionState.IN_DOUBT
+        try:
+            await self._end(TransactionType.COMMIT_ONE_PHASE, deadline_s)
+        except CERTAIN as error:
+            self._state = TransactionState.ROLLED_BACK
+            raise TransactionRolledBackError(
+                f"transaction {self.id} is not committed: {error}"
+            ) from error
+        except MetaqError as error:
+            raise TransactionInDoubtError(
+                f"transaction {self.id} is in doubt, not failed: the commit was"
+                f" sent, and may be carried out: {error}"
+            ) from error
+        self._state = TransactionState.COMMITTED
 
     async def _roll_back(self, deadline_s: float) -> None:
         self._state = TransactionState.ROLLED_BACK

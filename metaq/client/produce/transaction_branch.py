@@ -29,6 +29,7 @@ from metaq.client.produce.attempts import (
 from metaq.client.produce.batches import encode_records, ends_of
 from metaq.client.produce.partition_sender import Pool, PutConnection
 from metaq.client.produce.runs import encode_message, frozen, list_messages
+from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_replies import parse_pending, require_done
 from metaq.client.validation import check_seconds, check_timeout
 from metaq.clock import Clock
@@ -108,6 +109,8 @@ class TransactionParts:
     """Judges deadlines."""
     session_id: str
     """Names the producer to brokers, in every command; free of ':' and space."""
+    counters: ClientTransactionCounters
+    """Of the producer."""
 
     def deadline_s(self, timeout: float | None) -> float:
         """Return the monotonic time `timeout` from now; None: `timeout_s`.

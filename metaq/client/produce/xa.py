@@ -151,6 +151,7 @@ class AsyncXa:
         async with self._turn:
             self._require_none()
             self._global = _Global(xid, lifetime_s)
+            self._parts.counters.begun_count += 1
 
     async def send(
         self,
@@ -279,23 +280,12 @@ class AsyncXa:
 
         Cancellation: the transaction may be prepared; roll it back.
         """
-        deadline_s = self._parts.deadline_s(timeout)
+        deadline_s, counters = self._parts.deadline_s(timeout), self._parts.counters
         async with self._turn:
-            current = self._require_begun()
-            if current.is_prepared:
-                raise TransactionError(f"{shown(current.xid)} is prepared already")
-            if current.failure is not None:
-                await self._give_up(current, current.failure, deadline_s)
-            votes = await self._verdicts.prepare(
-                current.xid, current.branches, deadline_s
-            )
-            for failure in failures(votes).values():
-                await self._give_up(current, failure, deadline_s, was_asked=True)
-            for broker_id, has_work in votes.items():
-                if not has_work:
-                    del current.branches[broker_id]
-            current.is_prepared = True
-            return bool(current.branches)
+            with counters.failing():
+                has_work = await self._prepare(deadline_s)
+            counters.prepared_count += has_work
+            return has_work
 
     async def commit(
         self, xid: XaTransactionId | None = None, timeout: float | None = None
@@ -319,27 +309,18 @@ class AsyncXa:
 
         Cancellation: the outcome is in doubt; commit the xid again.
         """
-        deadline_s = self._parts.deadline_s(timeout)
+        parts = self._parts
+        deadline_s, began_s = parts.deadline_s(timeout), parts.clock.monotonic_s()
         async with self._turn:
             current = self._mine(xid)
-            if current is None:
-                assert xid is not None
-                await self._verdicts.tell_all(xid, COMMIT, deadline_s)
-                return
-            if current.failure is not None:
-                await self._give_up(current, current.failure, deadline_s)
-            brokers = list(current.branches)
-            if not current.is_prepared and len(brokers) > 1:
-                raise TransactionError(
-                    f"{shown(current.xid)} has messages at {listed(brokers)}: prepare"
-                    " it before the commit"
-                )
-            # Whatever comes of it: a verdict that was said is not taken back.
-            self._global = None
-            if current.is_prepared:
-                await self._verdicts.tell(current.xid, COMMIT, brokers, deadline_s)
-            else:
-                await self._verdicts.commit_one_phase(current.xid, brokers, deadline_s)
+            with parts.counters.failing():
+                if current is None:
+                    assert xid is not None
+                    await self._verdicts.tell_all(xid, COMMIT, deadline_s)
+                    parts.counters.recovered_count += 1
+                else:
+                    await self._commit(current, deadline_s)
+                    parts.counters.on_committed(parts.clock.monotonic_s() - began_s)
 
     async def rollback(
         self, xid: XaTransactionId | None = None, timeout: float | None = None
@@ -359,19 +340,17 @@ class AsyncXa:
 
         Cancellation: the outcome is in doubt; roll the xid back again.
         """
-        deadline_s = self._parts.deadline_s(timeout)
+        deadline_s, counters = self._parts.deadline_s(timeout), self._parts.counters
         async with self._turn:
             current = self._mine(xid)
-            if current is None:
-                assert xid is not None
-                await self._verdicts.tell_all(xid, ROLLBACK, deadline_s)
-                return
-            self._global = None
-            brokers = list(current.branches)
-            if current.is_prepared:
-                await self._verdicts.tell(current.xid, ROLLBACK, brokers, deadline_s)
-            else:
-                await self._verdicts.drop(current.xid, brokers, deadline_s)
+            with counters.failing():
+                if current is None:
+                    assert xid is not None
+                    await self._verdicts.tell_all(xid, ROLLBACK, deadline_s)
+                    counters.recovered_count += 1
+                else:
+                    await self._roll_back(current, deadline_s)
+                    counters.rolled_back_count += 1
 
     async def recover(
         self, *, partial: bool = False, timeout: float | None = None
@@ -431,6 +410,7 @@ class AsyncXa:
         if current is not None and not current.is_prepared:
             deadline_s = self._parts.deadline_s(limit_s)
             await self._verdicts.drop(current.xid, current.branches, deadline_s)
+            self._parts.counters.rolled_back_count += 1
         await self._producer.close(timeout)
 
     async def __aenter__(self) -> Self:
@@ -497,6 +477,45 @@ class AsyncXa:
             return self._global
         self._require_none()
         return None
+
+    async def _prepare(self, deadline_s: float) -> bool:
+        current = self._require_begun()
+        if current.is_prepared:
+            raise TransactionError(f"{shown(current.xid)} is prepared already")
+        if current.failure is not None:
+            await self._give_up(current, current.failure, deadline_s)
+        votes = await self._verdicts.prepare(current.xid, current.branches, deadline_s)
+        for failure in failures(votes).values():
+            await self._give_up(current, failure, deadline_s, was_asked=True)
+        for broker_id, has_work in votes.items():
+            if not has_work:
+                del current.branches[broker_id]
+        current.is_prepared = True
+        return bool(current.branches)
+
+    async def _commit(self, current: _Global, deadline_s: float) -> None:
+        if current.failure is not None:
+            await self._give_up(current, current.failure, deadline_s)
+        brokers = list(current.branches)
+        if not current.is_prepared and len(brokers) > 1:
+            raise TransactionError(
+                f"{shown(current.xid)} has messages at {listed(brokers)}: prepare"
+                " it before the commit"
+            )
+        # Whatever comes of it: a verdict that was said is not taken back.
+        self._global = None
+        if current.is_prepared:
+            await self._verdicts.tell(current.xid, COMMIT, brokers, deadline_s)
+        else:
+            await self._verdicts.commit_one_phase(current.xid, brokers, deadline_s)
+
+    async def _roll_back(self, current: _Global, deadline_s: float) -> None:
+        self._global = None
+        brokers = list(current.branches)
+        if current.is_prepared:
+            await self._verdicts.tell(current.xid, ROLLBACK, brokers, deadline_s)
+        else:
+            await self._verdicts.drop(current.xid, brokers, deadline_s)
 
     async def _give_up(
         self,
