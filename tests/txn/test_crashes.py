@@ -16,6 +16,7 @@ from tests.rigs.fs import (
     keep_none,
     keep_random,
 )
+from tests.sampling import failures
 from tests.txn.support import (
     A,
     Answer,
@@ -192,14 +193,13 @@ def test_a_power_cut_at_every_sync_keeps_what_was_promised(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-def test_whichever_call_fails_what_was_promised_is_kept(error: int) -> None:
+def test_whichever_call_fails_what_was_promised_is_kept() -> None:
     """For every n: after the n-th call failed, whatever was answered with success holds
     after a restart and after a power cut, and every verdict was answered.
     """
     trial = FaultyFileSystem()
     Life(trial).live()
-    for number in range(1, trial.calls + 1):
+    for number, error in failures(trial.calls, (errno.EIO, errno.ENOSPC)):
         fs = FaultyFileSystem()
         fs.fail_at(number, error)
         life = Life(fs)
