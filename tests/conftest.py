@@ -18,10 +18,10 @@ from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadFileScheduling
 
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
-from tests.sampling import SEED, unchosen
+from tests.sampling import SEED, examples, unchosen
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES_MAX = 50
+EXAMPLES_MAX = examples(50)
 LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
 
 LATE_WORKER = "Python worker failed to connect back"
@@ -72,19 +72,23 @@ def pytest_collection_modifyitems(
     weights: dict[Path, int] = defaultdict(int)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()} & LONG_MARKS
-        weights[item.path] = max(weights[item.path], len(marks))
+        # Nothing is as long as all files of Spark's session one after another.
+        count = 1 + len(LONG_MARKS) if _uses_session(item.path) else len(marks)
+        weights[item.path] = max(weights[item.path], count)
     items.sort(key=lambda item: -weights[item.path])
 
 
 class Scheduling(LoadFileScheduling):
     """Files stay with one worker, for the servers that their tests share.
 
-    So do all files that use the session of Spark: each worker that has tests of them
-    starts one.
+    So do all files that use the session of Spark, and those of the house: each worker
+    that has tests of them starts a session, or parses all sources.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
+        if file.startswith("tests/house/"):
+            return "house"
         return "spark" if _uses_session(self.config.rootpath / file) else file
 
 

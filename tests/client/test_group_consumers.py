@@ -24,6 +24,7 @@ from metaq.zk.znodes import (
     encode_registration,
 )
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.worlds import IDLE
 
 PATIENCE_S = 60.0
 PARTITIONS = 4
@@ -83,7 +84,7 @@ class Reader:
 
 
 async def joined(client: AsyncClient, group: str = "g", **options: Any) -> Reader:
-    consumer = client.consumer(group, ["t"], **options)
+    consumer = client.consumer(group, ["t"], **{**IDLE, **options})
     await consumer.start()
     return Reader(consumer)
 
@@ -210,7 +211,7 @@ def test_a_message_in_hand_is_waited_for_and_committed(
         async with client_of(broker) as client, client_of(broker) as other:
             await put_each(client, "a")
             await put_each(client, "b")
-            one = client.consumer("g", ["t"], consumer_id="c1")
+            one = client.consumer("g", ["t"], consumer_id="c1", **IDLE)
             await one.start()
             held: Message | None = None
             while held is None or held.partition != part(PARTITIONS - 1):
@@ -240,7 +241,12 @@ def test_a_late_commit_of_a_former_owner_is_refused(broker: AnyBroker) -> None:
         async with client_of(broker) as client, client_of(broker) as other:
             await put_each(client, "a")
             one = client.consumer(
-                "g", ["t"], consumer_id="c1", revoke_timeout_s=0.1, start="earliest"
+                "g",
+                ["t"],
+                consumer_id="c1",
+                revoke_timeout_s=0.1,
+                start="earliest",
+                **IDLE,
             )
             await one.start()
             held: Message | None = None
