@@ -4,7 +4,7 @@ The broker is real, ZooKeeper is in memory; both worlds.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from metaq.zk.znodes import (
 )
 from tests.brokers import AnyBroker, StartBroker
 from tests.client.worlds import IDLE
+from tests.rigs.waiting import until
 
 PATIENCE_S = 60.0
 PARTITIONS = 4
@@ -38,12 +39,6 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 
 def part(number: int) -> TopicPartition:
     return TopicPartition("t", BrokerId(0), number)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def put(client: AsyncClient, texts: list[str]) -> None:

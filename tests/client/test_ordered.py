@@ -33,8 +33,8 @@ from metaq.model import BrokerId, Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import until
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.waiting import until
 
 SHORT_S = 0.1
 """How long a send may try, where it is bound to fail."""
