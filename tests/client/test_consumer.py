@@ -585,7 +585,7 @@ def test_data_that_comes_after_a_long_silence_is_not_taken_for_a_stand_still(
     options = {"idle_step_s": 0.3, "idle_max_s": 0.3, "watchdog_s": 0.8}
     with java_client.consumer("g", ["test"], **options) as consumer:
         assert consumer.receive(1.0) is None
-        for number in range(4):
+        for number in range(2):
             java.put(b"%d" % number)
             assert consumer.receive(30).data == b"%d" % number
             assert consumer.receive(1.0) is None

@@ -201,7 +201,7 @@ def test_order_holds_whatever_is_refused(
         for _ in range(3):
             number = rng.randrange(2)
             broker.close_partition("test", number)
-            await asyncio.sleep(rng.random())
+            await asyncio.sleep(rng.random() / 4)
             broker.open_partition("test", number)
             await asyncio.sleep(rng.random() / 20)
 
