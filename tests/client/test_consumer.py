@@ -1,6 +1,7 @@
 """A consumer reads, hands out and commits; on our broker and on MetaQ 1.4's, sync and
 async."""
 
+import asyncio
 import contextlib
 import itertools
 import math
@@ -129,7 +130,7 @@ def test_what_was_handled_is_committed_by_itself(broker: Any, client: Any) -> No
         fourth = take(consumer, 4)[-1]
 
         def is_committed() -> bool:
-            offset = store._offsets.get(("g", ZERO))
+            offset = asyncio.run(store.load("g", ZERO, deadline_s=0.0))
             return offset is not None and offset.offset == fourth.offset
 
         until(is_committed)
