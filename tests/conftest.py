@@ -18,10 +18,11 @@ from _pytest.runner import runtestprotocol
 from xdist.scheduler import LoadFileScheduling
 
 from tests.brokers import BROKERS, METAQ_1_4, AnyBroker, StartBroker, broker_of
-from tests.sampling import SEED, unchosen
+from tests.pace import Pace
+from tests.sampling import SEED, examples, unchosen
 
 ROOT = Path(__file__).parents[1]
-EXAMPLES_MAX = 50
+EXAMPLES_MAX = examples(50)
 LONG_MARKS = {"slow", "zookeeper", "spark", "crash"}
 
 LATE_WORKER = "Python worker failed to connect back"
@@ -44,6 +45,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Set what all tests inherit: the seed, if the command line brings none; SIGINT."""
     if getattr(config.option, "hypothesis_seed", None) is None:
         config.option.hypothesis_seed = str(SEED)
+    if config.option.dist != "no":
+        config.pluginmanager.register(Pace(config))
     # Behind a shell's `&` it is ignored, and children of tests inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -72,19 +75,23 @@ def pytest_collection_modifyitems(
     weights: dict[Path, int] = defaultdict(int)
     for item in items:
         marks = {mark.name for mark in item.iter_markers()} & LONG_MARKS
-        weights[item.path] = max(weights[item.path], len(marks))
+        # Nothing is as long as all files of Spark's session one after another.
+        count = 1 + len(LONG_MARKS) if _uses_session(item.path) else len(marks)
+        weights[item.path] = max(weights[item.path], count)
     items.sort(key=lambda item: -weights[item.path])
 
 
 class Scheduling(LoadFileScheduling):
     """Files stay with one worker, for the servers that their tests share.
 
-    So do all files that use the session of Spark: each worker that has tests of them
-    starts one.
+    So do all files that use the session of Spark, and those of the house: each worker
+    that has tests of them starts a session, or parses all sources.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.split("::", 1)[0]
+        if file.startswith("tests/house/"):
+            return "house"
         return "spark" if _uses_session(self.config.rootpath / file) else file
 
 

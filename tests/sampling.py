@@ -1,13 +1,14 @@
 """Sample of the possible cases for one run: a choice by the seed, or all of them.
 
 Tests of one function that is marked `sampled(count)` are a matrix: one run has `count`
-of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them.
+of its cells, other seeds have others. METAQ_WHOLE=1 runs all of them. In other runs
+properties try fewer examples, and calls that are to fail have one error each.
 """
 
 import os
 import random
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 import pytest
@@ -27,6 +28,22 @@ def sample(cells: Sequence[T], count: int, rng: random.Random) -> list[T]:
     """Return `count` of the cells in any order, all of them in a whole run."""
     size = len(cells) if IS_WHOLE else min(count, len(cells))
     return rng.sample(cells, size)
+
+
+def examples(count: int) -> int:
+    """Return how many examples a property tries in this run that has so many in all."""
+    return count if IS_WHOLE else -(-count * 2 // 5)
+
+
+def failures(call_count: int, errors: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the calls that are to fail, from 1, and the error number of each.
+
+    Every call fails with one of the errors, in a whole run with each of them.
+    """
+    rng = random.Random(SEED)
+    for number in range(1, call_count + 1):
+        for error in sample(errors, 1, rng):
+            yield number, error
 
 
 def unchosen(items: Sequence[pytest.Item]) -> set[pytest.Item]:

@@ -37,18 +37,13 @@ from metaq.testing.ports import reserved_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.errors import BrokerIdTakenError
 from tests.rigs.broker import CONFIG, Peer, make_config, running_broker
+from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 
 
 def run(coroutine) -> None:
     asyncio.run(coroutine)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # -- start, stop, restart --

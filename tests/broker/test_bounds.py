@@ -23,6 +23,7 @@ from metaq.record.layout import encode_record
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.process import BrokerProcess
+from tests.rigs.waiting import until
 
 HALF = b"put test 0 90000 0 -1 1\r\n" + b"x" * 60_000
 
@@ -57,12 +58,6 @@ def run(data: Path, scenario, overrides=None, **options) -> None:
             await scenario(broker)
 
     asyncio.run(main())
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 # -- memory

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from metaq.broker.schedule import Schedules, local_timezone, parse_schedule
 from metaq.errors import ConfigError
 from metaq.model import Millis
+from tests.sampling import examples
 
 UTC = dt.UTC
 Time = dt.datetime
@@ -267,7 +268,7 @@ def next_by_search(
     return None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     second=parts(0, 59),
     minute=parts(0, 59),
@@ -299,7 +300,7 @@ def test_the_next_firing_is_the_one_found_by_search(
         assert found == expected
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.text("0123456789*?LW#/-, MONFRIJA", max_size=30))
 def test_any_text_is_a_trigger_or_a_config_error(text: str) -> None:
     """Nothing else comes out of a setting."""

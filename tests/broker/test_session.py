@@ -10,6 +10,7 @@ import pytest
 from metaq.model import LogId
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import Peer, reset_on_close, running_broker
+from tests.rigs.waiting import until
 
 
 def put(payload: bytes, opaque: int = 1, topic: str = "test") -> bytes:
@@ -25,12 +26,6 @@ def run(data: Path, scenario, overrides=None, **options) -> None:
             await scenario(broker)
 
     asyncio.run(main())
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def test_a_frame_in_single_bytes_is_answered(data_dir: Path) -> None:

@@ -17,6 +17,7 @@ from metaq.fs import SystemFileSystem
 from metaq.testing.zk import MemoryZooKeeper
 from tests.protocol.golden import bytes_of, vectors
 from tests.rigs.broker import Peer, make_config, running_broker
+from tests.rigs.waiting import until
 
 HELLO = b"put test 0 5 0 907060870 1\r\nhello"
 WITH_ZOOKEEPER = {"zk.zkEnable": "true", "zk.zkConnect": "none:1"}
@@ -24,12 +25,6 @@ WITH_ZOOKEEPER = {"zk.zkEnable": "true", "zk.zkConnect": "none:1"}
 
 def run(coroutine) -> None:
     asyncio.run(coroutine)
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 class SlowDisk(SystemFileSystem):

@@ -8,6 +8,7 @@ import pytest
 from metaq.broker import session
 from metaq.protocol import texts
 from tests.rigs.broker import Peer, running_broker
+from tests.rigs.waiting import until
 
 PUT = b"put test 0 5 0 907060870 1\r\nhello"
 NOTHING_AT_25 = b"result 404 37 9\r\nCould not find message at position 25"
@@ -19,12 +20,6 @@ def run(data: Path, scenario, overrides=None) -> None:
             await scenario(broker)
 
     asyncio.run(main())
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def begin(broker, peer: Peer, request: bytes) -> None:

@@ -73,6 +73,22 @@ def local(data_dir: Path, *words: str) -> Iterator[Local]:
             running.end(signal.SIGKILL)
 
 
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """Return one that runs as long as the tests of this module; none harms it."""
+    topics = [f"--topic={topic}=2" for topic in ("closed", "typed", "large", "shown")]
+    with (
+        reserved_port() as port,
+        local(
+            tmp_path_factory.mktemp("served") / "data",
+            *("--set", f"httpPort={port}"),
+            *topics,
+        ) as broker,
+    ):
+        yield broker
+        assert broker.end() == (0, b"")
+
+
 def java_of(pid: int) -> list[int]:
     """Return the Java processes whose parent is `pid`."""
     found = []
@@ -105,18 +121,13 @@ def listening(pid: int) -> set[str]:
     return found
 
 
-def test_it_listens_on_loopback_alone(data_dir: Path) -> None:
+def test_it_listens_on_loopback_alone(served: Local) -> None:
     """Broker, its HTTP port and ZooKeeper: no other machine gets in."""
     loopback = {"0100007F", "0000000000000000FFFF00000100007F"}
-    with (
-        reserved_port() as port,
-        local(data_dir, "--set", f"httpPort={port}") as broker,
-    ):
-        (java,) = java_of(broker.process.pid)
-        for pid in (broker.process.pid, java):
-            assert listening(pid)
-            assert listening(pid) <= loopback
-        assert broker.end() == (0, b"")
+    (java,) = java_of(served.process.pid)
+    for pid in (served.process.pid, java):
+        assert listening(pid)
+        assert listening(pid) <= loopback
 
 
 def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
@@ -144,24 +155,23 @@ def test_it_starts_serves_stops_and_starts_again(data_dir: Path) -> None:
         assert again.end(signal.SIGINT) == (0, b"")
 
 
-def test_administration_reaches_the_broker(data_dir: Path) -> None:
+def test_administration_reaches_the_broker(served: Local) -> None:
     """Close, refuse, open, reload, through the socket in the data directory."""
-    place = ["--data-dir", str(data_dir)]
-    with local(data_dir) as broker:
-        done = broker.metaq("partitions", "close", "test", *place)
-        assert done.stdout == b"test: closed partitions: 0, 1\n", done.stderr
-        done = broker.metaq("produce", "test", data=LINES)
-        assert done.returncode == 1
-        assert b"has been closed" in done.stderr
-        done = broker.metaq("partitions", "open", "test", *place)
-        assert done.stdout == b"test: closed partitions: none\n"
-        assert broker.metaq("produce", "test", data=LINES).returncode == 0
-        done = broker.metaq("reload", *place)
-        assert done.returncode == 0, done.stderr
-        who, what = done.stdout.decode().splitlines()
-        assert who.startswith("broker 0 at meta://127.0.0.1:")
-        assert who.endswith(f", data directory {data_dir}")
-        assert what == "reloaded: no topic changed"
+    place = ["--data-dir", served.data]
+    done = served.metaq("partitions", "close", "closed", *place)
+    assert done.stdout == b"closed: closed partitions: 0, 1\n", done.stderr
+    done = served.metaq("produce", "closed", "--timeout", "1", data=LINES)
+    assert done.returncode == 1
+    assert b"has been closed" in done.stderr
+    done = served.metaq("partitions", "open", "closed", *place)
+    assert done.stdout == b"closed: closed partitions: none\n"
+    assert served.metaq("produce", "closed", data=LINES).returncode == 0
+    done = served.metaq("reload", *place)
+    assert done.returncode == 0, done.stderr
+    who, what = done.stdout.decode().splitlines()
+    assert who.startswith("broker 0 at meta://127.0.0.1:")
+    assert who.endswith(f", data directory {served.data}")
+    assert what == "reloaded: no topic changed"
 
 
 @pytest.mark.crash
@@ -200,58 +210,52 @@ def test_it_ends_with_one_sentence_when_its_zookeeper_ends(data_dir: Path) -> No
         assert again.end()[0] == 0
 
 
-def test_one_directory_serves_one_at_a_time(data_dir: Path) -> None:
+def test_one_directory_serves_one_at_a_time(served: Local) -> None:
     """A second one is refused with one sentence; the first goes on."""
-    with local(data_dir) as broker:
-        words = ["--port", "0", "--zk-port", "0", "--data-dir", str(data_dir)]
-        done = broker.metaq("local", *words)
-        assert (done.returncode, done.stdout) == (1, b"")
-        assert done.stderr.startswith(b"metaq: ")
-        assert done.stderr.count(b"\n") == 1
-        assert broker.metaq("stats").returncode == 0
-        broker.end()
+    words = ["--port", "0", "--zk-port", "0", "--data-dir", served.data]
+    done = served.metaq("local", *words)
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.startswith(b"metaq: ")
+    assert done.stderr.count(b"\n") == 1
+    assert served.metaq("stats").returncode == 0
 
 
-def test_ctrl_c_ends_produce_with_what_it_has(data_dir: Path) -> None:
+def test_ctrl_c_ends_produce_with_what_it_has(served: Local) -> None:
     """Lines that were read are acknowledged and counted; the exit code is 130."""
-    with local(data_dir) as broker:
-        process = subprocess.Popen(
-            [*METAQ, "produce", "test", "--zookeeper", broker.zookeeper],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdin is not None
-        process.stdin.write(b"one\ntwo\nhalf a li")
-        process.stdin.flush()
-        deadline_s = time.monotonic() + TIMEOUT_S
-        while broker.metaq("cat", "test").stdout != b"one\ntwo\n":
-            assert time.monotonic() < deadline_s
-        process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 130
-        assert output.startswith(b"2 messages, 6 B in ")
-        assert errors == b""
-        broker.end()
+    process = subprocess.Popen(
+        [*METAQ, "produce", "typed", "--zookeeper", served.zookeeper],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(b"one\ntwo\nhalf a li")
+    process.stdin.flush()
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while served.metaq("cat", "typed").stdout != b"one\ntwo\n":
+        assert time.monotonic() < deadline_s
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130
+    assert output.startswith(b"2 messages, 6 B in ")
+    assert errors == b""
 
 
-def test_a_reader_that_goes_away_ends_cat_quietly(data_dir: Path) -> None:
+def test_a_reader_that_goes_away_ends_cat_quietly(served: Local) -> None:
     """A closed pipe is no error message; the exit code is the shells' 141."""
-    with local(data_dir) as broker:
-        broker.metaq("produce", "test", data=b"x" * 100 + b"\n" + b"y\n" * 100_000)
-        process = subprocess.Popen(
-            [*METAQ, "cat", "test", "--zookeeper", broker.zookeeper],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        process.stdout.read(10)
-        process.stdout.close()
-        assert process.stderr is not None
-        assert process.stderr.read() == b""
-        process.stderr.close()
-        assert process.wait(TIMEOUT_S) == 141
-        broker.end()
+    served.metaq("produce", "large", data=b"x" * 100 + b"\n" + b"y\n" * 100_000)
+    process = subprocess.Popen(
+        [*METAQ, "cat", "large", "--zookeeper", served.zookeeper],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(TIMEOUT_S) == 141
 
 
 def test_it_runs_without_zookeeper_when_told_so(data_dir: Path) -> None:
@@ -265,22 +269,20 @@ def test_it_runs_without_zookeeper_when_told_so(data_dir: Path) -> None:
         assert broker.end() == (0, b"")
 
 
-def test_follow_shows_lines_of_another_process_at_once(data_dir: Path) -> None:
+def test_follow_shows_lines_of_another_process_at_once(served: Local) -> None:
     """A line arrives while `cat --follow` waits; Ctrl-C ends it with 130."""
-    with local(data_dir) as broker:
-        process = subprocess.Popen(
-            [*METAQ, "cat", "test", "--follow", "--zookeeper", broker.zookeeper],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        assert process.stdout is not None
-        for line in (b"one\n", b"two\n"):
-            broker.metaq("produce", "test", data=line)
-            assert process.stdout.readline() == line
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
-        assert process.returncode == 130
-        broker.end()
+    process = subprocess.Popen(
+        [*METAQ, "cat", "shown", "--follow", "--zookeeper", served.zookeeper],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    for line in (b"one\n", b"two\n"):
+        served.metaq("produce", "shown", data=line)
+        assert process.stdout.readline() == line
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=TIMEOUT_S) == (b"", b"")
+    assert process.returncode == 130
 
 
 @pytest.mark.parametrize(
@@ -308,14 +310,11 @@ def test_a_zookeeper_that_cannot_run_is_one_sentence(
     assert done.stderr.count(b"\n") == 1
 
 
-def test_a_port_that_is_taken_is_one_sentence(data_dir: Path) -> None:
+def test_a_port_that_is_taken_is_one_sentence(served: Local, data_dir: Path) -> None:
     """The start fails as a whole: ZooKeeper does not stay behind."""
-    with local(data_dir) as broker:
-        other = data_dir.parent / "other"
-        words = ["local", "--port", str(broker.port), "--zk-port", "0"]
-        done = broker.metaq(*words, "--data-dir", str(other))
-        assert (done.returncode, done.stdout) == (1, b"")
-        last = done.stderr.splitlines()[-1]
-        assert last.startswith(b"metaq: ")
-        assert str(broker.port).encode() in last
-        broker.end()
+    words = ["local", "--port", str(served.port), "--zk-port", "0"]
+    done = served.metaq(*words, "--data-dir", str(data_dir))
+    assert (done.returncode, done.stdout) == (1, b"")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(b"metaq: ")
+    assert str(served.port).encode() in last

@@ -23,18 +23,12 @@ from metaq.protocol.connection import (
 from metaq.protocol.version import encode_version_body
 from metaq.testing.ports import reserved_port
 from tests.client.memory_broker import OURS
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 TIMEOUT_S = 30.0
 SHORT_S = 0.05
 """Of calls that are bound to time out."""
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition that no event tells of."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def refusal(pool: ConnectionPool, address: BrokerAddress) -> str:

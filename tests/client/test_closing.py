@@ -14,8 +14,8 @@ from metaq.errors import ClosedError
 from metaq.model import Message
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import until
 from tests.client.worlds import IDLE, QUICK
+from tests.rigs.waiting import until
 
 KIB = 1024
 OPTIONS: dict[str, Any] = {

@@ -41,7 +41,8 @@ from tests.client.asking import (
     soon,
 )
 from tests.client.memory_broker import OURS
-from tests.client.scripted import ScriptedBroker, Talk, free_address, until
+from tests.client.scripted import ScriptedBroker, Talk, free_address
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "replies come as the test says, byte by byte"}
 

@@ -30,7 +30,6 @@ from tests.client.test_group_consumers import (
     joined,
     put_each,
 )
-from tests.client.test_group_consumers import until as until_async
 from tests.client.worlds import (
     IDLE,
     QUICK,
@@ -39,6 +38,7 @@ from tests.client.worlds import (
     payloads,
     take,
 )
+from tests.rigs.waiting import until as until_async
 
 ZERO = partition(0)
 MakeMember: TypeAlias = Callable[..., Any]

@@ -17,7 +17,6 @@ from metaq.errors import (
 )
 from metaq.fs import DirLock, SystemFileSystem
 from metaq.testing.clock import ManualClock
-from tests.client.scripted import until
 from tests.client.stored_offsets import (
     ONE,
     PLACE,
@@ -27,6 +26,7 @@ from tests.client.stored_offsets import (
     load,
     run,
 )
+from tests.rigs.waiting import until
 
 
 class Refusals(SystemFileSystem):

@@ -4,7 +4,7 @@ The broker is real, ZooKeeper is in memory; both worlds.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from metaq.zk.znodes import (
     encode_registration,
 )
 from tests.brokers import AnyBroker, StartBroker
+from tests.client.worlds import IDLE
+from tests.rigs.waiting import until
 
 PATIENCE_S = 60.0
 PARTITIONS = 4
@@ -37,12 +39,6 @@ def broker(start_broker: StartBroker) -> AnyBroker:
 
 def part(number: int) -> TopicPartition:
     return TopicPartition("t", BrokerId(0), number)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def put(client: AsyncClient, texts: list[str]) -> None:
@@ -83,7 +79,7 @@ class Reader:
 
 
 async def joined(client: AsyncClient, group: str = "g", **options: Any) -> Reader:
-    consumer = client.consumer(group, ["t"], **options)
+    consumer = client.consumer(group, ["t"], **{**IDLE, **options})
     await consumer.start()
     return Reader(consumer)
 
@@ -210,7 +206,7 @@ def test_a_message_in_hand_is_waited_for_and_committed(
         async with client_of(broker) as client, client_of(broker) as other:
             await put_each(client, "a")
             await put_each(client, "b")
-            one = client.consumer("g", ["t"], consumer_id="c1")
+            one = client.consumer("g", ["t"], consumer_id="c1", **IDLE)
             await one.start()
             held: Message | None = None
             while held is None or held.partition != part(PARTITIONS - 1):
@@ -240,7 +236,12 @@ def test_a_late_commit_of_a_former_owner_is_refused(broker: AnyBroker) -> None:
         async with client_of(broker) as client, client_of(broker) as other:
             await put_each(client, "a")
             one = client.consumer(
-                "g", ["t"], consumer_id="c1", revoke_timeout_s=0.1, start="earliest"
+                "g",
+                ["t"],
+                consumer_id="c1",
+                revoke_timeout_s=0.1,
+                start="earliest",
+                **IDLE,
             )
             await one.start()
             held: Message | None = None

@@ -21,7 +21,8 @@ from metaq.client.sync.client import Client
 from metaq.errors import ClientError, ConfigError
 from metaq.model import Message
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import TIMEOUT_S, until
+from tests.client.scripted import TIMEOUT_S
+from tests.rigs.waiting import until
 
 SOON = RetryPolicy(attempts_max=3, first_s=0.001, max_s=0.002)
 LATER = RetryPolicy(attempts_max=3, first_s=100.0, max_s=100.0)

@@ -19,7 +19,8 @@ from tests.client.asking import (
     run,
     silent,
 )
-from tests.client.scripted import ScriptedBroker, until
+from tests.client.scripted import ScriptedBroker
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "answers that are slow, late or never come"}
 

@@ -30,7 +30,8 @@ from metaq.testing.proxy import Direction, Proxy
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import NodePaths
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import refusal, until
+from tests.client.scripted import refusal
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 OPTIONS = ClientOptions(

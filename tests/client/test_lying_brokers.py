@@ -18,8 +18,9 @@ from metaq.protocol.commands import (
     Result,
     Stats,
 )
-from tests.client.scripted import ScriptedBroker, ok, until
+from tests.client.scripted import ScriptedBroker, ok
 from tests.client.worlds import QUICK
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "replies that no broker gives"}
 

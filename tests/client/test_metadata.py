@@ -26,7 +26,8 @@ from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.cluster import ClusterSnapshot
 from metaq.zk.paths import NodePaths
 from tests.brokers import StartBroker
-from tests.client.scripted import ScriptedBroker, free_address, ok, until
+from tests.client.scripted import ScriptedBroker, free_address, ok
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "brokers change what they tell, or fall silent"}
 

@@ -33,8 +33,8 @@ from metaq.model import BrokerId, Message, TopicPartition
 from metaq.retry import Backoff
 from metaq.testing.fake_broker import FaultKind
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import until
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.waiting import until
 
 SHORT_S = 0.1
 """How long a send may try, where it is bound to fail."""
@@ -201,7 +201,7 @@ def test_order_holds_whatever_is_refused(
         for _ in range(3):
             number = rng.randrange(2)
             broker.close_partition("test", number)
-            await asyncio.sleep(rng.random())
+            await asyncio.sleep(rng.random() / 4)
             broker.open_partition("test", number)
             await asyncio.sleep(rng.random() / 20)
 

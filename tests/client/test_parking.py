@@ -21,9 +21,9 @@ from metaq.model import BrokerId, Message, MessageId, Offset, TopicPartition
 from metaq.testing.clock import ManualClock
 from metaq.zk.znodes import GroupOffset
 from tests.brokers import AnyBroker, StartBroker
-from tests.client.scripted import until
 from tests.client.test_feed import batch
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.waiting import until
 
 PLACE = TopicPartition("t", BrokerId(0), 0)
 

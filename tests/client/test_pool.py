@@ -16,14 +16,8 @@ from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Command, Reply, Result, Stats
 from tests.brokers import StartBroker
-from tests.client.scripted import (
-    TIMEOUT_S,
-    ScriptedBroker,
-    free_address,
-    ok,
-    refusal,
-    until,
-)
+from tests.client.scripted import TIMEOUT_S, ScriptedBroker, free_address, ok, refusal
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "connections end when and how the test says"}
 

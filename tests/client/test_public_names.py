@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -91,8 +91,20 @@ with Client("127.0.0.1:2181", request_timeout_s="5") as client:
 """
 
 
-def check_types(program: str, path: Path) -> str:
-    """Return what `mypy --strict` says of a program of a user."""
+CheckTypes = Callable[[str], str]
+
+
+@pytest.fixture(scope="module")
+def check_types(tmp_path_factory: pytest.TempPathFactory) -> CheckTypes:
+    """Return what says what `mypy --strict` says of a program of a user.
+
+    Its notes on this package are made once.
+    """
+    path = tmp_path_factory.mktemp("programs")
+    return lambda program: _checked(program, path)
+
+
+def _checked(program: str, path: Path) -> str:
     script = path / "program.py"
     script.write_text(program)
     # Of what is installed a user hears types, not what is wrong inside.
@@ -109,14 +121,18 @@ def check_types(program: str, path: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_typed_program_of_a_user_passes_the_type_checker(tmp_path: Path) -> None:
-    assert "Success" in check_types(PROGRAM, tmp_path)
+def test_a_typed_program_of_a_user_passes_the_type_checker(
+    check_types: CheckTypes,
+) -> None:
+    assert "Success" in check_types(PROGRAM)
 
 
 @pytest.mark.slow
-def test_mistakes_of_a_user_are_found_by_the_type_checker(tmp_path: Path) -> None:
+def test_mistakes_of_a_user_are_found_by_the_type_checker(
+    check_types: CheckTypes,
+) -> None:
     """The names are not just any names: their types are known."""
-    found = check_types(WRONG, tmp_path)
+    found = check_types(WRONG)
     assert re.findall(r"\[([a-z-]+)\]$", found, re.MULTILINE) == [
         "arg-type",
         "call-arg",

@@ -16,7 +16,8 @@ from metaq.protocol.codec import encode
 from metaq.protocol.commands import Put, Reply, Result
 from tests.client.asking import CLOCK, run, silent
 from tests.client.producing import JAVA, Act, StandInBroker, producing, run_virtual
-from tests.client.scripted import ScriptedBroker, until
+from tests.client.scripted import ScriptedBroker
+from tests.rigs.waiting import until
 
 ONE_BROKER = {"ScriptedBroker": "replies come as the test says"}
 

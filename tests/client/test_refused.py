@@ -21,8 +21,8 @@ from metaq.client.session import AsyncClient
 from metaq.errors import NoSpaceError
 from metaq.model import BrokerId, Message, MessageId, Millis, Offset, TopicPartition
 from tests.brokers import PYTHON, AnyBroker, broker_of
-from tests.client.scripted import until
 from tests.rigs.fs import FaultyFileSystem
+from tests.rigs.waiting import until
 
 PLACE = TopicPartition("test", BrokerId(3), 1)
 ERROR = MessageTooLargeError("message: too large")

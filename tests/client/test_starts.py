@@ -1,5 +1,6 @@
 """Offset reset: committed, earliest, latest, a time, an offset, a mapping."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -52,6 +53,13 @@ def first(client: Client, topic: str, store: Any = None, **options: Any) -> Any:
         return message.data
 
 
+def remember(store: MemoryOffsets, offset: Offset) -> None:
+    """Commit an offset of group `g`, without an id; also where commits fail by now."""
+    stored = {partition(): GroupOffset(offset, MessageId(-1))}
+    commit = MemoryOffsets.commit(store, "g", stored, fence=None, deadline_s=0.0)
+    asyncio.run(commit)
+
+
 def test_a_new_group_begins_at_the_log_start(broker: Any, client: Client) -> None:
     broker.put(b"0", b"1")
     assert first(client, "test") == b"0"
@@ -95,7 +103,7 @@ def test_an_empty_partition_begins_at_its_first_message(
 def test_a_committed_offset_comes_before_the_start(broker: Any, client: Client) -> None:
     offsets = broker.put(b"0", b"1", b"2")
     store = MemoryOffsets()
-    store._offsets["g", partition()] = GroupOffset(offsets[1], MessageId(-1))
+    remember(store, offsets[1])
     assert first(client, "test", store, start="earliest") == b"1"
     ignoring = {"start": offsets[2], "ignore_committed": True}
     assert first(client, "test", store, **ignoring) == b"2"
@@ -186,7 +194,7 @@ def test_a_committed_offset_below_the_log_is_given_up_aloud(
     (log_start,) = broker.put(b"2")
     broker.inner.trim()
     store = MemoryOffsets()
-    store._offsets["g", partition()] = GroupOffset(offsets[1], MessageId(-1))
+    remember(store, offsets[1])
     options = {"offsets": store, "start": start, **IDLE}
     with Client(brokers=[broker.address], **QUICK) as client:
         client.partitions("test")
@@ -218,7 +226,7 @@ def test_what_was_handled_before_it_was_deleted_is_no_loss(
             raise MetaqError("the session is lost")
 
     store = Broken()
-    store._offsets["g", partition()] = GroupOffset(offsets[0], MessageId(-1))
+    remember(store, offsets[0])
     options: dict[str, Any] = {"offsets": store, "start": start, **IDLE}
     with Client(brokers=[broker.address], **QUICK) as client:
         with client.consumer("g", ["test"], **options) as consumer:
@@ -240,7 +248,7 @@ def test_a_committed_offset_behind_the_log_is_given_up_aloud(
     """Another log, or a broker that lost data: reading begins at its start."""
     broker.put(b"0", b"1")
     store = MemoryOffsets()
-    store._offsets["g", partition()] = GroupOffset(Offset(10**9), MessageId(-1))
+    remember(store, Offset(10**9))
     with caplog.at_level(logging.ERROR):
         assert first(client, "test", store) == b"0"
     assert "the log was replaced, or cut by a broker that lost data" in caplog.text

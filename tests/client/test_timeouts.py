@@ -187,7 +187,7 @@ def test_a_close_frees_everything_at_the_end_of_its_time(
         with client.consumer("g", ["test"], **options) as consumer:
             return payloads(take(consumer, len(left))) == left
 
-    in_some_time(is_the_rest_left, 20 * SHORT_S if hanging else TIMEOUT_S)
+    in_some_time(is_the_rest_left, 10 * SHORT_S if hanging else TIMEOUT_S)
 
 
 def in_some_time(condition: Callable[[float], bool], seconds: float) -> None:
@@ -243,7 +243,7 @@ def test_a_close_waits_for_a_message_in_hand_no_longer_than_half_its_time(
         ):
             return payloads(take(consumer, 2)) == [b"1", b"2"]
 
-    in_some_time(is_the_rest_left, 20 * SHORT_S)
+    in_some_time(is_the_rest_left, 10 * SHORT_S)
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def xa(client: Any) -> Iterator[Any]:
 def is_known(client: Any, count: int) -> bool:
     """Tell whether so many brokers are registered, as far as the client knows."""
     try:
-        return len(client.stats(timeout=1)) == count
+        return len(client.stats(timeout=0.1)) == count
     except MetaqError:
         return False
 

@@ -25,6 +25,7 @@ from metaq.config.keys import (
     nearest_key,
 )
 from metaq.errors import ConfigError
+from tests.sampling import examples
 
 # In the manner of a file that has been edited on Windows for years: GBK comments,
 # both comment marks, both separators, blanks, arithmetic, legacy sections.
@@ -458,7 +459,7 @@ def test_a_huge_unknown_key_is_cut_in_the_message() -> None:
     assert len(str(caught.value)) < 250
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.one_of(
         st.binary(max_size=60),
@@ -478,7 +479,7 @@ def test_any_bytes_are_settings_or_a_config_error(data: bytes) -> None:
         parse_config(data, "server.ini")
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sampled_from(
         [key.name for key in (*SYSTEM_KEYS, *ZOOKEEPER_KEYS, *LIMITS_KEYS)]

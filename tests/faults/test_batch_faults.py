@@ -7,6 +7,7 @@ import pytest
 from metaq.errors import ClosedError, StorageError
 from tests.rigs.fs import FaultyFileSystem, keep_random
 from tests.rigs.storage import StorageBench
+from tests.sampling import failures
 from tests.storage.support import log_of, opened
 from tests.storage.test_batches_in_logs import payloads, send
 
@@ -70,15 +71,13 @@ def calls_of() -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("taken", [None, 30], ids=lambda taken: f"taken={taken}")
-@pytest.mark.parametrize(
-    "error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get
-)
 def test_whichever_call_fails_every_record_is_stored_exactly_once(
-    error: int, taken: int | None
+    taken: int | None,
 ) -> None:
     """For every n: what a write left half done is neither kept nor counted twice."""
     restarts = 0
-    for number in range(1, calls_of() + 1):
+    errors = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+    for number, error in failures(calls_of(), errors):
         fs = FaultyFileSystem()
         fs.fail_at(number, error, taken=taken)
         fs, count = live(fs)

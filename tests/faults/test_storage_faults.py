@@ -9,6 +9,7 @@ from metaq.errors import StorageError
 from metaq.model import LogId
 from metaq.storage.log_state import LogState
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.sampling import failures
 from tests.storage.offline import offline
 from tests.storage.support import (
     LOG,
@@ -21,6 +22,7 @@ from tests.storage.support import (
 )
 
 SEGMENT = 120
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EMFILE)
 
 
 def new_disk() -> FaultyFileSystem:
@@ -84,17 +86,12 @@ def calls_of() -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get
-)
-def test_whichever_call_fails_what_was_acknowledged_is_kept(
-    error: int,
-) -> None:
+def test_whichever_call_fails_what_was_acknowledged_is_kept() -> None:
     """For every n: after the n-th call failed every put was answered, and every put
     that was answered with success is there, after a restart and after a power cut.
     """
     failed = 0
-    for number in range(1, calls_of() + 1):
+    for number, error in failures(calls_of(), ERRORS):
         fs, ledger = fail_call(number, error)
         ledger.check_answered()
         failed += any(p.ticket.error for p in ledger.promises)

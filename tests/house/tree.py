@@ -1,6 +1,7 @@
 """The source tree as the laws see it: modules, syntax trees and imports, read once."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,15 +70,9 @@ class Tree:
     def imports_of_file(self, path: Path) -> list[Import]:
         nodes = self.nodes(path)
         kinds = ast.Import | ast.ImportFrom
-        lazy = {
-            id(node)
-            for function in nodes
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-            for node in ast.walk(function)
-            if isinstance(node, kinds)
-        }
+        eager = {id(node) for node in _outside_functions(nodes[0])}
         return [
-            Import(target, self._own(target), id(node) in lazy)
+            Import(target, self._own(target), id(node) not in eager)
             for node in nodes
             if isinstance(node, kinds)
             for target in self._targets(node)
@@ -94,6 +89,18 @@ class Tree:
         if target == "metaq":
             return ""
         return target.removeprefix("metaq.") if target.startswith("metaq.") else None
+
+
+def _outside_functions(module: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements that run when a module is imported."""
+    left = [module]
+    while left:
+        node = left.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            left += [
+                n for n in ast.iter_child_nodes(node) if not isinstance(n, ast.expr)
+            ]
 
 
 PROJECT = Tree(ROOT)

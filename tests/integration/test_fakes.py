@@ -1,7 +1,6 @@
 """The fakes beside a real ZooKeeper: a registration in it, and a proxy before it."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -12,18 +11,13 @@ from metaq.testing.fake_broker import FakeBroker
 from metaq.testing.proxy import Proxy
 from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.session import SessionState, SessionStatus
+from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
 CLOCK = SystemClock()
 PATIENCE_S = 60.0
 SESSION_TIMEOUT_MS = 4000
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_a_fake_broker_registers_in_a_real_zookeeper(zookeeper: str) -> None:

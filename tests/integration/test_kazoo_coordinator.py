@@ -5,7 +5,6 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +17,7 @@ from metaq.zk._kazoo import KazooCoordinator
 from metaq.zk.errors import NoNodeError
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 PATIENCE_S = 60.0
@@ -29,12 +29,6 @@ def in_s(seconds: float = PATIENCE_S) -> float:
 
 def coordinator_on(hosts: str, *, session_timeout_ms: int = 4000) -> KazooCoordinator:
     return KazooCoordinator(hosts, session_timeout_ms=session_timeout_ms, clock=CLOCK)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("hosts", ["", "host:port", ":2181", "a:99999", "[::1:2181"])

@@ -26,6 +26,7 @@ from metaq.zk.errors import (
 )
 from metaq.zk.session import Coordinator, SessionState, SessionStatus
 from tests.integration.conftest import expire_session
+from tests.rigs.waiting import until
 
 CLOCK = SystemClock()
 PATIENCE_S = 60.0
@@ -148,12 +149,6 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         world = RealWorld(request.getfixturevalue("zookeeper"))
     yield world
     world.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def connected(coordinator: Coordinator, *, session_version: int) -> None:

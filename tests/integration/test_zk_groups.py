@@ -21,6 +21,7 @@ from metaq.zk.registry import BrokerRegistry
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import GroupOffset, decode_group_offset
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.waiting import until
 from tests.zk.watching import wait_topic
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -40,12 +41,6 @@ P1 = TopicPartition("test", B0, 1)
 
 def in_s(seconds: float = PATIENCE_S) -> float:
     return CLOCK.monotonic_s() + seconds
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def until_true(ask: Callable[[], Awaitable[bool]]) -> None:

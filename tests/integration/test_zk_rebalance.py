@@ -5,7 +5,7 @@ the assignment. No member may stay without its share for longer than PATIENCE_S.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
@@ -23,6 +23,7 @@ from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, partition_name
 from metaq.zk.session import SessionState
 from metaq.zk.znodes import TopicRegistration, encode_registration
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.waiting import until
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
 
@@ -37,12 +38,6 @@ COUNT = 6
 
 def in_s(seconds: float = PATIENCE_S) -> float:
     return CLOCK.monotonic_s() + seconds
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def part(number: int) -> TopicPartition:

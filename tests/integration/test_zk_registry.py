@@ -25,6 +25,7 @@ from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import BrokerRegistry, RegistrationState
 from metaq.zk.session import SessionState
 from tests.integration.conftest import ZooKeeperServer, expire_session
+from tests.rigs.waiting import until
 from tests.zk.test_registry import catalog_of
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.slow]
@@ -98,12 +99,6 @@ async def until_tree(hosts: str, expected: Tree) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while await tree_of(hosts) != expected:
             await asyncio.sleep(0.05)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

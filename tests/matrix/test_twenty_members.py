@@ -25,8 +25,8 @@ from tests.integration.test_zk_rebalance import (
     Member,
     in_s,
     part,
-    until,
 )
+from tests.rigs.waiting import until
 
 ROUNDS = int(os.environ.get("METAQ_CHURN_ROUNDS", "4"))
 MEMBER_COUNT = 20

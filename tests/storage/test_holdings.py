@@ -39,6 +39,7 @@ from tests.rigs.fs import (
     keep_random,
 )
 from tests.rigs.storage import StorageBench, Ticket
+from tests.sampling import failures
 from tests.storage.support import DATA, LOG, OTHER, content_of, log_of, opened
 
 FILE = DATA / HOLDINGS_FILE
@@ -247,8 +248,7 @@ def live(fs: FaultyFileSystem) -> tuple[FaultyFileSystem, list[Ticket]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE])
-def test_no_failed_call_makes_a_record_of_more_than_there_is(error: int) -> None:
+def test_no_failed_call_makes_a_record_of_more_than_there_is() -> None:
     """Whichever call fails, and whatever a power cut leaves then: no start misses
     anything, and what was acknowledged is there.
     """
@@ -256,7 +256,8 @@ def test_no_failed_call_makes_a_record_of_more_than_there_is(error: int) -> None
     live(trial)
     touched = [call.number for call in trial.log if call.path.name.startswith("hold")]
     assert len(touched) > 20
-    for number in range(1, trial.calls + 1):
+    errors = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+    for number, error in failures(trial.calls, errors):
         fs = FaultyFileSystem()
         fs.fail_at(number, error)
         fs, tickets = live(fs)

@@ -14,6 +14,7 @@ from metaq.storage.span_index import ENTRY_BYTES, decode_index
 from metaq.storage.span_lookup import MADE_BYTES_MAX, MADE_SPAN_BYTES, MadeIndexes
 from metaq.storage.span_queries import count_records, is_boundary, split_range
 from tests.rigs.fs import FaultyFileSystem
+from tests.sampling import examples
 from tests.storage.logs import disk_with_directory, put_file, record
 from tests.storage.test_span_queries import END, LOGS, STARTS
 
@@ -123,7 +124,7 @@ def test_bytes_that_are_no_records_end_an_index() -> None:
     assert (index.end_offset, index.record_count) == (50 * LENGTH, 50)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sampled_from(LOGS),
     st.sampled_from(STARTS),

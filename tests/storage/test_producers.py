@@ -12,6 +12,7 @@ from metaq.storage.producers import (
     ProducerTable,
     StoredBatch,
 )
+from tests.sampling import examples
 
 
 def batch(
@@ -100,7 +101,7 @@ def test_the_producer_that_was_silent_for_longest_is_forgotten() -> None:
     assert known.find("b", 0, 9, 0) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), max_size=40))
 def test_a_table_made_of_what_one_remembers_is_the_same(steps) -> None:
     """The order of iteration is the order to add in: that is how a file is written."""

@@ -19,6 +19,7 @@ from metaq.storage.retention import (
     plan_retention,
     trust_at_start,
 )
+from tests.sampling import examples
 
 SECOND = 1000
 HOUR = 3600 * SECOND
@@ -162,7 +163,7 @@ SHAPES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SHAPES, st.integers(0, 900))
 def test_a_plan_only_ever_trims_the_front(shapes, directory: int) -> None:
     """Any facts: a prefix of each log without its active segment, and sizes kept."""

@@ -19,6 +19,7 @@ from metaq.storage.verify import list_logs
 from tests.rigs.faulty_calls import Operation
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
 from tests.rigs.storage import StorageBench
+from tests.sampling import failures
 from tests.storage.offline import offline
 from tests.storage.support import (
     DATA,
@@ -318,16 +319,14 @@ def delete(fs: FaultyFileSystem) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.get
-)
-def test_whichever_call_fails_no_partition_is_left_half(error: int) -> None:
+def test_whichever_call_fails_no_partition_is_left_half() -> None:
     """For every n: a start that leaves the topic out deletes the rest, and what is
     made anew is empty; the other topic keeps what it was said to have.
     """
     quiet = FaultyFileSystem()
     delete(quiet)
-    for number in range(1, quiet.calls + 1):
+    errors = (errno.EIO, errno.ENOSPC, errno.EMFILE)
+    for number, error in failures(quiet.calls, errors):
         fs = FaultyFileSystem()
         fs.fail_at(number, error)
         with suppress(StorageError):

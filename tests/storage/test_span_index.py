@@ -26,6 +26,7 @@ from metaq.storage.span_index import (
     spans_path,
 )
 from tests.rigs.fs import FaultyFileSystem, keep_random
+from tests.sampling import examples
 from tests.storage.logs import DIRECTORY, SPAN, content, disk_with_directory, put_file
 
 BASE = Offset(4096)
@@ -110,7 +111,7 @@ def test_the_index_of_another_segment_is_not_believed() -> None:
     assert decode_index(GOLDEN, Offset(0)) is None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_without_an_error(data: bytes) -> None:
     """Garbage gives nothing, behind a good header too."""

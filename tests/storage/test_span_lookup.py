@@ -27,6 +27,7 @@ from metaq.storage.span_queries import (
     split_range,
 )
 from tests.rigs.fs import FaultyFileSystem
+from tests.sampling import examples
 from tests.storage.logs import disk_with_directory, put_file
 
 EACH = 4
@@ -161,7 +162,7 @@ def flip(disk: FaultyFileSystem, segment: Segment, bits: Sequence[int]) -> None:
         disk.flip_bit(path, bit % size)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.booleans(),
     st.lists(st.integers(0, 8 * 45 * ENTRY_BYTES), max_size=6),
@@ -193,7 +194,7 @@ def test_answers_are_right_whatever_is_damaged(
         assert disk.open_paths() == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.integers(0, 8 * 22 * ENTRY_BYTES), max_size=4),
     st.integers(0, 20 * SPAN_BYTES - 1),

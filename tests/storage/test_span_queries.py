@@ -20,6 +20,7 @@ from metaq.storage.span_queries import (
 )
 from metaq.storage.walk import MTIME_LAG_MS
 from tests.rigs.fs import FaultyFileSystem
+from tests.sampling import examples
 from tests.storage.logs import (
     DIRECTORY,
     disk_with_directory,
@@ -60,7 +61,7 @@ LOGS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from(LOGS), st.integers(-5, END + 5), st.integers(-5, END + 5))
 def test_records_between_two_offsets_are_counted_exactly(a_log, start, end) -> None:
     """Whatever the indexes cover, and wherever the offsets fall."""
@@ -78,7 +79,7 @@ def test_a_boundary_is_the_start_of_a_record_or_the_log_end() -> None:
         assert disk.open_paths() == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sampled_from(LOGS),
     st.sampled_from(STARTS),
@@ -151,7 +152,7 @@ def test_a_file_may_seem_older_than_what_was_just_put_into_it() -> None:
     assert offset_for_time(disk, [segment], Millis(stamped)) == len(data[0])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=3), max_size=6),
     st.integers(0, 41),

@@ -1,6 +1,7 @@
 """The power goes, or the process, at every call of a life with transactions."""
 
 import errno
+import random
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,7 @@ from tests.rigs.fs import (
     keep_none,
     keep_random,
 )
+from tests.sampling import failures, sample
 from tests.txn.support import (
     A,
     Answer,
@@ -216,19 +218,21 @@ def test_a_power_cut_at_every_call_keeps_what_was_promised(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
-def test_whichever_call_fails_what_was_promised_is_kept(error: int) -> None:
+def test_whichever_call_fails_what_was_promised_is_kept(rng: random.Random) -> None:
     """For every n: after the n-th call failed, whatever was answered with success holds
     after a restart and after a power cut, and every verdict was answered.
+
+    A run takes one of these ends for each call, a whole one all.
     """
     trial = FaultyFileSystem()
     Life(trial).live()
-    for number in range(1, trial.calls + 1):
+    for number, error in failures(trial.calls, (errno.EIO, errno.ENOSPC)):
         fs = FaultyFileSystem()
         fs.fail_at(number, error)
         life = Life(fs)
         life.live()
-        for choose in (keep_none, keep_all, keep_random(number)):
+        ends = (keep_none, keep_all, keep_random(number))
+        for choose in sample(ends, 1, rng):
             check(life.fs.crash(choose), life.snapshot())
 
 
@@ -253,12 +257,17 @@ def test_an_opening_may_be_cut_too(seed: int, sync_mode: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_opening_whose_disk_fails_loses_nothing(seed: int) -> None:
-    """Every call of a recovery fails once: the next one finds everything."""
+def test_an_opening_whose_disk_fails_loses_nothing(
+    seed: int, rng: random.Random
+) -> None:
+    """Every call of a recovery fails once: the next one finds everything.
+
+    A run takes some of the moments at which the power went, a whole one all.
+    """
     fs = FaultyFileSystem()
     life = Life(fs)
     points = crash_points(fs, life.live, life.snapshot)
-    for number, point in enumerate(points[:: len(points) // 5]):
+    for number, point in sample([*enumerate(points)], 3, rng):
         broken = point.disk.crash(keep_random(seed + number))
         trial = broken.snapshot()
         opened(trial)

@@ -17,6 +17,7 @@ from metaq.errors import TransactionError
 from metaq.model import LogId
 from metaq.txn.state import HeuristicOutcome
 from tests.rigs.fs import FaultyFileSystem, keep_all, keep_none, keep_random
+from tests.sampling import examples
 from tests.txn.support import A, B, TransactionBench, each_once
 
 TIMEOUT_S = 10
@@ -249,5 +250,7 @@ class Transactions(RuleBasedStateMachine):
             assert figures.in_doubt_count == len(prepared)
 
 
-Transactions.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+Transactions.TestCase.settings = settings(
+    max_examples=examples(60), stateful_step_count=40
+)
 test_transactions_are_what_the_model_says = pytest.mark.slow(Transactions.TestCase)
