@@ -244,7 +244,7 @@ class LogReader:
         self, connection: BrokerConnection, position: Offset, size_bytes: int
     ) -> _Asked:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
+        on_reply = settling(answer)
         opaque = connection.next_opaque()
         command = Get(
             self._partition.topic,
@@ -258,7 +258,7 @@ class LogReader:
         connection.submit(
             encode(command),
             opaque,
-            settling(answer),
+            on_reply,
             deadline_s=deadline_s,
             is_alone=True,
         )

@@ -50,7 +50,7 @@ class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
     __slots__ = (
-        "batches", "began_ms", "commit_position", "deadline_s", "held_bytes",
+        "batches", "began_ms", "commit_position", "held_bytes",
         "is_doubtful", "key", "owner", "prepared_ms", "put_count", "slot", "state",
         "stuck", "waiters", "was_prepared",
     )  # fmt: skip
@@ -65,7 +65,6 @@ class BrokerTransaction:
         self.held_bytes = 0
         self.began_ms = began_ms
         self.prepared_ms: Millis | None = None
-        self.deadline_s: float | None = None
         self.was_prepared = False
         self.commit_position = -1
         self.waiters: list[Told] = []

@@ -24,6 +24,7 @@ Source: client spec 11.1 and 11.2, 14.5.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -158,7 +159,7 @@ class PartitionFetcher:
         self._is_busy = False
         """A get is on its way, a connection is being made, or a pause runs."""
         self._timer: asyncio.TimerHandle | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._forget_connection: Callable[[], None] | None = None
         self._sent_s = 0.0
         self._wait_s = 0.0
         self._pause_s = 0.0
@@ -196,8 +197,8 @@ class PartitionFetcher:
             self._owner.on_trouble_end(self.partition)
         if self._timer is not None:
             self._timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self._forget_connection is not None:
+            self._forget_connection()
 
     def step(self) -> None:
         """Send the next get if there is room and nothing is on its way."""
@@ -215,8 +216,9 @@ class PartitionFetcher:
         if connection is not None:
             self._ask(connection)
             return
-        self._connecting = self._loop.create_task(
-            self._connect(address), name=f"connect for {self.partition}"
+        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
+        self._forget_connection = self._pool.when_open(
+            address, self._on_connection, deadline_s=deadline_s
         )
 
     def hurry(self) -> None:
@@ -227,15 +229,10 @@ class PartitionFetcher:
 
     # -- asking -----------------------------------------------------------------------
 
-    async def _connect(self, address: BrokerAddress) -> None:
-        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
-        try:
-            await self._pool.get(address, deadline_s=deadline_s)
-        except MetaqError as error:
+    def _on_connection(self, error: MetaqError | None) -> None:
+        if error is not None:
             self._on_error(error)
             return
-        finally:
-            self._connecting = None
         self._is_busy = False
         self.step()
 
