@@ -41,18 +41,17 @@ from metaq.errors import (
 )
 from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
 from metaq.peer.connection import BrokerConnection
+from metaq.peer.log_reader import BACKOFF
 from metaq.peer.pool import ConnectionPool
-from metaq.peer.replies import GetOutcome, NothingThere, parse_get
+from metaq.peer.replies import NothingThere
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Get, Reply
+from metaq.protocol.commands import Reply
 from metaq.stats import counter
 
 log = logging.getLogger(__name__)
 
 GET_SLACK_S: Final = 5.0
 """Least seconds that an answer may take on top of the wait that was asked for."""
-ERROR_PAUSE_MAX_S: Final = 2.0
-"""Longest pause after an error: a broker that comes back is found within it."""
 CONNECT_NOTICE_S: Final = 2.0
 """No connection for so long is an error to tell of; it goes on being made."""
 DOUBT_COUNT: Final = 4
@@ -162,7 +161,8 @@ class PartitionFetcher:
         self._forget_connection: Callable[[], None] | None = None
         self._sent_s = 0.0
         self._wait_s = 0.0
-        self._pause_s = 0.0
+        self._failures = 0
+        self._idle_s = 0.0
         self._ticket = 0
         """Grows with every get; the answer to an older one is dropped."""
         self._get_count = 0
@@ -243,15 +243,7 @@ class PartitionFetcher:
         self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
         self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
         opaque = connection.next_opaque()
-        command = Get(
-            self.partition.topic,
-            self._group,
-            self.partition.partition,
-            self.cursor.fetch_offset,
-            self.cursor.size_bytes,
-            opaque,
-            int(self._wait_s * 1000),
-        )
+        command = self.cursor.next_get(self._group, opaque, int(self._wait_s * 1000))
         self._ticket += 1
         ticket = self._ticket
         self._sent_s = self._clock.monotonic_s()
@@ -277,7 +269,7 @@ class PartitionFetcher:
             return
         before, was_searching = self.cursor.offset, self.cursor.is_searching
         try:
-            outcome = self._outcome_of(reply)
+            outcome = self.cursor.outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
         except (CorruptRecordError, NoProgressError) as error:
             self._on_damage(error)
@@ -310,7 +302,7 @@ class PartitionFetcher:
             size_bytes = messages[-1].next_offset - messages[0].offset
             self._received_bytes += size_bytes
             self._barren_count = 0
-            self._pause_s = 0.0
+            self._reset_pauses()
             self._owner.on_messages(self.partition, messages, size_bytes)
         elif isinstance(outcome, NothingThere):
             self._empty_count += 1
@@ -327,19 +319,10 @@ class PartitionFetcher:
                 self._is_busy = True
                 self._pause(self._grown_idle_s())
                 return
-            self._pause_s = 0.0
+            self._reset_pauses()
         elif self.cursor.offset != before:
             self._owner.on_skip(self.partition, before, self.cursor.offset)
         self.step()
-
-    def _outcome_of(self, reply: Reply) -> GetOutcome:
-        """Return a reply's meaning; while a gap is searched a refusal is no data."""
-        try:
-            return parse_get(reply, self.cursor.fetch_offset)
-        except ServerError:
-            if not self.cursor.is_searching:
-                raise
-            return NothingThere()
 
     # -- errors -----------------------------------------------------------------------
 
@@ -388,13 +371,16 @@ class PartitionFetcher:
     # -- pausing ----------------------------------------------------------------------
 
     def _grown_pause_s(self) -> float:
-        self._pause_s = min(max(0.05, 2 * self._pause_s), ERROR_PAUSE_MAX_S)
-        return self._pause_s
+        self._failures += 1
+        return BACKOFF.delay_s(self._failures)
 
     def _grown_idle_s(self) -> float:
         step_s, max_s = self._options.idle_step_s, self._options.idle_max_s
-        self._pause_s = min(self._pause_s + step_s, max_s)
-        return self._pause_s
+        self._idle_s = min(self._idle_s + step_s, max_s)
+        return self._idle_s
+
+    def _reset_pauses(self) -> None:
+        self._failures, self._idle_s = 0, 0.0
 
     def _pause(self, delay_s: float) -> None:
         self._timer = self._loop.call_later(delay_s, self._resume)

@@ -652,21 +652,27 @@ class Delivery:
         queue.waiting = staying
 
     def _target(self, queue: PartitionQueue) -> PartitionQueue | None:
-        """Return another partition's queue that can send now, each in turn."""
-        now_s, routes = self._clock.monotonic_s(), self._accumulator.routes
-        queues = [
-            routes.queue(partition)
-            for partition in self._snapshot.put_partitions(queue.partition.topic)
-            if partition != queue.partition and self._is_connected(partition)
-        ]
-        queues = [each for each in queues if each.refused_until_s <= now_s]
-        if not queues:
-            return None
-        self._moves += 1
-        return queues[self._moves % len(queues)]
+        """Return another partition's queue that can send now, each in turn.
 
-    def _is_connected(self, partition: TopicPartition) -> bool:
-        address = self._address(partition.broker_id)
+        Brokers are few, and partitions may be thousands, each with parts to move.
+        """
+        now_s, topic = self._clock.monotonic_s(), queue.partition.topic
+        counts = [
+            (broker_id, count)
+            for broker_id, count in self._snapshot.puts.get(topic, {}).items()
+            if self._is_connected(broker_id)
+        ]
+        total = sum(count for _, count in counts)
+        for _ in range(total):
+            self._moves += 1
+            partition = _nth_partition(topic, counts, self._moves % total)
+            target = self._accumulator.routes.queue(partition)
+            if target is not queue and target.refused_until_s <= now_s:
+                return target
+        return None
+
+    def _is_connected(self, broker_id: BrokerId) -> bool:
+        address = self._address(broker_id)
         return address is not None and self._pool.ready(address) is not None
 
     def _hand_over(self, part: BatchPart, target: PartitionQueue) -> None:
@@ -715,3 +721,14 @@ class Delivery:
 def _recognises(connection: PutConnection, part: BatchPart) -> bool:
     """Tell whether the broker stores a part once, however often it is sent."""
     return connection.capabilities.dedup and part.span.is_mput
+
+
+def _nth_partition(
+    topic: str, counts: Sequence[tuple[BrokerId, int]], number: int
+) -> TopicPartition:
+    """Return one of the partitions of some brokers, of which there are more."""
+    for broker_id, count in counts:
+        if number < count:
+            return TopicPartition(topic, broker_id, number)
+        number -= count
+    raise AssertionError(f"{topic}: no partition of number {number}")
