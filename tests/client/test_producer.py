@@ -7,10 +7,12 @@ import pytest
 
 from metaq.client.errors import BufferFullError, OutcomeUnknownError
 from metaq.client.names import check_topic
+from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
 from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.routes import Routes
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -18,7 +20,7 @@ from metaq.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from metaq.model import BrokerAddress, TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.version import Capabilities
 from tests.client.producing import (
@@ -177,6 +179,25 @@ def test_a_broker_that_goes_costs_no_walk_over_the_others_partitions(
 
     run_virtual(main())
     assert looks <= 20 * count
+
+
+def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
+    """A broker that goes takes thousands along; each is hashed a few times."""
+
+    class Counted(TopicPartition):
+        hashes = 0
+
+        def __hash__(self) -> int:
+            Counted.hashes += 1
+            return super().__hash__()
+
+    count = 100
+    known = [Counted("test", BrokerId(b), n) for b in (0, 1) for n in range(count)]
+    routes = Routes(ProducerOptions(), None, first_turn=1)
+    assert routes.set_partitions("test", known) == []
+    gone = routes.set_partitions("test", known[:count])
+    assert [queue.partition for queue in gone] == known[count:]
+    assert Counted.hashes <= 20 * len(known)
 
 
 def test_messages_without_a_key_go_round() -> None:
