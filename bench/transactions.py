@@ -20,45 +20,6 @@ Exchange = list[tuple[bytes, int]]
 """What one client sends and how many replies it waits for, step by step."""
 
 
-def local_small(directory: Path, rounds: int) -> Figure:
-    """Local transactions of one put of 128 B, 64 in flight."""
-    figure = Figure(
-        "local transactions of one put, 64 in flight (floor: the put)",
-        "transactions/s",
-        [],
-        [],
-        at_least="5,000",
-        aim="15,000",
-    )
-    return _in_turn(figure, directory, rounds, lambda n: _local(n, 1), 20_000, 1, 1)
-
-
-def local_large(directory: Path, rounds: int) -> Figure:
-    """Local transactions of 100 puts, 64 in flight."""
-    figure = Figure(
-        "puts in local transactions of 100 (floor: the puts)",
-        "puts/s",
-        [],
-        [],
-        at_least="100,000",
-        aim="250,000",
-    )
-    return _in_turn(figure, directory, rounds, lambda n: _local(n, 100), 2000, 100, 100)
-
-
-def xa_cycles(directory: Path, rounds: int) -> Figure:
-    """XA cycles: begin, put and prepare; then the commit. 64 in flight."""
-    figure = Figure(
-        "XA cycles of one put, 64 in flight (floor: the put)",
-        "cycles/s",
-        [],
-        [],
-        at_least="2,000",
-        aim="6,000",
-    )
-    return _in_turn(figure, directory, rounds, _xa, 8000, 1, 1)
-
-
 def restart(directory: Path, rounds: int) -> Figure:
     """Start behind a kill with 100,000 finished and 1,000 prepared transactions."""
     figure = Figure(
@@ -79,33 +40,42 @@ def restart(directory: Path, rounds: int) -> Figure:
     return figure
 
 
-FIGURES = {
-    "tx-local": local_small,
-    "tx-puts": local_large,
-    "tx-xa": xa_cycles,
-    "tx-restart": restart,
-}
-
-
-def _in_turn(
-    figure: Figure,
-    directory: Path,
-    rounds: int,
+def _beside_puts(
+    name: str,
+    unit: str,
     make: Callable[[int], Exchange],
+    *,
     count: int,
-    puts: int,
-    weight: int,
-) -> Figure:
-    numbers = counter(1)
-    frames = b"".join(load.put_frame(TOPIC, PAYLOAD, i) for i in range(puts))
-    with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
-        for number in range(rounds + 1):
-            plain = _run(broker.port, lambda: [(frames, puts)], count)
-            seconds = _run(broker.port, lambda: make(next(numbers)), count)
-            if number:
-                figure.floor.append(count * weight / plain)
-                figure.broker.append(count * weight / seconds)
-    return figure
+    puts: int = 1,
+    at_least: str,
+    aim: str,
+) -> Callable[[Path, int], Figure]:
+    """Return a measurement of exchanges, in turn with their puts alone.
+
+    Args:
+        name: of the figure.
+        unit: of its samples; of transactions, or of puts where there are several.
+        make: makes the exchange of a number, from 1 on.
+        count: of exchanges in a round.
+        puts: of each exchange.
+        at_least: rate to reach.
+        aim: rate to aim at.
+    """
+
+    def measure(directory: Path, rounds: int) -> Figure:
+        figure = Figure(name, unit, [], [], at_least=at_least, aim=aim)
+        numbers = counter(1)
+        frames = b"".join(load.put_frame(TOPIC, PAYLOAD, i) for i in range(puts))
+        with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
+            for number in range(rounds + 1):
+                plain = _run(broker.port, lambda: [(frames, puts)], count)
+                seconds = _run(broker.port, lambda: make(next(numbers)), count)
+                if number:
+                    figure.floor.append(count * puts / plain)
+                    figure.broker.append(count * puts / seconds)
+        return figure
+
+    return measure
 
 
 def _put(key: str, number: int) -> bytes:
@@ -179,3 +149,33 @@ def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
         sock.close()
     poller.close()
     return seconds
+
+
+FIGURES = {
+    "tx-local": _beside_puts(
+        "local transactions of one put, 64 in flight (floor: the put)",
+        "transactions/s",
+        lambda number: _local(number, 1),
+        count=20_000,
+        at_least="5,000",
+        aim="15,000",
+    ),
+    "tx-puts": _beside_puts(
+        "puts in local transactions of 100 (floor: the puts)",
+        "puts/s",
+        lambda number: _local(number, 100),
+        count=2000,
+        puts=100,
+        at_least="100,000",
+        aim="250,000",
+    ),
+    "tx-xa": _beside_puts(
+        "XA cycles of one put, 64 in flight (floor: the put)",
+        "cycles/s",
+        _xa,
+        count=8000,
+        at_least="2,000",
+        aim="6,000",
+    ),
+    "tx-restart": restart,
+}

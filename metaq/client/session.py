@@ -52,8 +52,11 @@ from metaq.client.names import (
     require_text,
 )
 from metaq.client.offsets.file_offsets import FileOffsets
-from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
-from metaq.client.offsets.zk_offsets import ZooKeeperOffsets
+from metaq.client.offsets.offset_store import (
+    MemoryOffsets,
+    OffsetStore,
+    ZooKeeperOffsets,
+)
 from metaq.client.options import (
     ClientKeywords,
     ClientOptions,

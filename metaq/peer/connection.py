@@ -34,7 +34,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass
 from itertools import accumulate
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from metaq.clock import Clock
 from metaq.errors import (
@@ -59,6 +59,8 @@ from metaq.protocol.commands import Command, Quit, Reply, Result, Value, Version
 from metaq.protocol.connection import NEED_DATA, Connection, Role, WireLimits
 from metaq.protocol.version import Capabilities
 from metaq.stats import counter, gauge
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -368,9 +370,8 @@ class BrokerConnection:
         """
         assert not isinstance(command, Quit), "a quit is not answered"
         answer: asyncio.Future[Reply] = self._loop.create_future()
-
-        frame = encode(command)
-        self.submit(frame, command.opaque, settling(answer), deadline_s=deadline_s)
+        on_reply = settling(answer)
+        self.submit(encode(command), command.opaque, on_reply, deadline_s=deadline_s)
         return await answer
 
     # -- the end ----------------------------------------------------------------------
@@ -626,10 +627,10 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> ReceiptColumns:
     return ReceiptColumns(*zip(*rows, strict=True))
 
 
-def settling(answer: asyncio.Future[Reply]) -> OnReply:
-    """Return a callback that hands a reply, or its error, to `answer`."""
+def settling(answer: asyncio.Future[T]) -> Callable[[T | MetaqError], None]:
+    """Return a callback that hands a value, or an error, to a waiter for `answer`."""
 
-    def on_reply(outcome: Reply | MetaqError) -> None:
+    def on_end(outcome: T | MetaqError) -> None:
         if answer.done():
             return
         if isinstance(outcome, MetaqError):
@@ -637,7 +638,7 @@ def settling(answer: asyncio.Future[Reply]) -> OnReply:
         else:
             answer.set_result(outcome)
 
-    return on_reply
+    return on_end
 
 
 def ignore(_value: object) -> None:

@@ -32,12 +32,10 @@ from metaq.peer.replies import (
     Fetched,
     damage_error,
     parse_get,
-    parse_offset,
-    require_ok,
+    parse_nearest,
 )
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Get, OffsetQuery, Reply, Result
-from metaq.protocol.status import Status
+from metaq.protocol.commands import Get, OffsetQuery, Reply
 from metaq.retry import Backoff, retry
 
 BROWSER_GROUP: Final = "metaq-browser"
@@ -47,6 +45,7 @@ GET_BYTES: Final = 1024 * 1024
 AHEAD_MAX: Final = 2
 """Gets in flight while replies are whole."""
 BACKOFF: Final = Backoff(first_s=0.1, max_s=2.0)
+"""Pauses of readers after errors: a broker that comes back is found within 2 s."""
 
 T = TypeVar("T")
 
@@ -202,9 +201,7 @@ class LogReader:
             connection.next_opaque(),
         )
         reply = await connection.call(query, deadline_s=self._deadline_s())
-        if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
-            return None
-        return parse_offset(require_ok(reply))
+        return parse_nearest(reply)
 
     async def _take(self, position: Offset, end: Offset) -> bytes:
         """Return the next bytes, and leave the gets behind them in flight."""
@@ -244,7 +241,7 @@ class LogReader:
         self, connection: BrokerConnection, position: Offset, size_bytes: int
     ) -> _Asked:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-
+        on_reply = settling(answer)
         opaque = connection.next_opaque()
         command = Get(
             self._partition.topic,
@@ -258,7 +255,7 @@ class LogReader:
         connection.submit(
             encode(command),
             opaque,
-            settling(answer),
+            on_reply,
             deadline_s=deadline_s,
             is_alone=True,
         )

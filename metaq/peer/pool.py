@@ -20,25 +20,24 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from metaq.clock import Clock
-from metaq.errors import ClosedError, NoBrokerError
+from metaq.errors import ClosedError, MetaqError, NoBrokerError
 from metaq.model import BrokerAddress
 from metaq.peer.connect import open_connection
-from metaq.peer.connection import BrokerConnection, ConnectionStatistics
+from metaq.peer.connection import BrokerConnection, ConnectionStatistics, settling
 from metaq.peer.options import ConnectionOptions
 from metaq.retry import Backoff
 from metaq.stats import counter, part
 
 _log = logging.getLogger(__name__)
 
-PATIENCE_S: Final = 0.5
-"""Time for which messages that may move wait for a connection before they do,
-seconds."""
-
 IDLE_ROUTE_COUNT_MAX: Final = 64
 """Addresses remembered without a caller; cleared when there are more."""
+
+
+CLOSED: Final = "the connection pool is closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,19 @@ class PoolStatistics:
     )
 
 
+class _Waiter:
+    """One that waits for a connection, and is called back once."""
+
+    __slots__ = ("handle", "on_end", "since_s")
+
+    def __init__(
+        self, on_end: Callable[[MetaqError | None], None], since_s: float
+    ) -> None:
+        self.on_end = on_end
+        self.since_s = since_s
+        self.handle: asyncio.Handle  # of the deadline, then of the call
+
+
 class _Route:
     """State of one address."""
 
@@ -82,7 +94,7 @@ class _Route:
         self.connection: BrokerConnection | None = None
         self.opened_s = 0.0
         self.attempts: asyncio.Task[None] | None = None
-        self.waiters: dict[asyncio.Future[None], None] = {}
+        self.waiters: dict[_Waiter, None] = {}
         self.failures = 0  # in a row
         self.due_s = 0.0  # no attempt before
         self.reason = f"no connection to {address} yet"
@@ -153,19 +165,53 @@ class ConnectionPool:
 
         Cancellation: the attempt goes on for the others.
         """
-        since_s = self._clock.monotonic_s()
-        route = self._route(address)
-        try:
-            async with asyncio.timeout(max(0.0, deadline_s - since_s)):
-                while (connection := route.usable) is None:
-                    await self._wait(route)
-                    route = self._route(address)
-        except TimeoutError as error:
-            tried_s = self._clock.monotonic_s() - since_s
-            raise NoBrokerError(
-                f"{route.reason} (tried for {tried_s:.3g} s)"
-            ) from error
+        while (connection := self.ready(address)) is None:
+            ended: asyncio.Future[None] = self._loop.create_future()
+            forget = self.when_open(address, settling(ended), deadline_s=deadline_s)
+            try:
+                await ended
+            finally:
+                forget()
         return connection
+
+    def when_open(
+        self,
+        address: BrokerAddress,
+        on_end: Callable[[MetaqError | None], None],
+        *,
+        deadline_s: float,
+    ) -> Callable[[], None]:
+        """Call back once: when there is a connection to an address, or an error.
+
+        Args:
+            address: the broker; an attempt is begun if none is under way.
+            on_end: gets None, or the error of `get`; never called at once.
+            deadline_s: absolute; how long to go on trying.
+
+        Returns:
+            Ends the wait: nothing is called back any more. Harmless afterwards.
+        """
+        waiter = _Waiter(on_end, self._clock.monotonic_s())
+        if self._is_closed:
+            self._end(waiter, ClosedError(CLOSED))
+            return waiter.handle.cancel
+        route = self._route(address)
+        if route.usable is not None:
+            self._end(waiter, None)
+            return waiter.handle.cancel
+        left_s = max(0.0, deadline_s - waiter.since_s)
+        waiter.handle = self._loop.call_later(left_s, self._on_late, route, waiter)
+        route.waiters[waiter] = None
+        if route.attempts is None:
+            route.attempts = self._loop.create_task(
+                self._run_attempts(route), name=f"connect {route.address}"
+            )
+
+        def forget() -> None:
+            route.waiters.pop(waiter, None)
+            waiter.handle.cancel()
+
+        return forget
 
     @property
     def is_closed(self) -> bool:
@@ -181,9 +227,7 @@ class ConnectionPool:
         self._is_closed = True
         attempts = []
         for route in list(self._routes.values()):
-            for waiter in list(route.waiters):
-                if not waiter.done():
-                    waiter.set_exception(ClosedError("the connection pool is closed"))
+            self._end_waiters(route, ClosedError(CLOSED))
             if route.attempts is not None:
                 route.attempts.cancel()
                 attempts.append(route.attempts)
@@ -209,8 +253,6 @@ class ConnectionPool:
     # -- inside -----------------------------------------------------------------------
 
     def _route(self, address: BrokerAddress) -> _Route:
-        if self._is_closed:
-            raise ClosedError("the connection pool is closed")
         route = self._routes.get(address)
         if route is not None:
             return route
@@ -221,18 +263,19 @@ class ConnectionPool:
         route = self._routes[address] = _Route(address)
         return route
 
-    async def _wait(self, route: _Route) -> None:
-        """Wait for the end of the next successful attempt."""
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        route.waiters[waiter] = None
-        if route.attempts is None:
-            route.attempts = self._loop.create_task(
-                self._run_attempts(route), name=f"connect {route.address}"
-            )
-        try:
-            await waiter
-        finally:
-            route.waiters.pop(waiter, None)
+    def _end(self, waiter: _Waiter, error: MetaqError | None) -> None:
+        waiter.handle = self._loop.call_soon(waiter.on_end, error)
+
+    def _end_waiters(self, route: _Route, error: MetaqError | None) -> None:
+        for waiter in route.waiters:
+            waiter.handle.cancel()
+            self._end(waiter, error)
+        route.waiters.clear()
+
+    def _on_late(self, route: _Route, waiter: _Waiter) -> None:
+        del route.waiters[waiter]
+        tried_s = self._clock.monotonic_s() - waiter.since_s
+        waiter.on_end(NoBrokerError(f"{route.reason} (tried for {tried_s:.3g} s)"))
 
     async def _run_attempts(self, route: _Route) -> None:
         """Try until there is a connection, or no caller waits for one any more."""
@@ -263,10 +306,7 @@ class ConnectionPool:
         route.connection = connection
         route.opened_s = self._clock.monotonic_s()
         connection.on_closed(lambda reason: self._on_lost(route, reason))
-        for waiter in list(route.waiters):
-            if not waiter.done():
-                waiter.set_result(None)
-        route.waiters.clear()
+        self._end_waiters(route, None)
 
     def _note_failure(self, route: _Route, reason: str) -> None:
         route.failures += 1
@@ -285,97 +325,3 @@ class ConnectionPool:
             self._note_failure(route, reason)
         else:
             route.failures, route.due_s, route.reason = 0, 0.0, reason
-
-
-class Connector(Protocol):
-    """The pool, as far as waiting for its connections goes."""
-
-    async def get(self, address: BrokerAddress, *, deadline_s: float) -> object:
-        """Return a connection; NoBrokerError at the deadline."""
-        ...
-
-
-class ConnectionWaiters:
-    """Wait for connections, one task per broker that a producer has messages for.
-
-    Owner: one delivery; used on its loop.
-    """
-
-    def __init__(
-        self,
-        pool: Connector,
-        *,
-        clock: Clock,
-        loop: asyncio.AbstractEventLoop,
-        is_wanted: Callable[[BrokerAddress], bool],
-        on_open: Callable[[], None],
-        on_unreachable: Callable[[BrokerAddress, NoBrokerError], None],
-        patience_s: float = PATIENCE_S,
-    ) -> None:
-        """Start with nothing asked.
-
-        Args:
-            pool: makes connections.
-            clock: bounds each wait.
-            loop: runs the tasks.
-            is_wanted: tells whether there is anything to send to an address.
-            on_open: called when there is a connection, or nothing wanted any more.
-            on_unreachable: called after each `patience_s` without a connection.
-            patience_s: how long one wait takes, at most.
-        """
-        self._pool = pool
-        self._clock = clock
-        self._loop = loop
-        self._is_wanted = is_wanted
-        self._on_open = on_open
-        self._on_unreachable = on_unreachable
-        self._patience_s = patience_s
-        self._tasks: dict[BrokerAddress, asyncio.Task[None]] = {}
-        self._trouble: dict[BrokerAddress, NoBrokerError] = {}
-
-    def trouble(self, address: BrokerAddress) -> NoBrokerError | None:
-        """Return why an address was not reached lately; None when it was."""
-        return self._trouble.get(address)
-
-    def forget_trouble(self, address: BrokerAddress) -> None:
-        """Take note that there is a connection, made here or elsewhere."""
-        self._trouble.pop(address, None)
-
-    def open(self, address: BrokerAddress) -> None:
-        """Wait for a connection as long as it is wanted; harmless when that is so."""
-        if address not in self._tasks:
-            work = self._run(address)
-            task = self._loop.create_task(work, name=f"producer-open-{address}")
-            self._tasks[address] = task
-
-    async def close(self) -> None:
-        """Stop waiting; nothing is called back any more."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _run(self, address: BrokerAddress) -> None:
-        try:
-            while self._is_wanted(address):
-                deadline_s = self._clock.monotonic_s() + self._patience_s
-                try:
-                    await self._pool.get(address, deadline_s=deadline_s)
-                except NoBrokerError as error:
-                    if address not in self._trouble:
-                        _log.warning(
-                            "broker is unreachable: broker=%s error=%s", address, error
-                        )
-                    self._trouble[address] = error
-                    self._on_unreachable(address, error)
-                else:
-                    self.forget_trouble(address)
-                    break
-        except ClosedError as error:
-            # The client is closing. Its listeners would only come back here, so the
-            # next event is the one that a tick brings.
-            _log.debug("connections are closed: broker=%s error=%s", address, error)
-        else:
-            self._loop.call_soon(self._on_open)
-        finally:
-            del self._tasks[address]

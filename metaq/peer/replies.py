@@ -265,6 +265,19 @@ def parse_offset(reply: Result) -> Offset:
     return Offset(offsets[0])
 
 
+def parse_nearest(reply: Reply) -> Offset | None:
+    """Return the offset that a question was answered with; None without a log.
+
+    Raises:
+        WireError: the broker refused.
+        BadReplyError: it is none of 0 to 2**63 - 1.
+        UnexpectedReplyError: a reply that no question is answered with.
+    """
+    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
+        return None
+    return parse_offset(require_ok(reply))
+
+
 def parse_count(reply: Reply) -> int:
     """Return the number of records that a question was answered with.
 

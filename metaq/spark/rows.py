@@ -288,7 +288,7 @@ class RowDecoder:
 
 
 def decode_pieces(
-    decoder: RowDecoder, pieces: Iterable[BytesLike]
+    decoder: RowDecoder, pieces: Iterable[BytesLike], *, batch_bytes: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of bytes that come in pieces, one right behind the other.
 
@@ -296,6 +296,7 @@ def decode_pieces(
         decoder: stands where the first piece begins; afterwards it tells about damage
             and about a torn tail.
         pieces: of any size; records that the cuts go through are put together.
+        batch_bytes: decoded at a time, at least, while there are so many.
 
     Yields:
         Batches as `RowDecoder.decode` gives them.
@@ -312,7 +313,7 @@ def decode_pieces(
         waiting.append(piece)
         waiting_bytes += len(piece)
         left = decoder.end - decoder.next_offset
-        if waiting_bytes < min(decoder.needed_bytes, left):
+        if waiting_bytes < min(max(batch_bytes, decoder.needed_bytes), left):
             continue
         data = b"".join(waiting) if len(waiting) > 1 else piece
         start = decoder.next_offset

@@ -90,10 +90,6 @@ StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
 tests put a deterministic one here."""
 
 
-class StorageThread(GroupThread[Request]):
-    """The one thread of a data directory that writes and syncs."""
-
-
 class LogDir:
     """One data directory. Owner: the event loop's thread."""
 
@@ -106,7 +102,7 @@ class LogDir:
         *,
         free_bytes_min: int,
         size_bytes_max: int,
-        start_worker: StartWorker = StorageThread,
+        start_worker: StartWorker = GroupThread[Request],
         on_offline: Callable[["LogDir", StorageError], None],
     ) -> None:
         """Describe a directory that is not open yet.

@@ -23,12 +23,13 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
+from metaq.fs.group_thread import GroupThread
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
-from metaq.storage.appender import Post
+from metaq.storage.appender import Post, Request
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
-from metaq.storage.log_dir import DirState, LogDir, StartWorker, StorageThread
+from metaq.storage.log_dir import DirState, LogDir, StartWorker
 from metaq.storage.log_snapshots import take_directory_snapshot
 from metaq.storage.log_state import LogState
 from metaq.storage.log_writer import LogWriter
@@ -87,7 +88,7 @@ class LogManager:
         post: Post,
         config: BrokerConfig,
         *,
-        start_worker: StartWorker = StorageThread,
+        start_worker: StartWorker = GroupThread[Request],
         new_identity: Callable[[], str] = new_identity,
     ) -> None:
         """Describe the logs; `open` reads them.

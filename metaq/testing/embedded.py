@@ -15,14 +15,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from metaq.broker.app import Broker
 from metaq.clock import Clock, SystemClock
 from metaq.config import load_config
 from metaq.errors import MetaqError
 from metaq.model import BrokerId
-from metaq.testing.loop_thread import BoundedLoopThread
+from metaq.testing.loop_thread import ThreadOwner
 from metaq.testing.ports import reserve_port
 from metaq.testing.zk import MemoryZooKeeper
 from metaq.zk.paths import BrokerRole, NodeKind, NodePaths, normalize_root
@@ -58,12 +58,14 @@ zk.zkSyncTimeMs=100
 """
 
 
-class EmbeddedBroker:
+class EmbeddedBroker(ThreadOwner):
     """One broker. Owner: the test that made it.
 
     Lifecycle: `start`, `stop`, again and again on the same port and data;
-    `embedded_broker` does both ends. Every method may be called from any thread but
-    the broker's own, and waits until it is done, at most TIMEOUT_S.
+    `embedded_broker` does both ends. A start recovers what lies in the data directory;
+    a stop withdraws the broker and answers requests in flight. Both raise MetaqError:
+    it cannot start, or a part of it had failed. Every method may be called from any
+    thread but the broker's own, and waits until it is done, at most TIMEOUT_S.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class EmbeddedBroker:
             settings: key → value in place of what stands in the settings, as for
                 `metaq broker --set`.
         """
+        super().__init__("embedded-broker")
         self.zookeeper = zookeeper or MemoryZooKeeper()
         """ZooKeeper of the broker; tests may stop it, start it, and expire sessions."""
         self.port = 0
@@ -95,14 +98,6 @@ class EmbeddedBroker:
         self._settings = dict(settings or {})
         self._clock = SystemClock()
         self._broker: Broker | None = None
-        self._thread: BoundedLoopThread | None = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
 
     # -- for clients ------------------------------------------------------------------
 
@@ -122,39 +117,6 @@ class EmbeddedBroker:
         return {"coordinator": self.coordinator_factory}
 
     # -- life -------------------------------------------------------------------------
-
-    def start(self) -> None:
-        """Recover what lies in the data directory, listen, register.
-
-        Raises:
-            MetaqError: it cannot start; the text is one sentence.
-        """
-        self.port = self.port or reserve_port(self)
-        thread = BoundedLoopThread("embedded-broker")
-        try:
-            broker = thread.run(self._start(), timeout_s=TIMEOUT_S)
-        except BaseException:
-            thread.close()
-            raise
-        self._broker, self._thread = broker, thread
-        self.port = broker.port
-
-    def stop(self) -> None:
-        """Withdraw, answer requests in flight, sync and close. May be repeated.
-
-        Raises:
-            MetaqError: a part of the broker had failed.
-        """
-        if self._broker is None or self._thread is None:
-            return
-        broker, self._broker = self._broker, None
-        thread, self._thread = self._thread, None
-        try:
-            thread.run(broker.stop(), timeout_s=TIMEOUT_S)
-        finally:
-            thread.close()
-        if broker.failure is not None:
-            raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
 
     def restart(self) -> None:
         """Stop and start again: same port, same data."""
@@ -185,7 +147,8 @@ class EmbeddedBroker:
             raise
         self._wait_registered(name, partitions, self._broker)
 
-    async def _start(self) -> Broker:
+    async def _start(self) -> None:
+        self.port = self.port or reserve_port(self)
         self.data_path.mkdir(exist_ok=True)
         self._write_settings()
         config = load_config(
@@ -200,7 +163,14 @@ class EmbeddedBroker:
             coordinator=self.zookeeper.coordinator(self._clock),
         )
         await broker.start()
-        return broker
+        self._broker, self.port = broker, broker.port
+
+    async def _stop(self) -> None:
+        broker, self._broker = self._broker, None
+        assert broker is not None
+        await broker.stop()
+        if broker.failure is not None:
+            raise MetaqError(f"the broker failed: {broker.failure}") from broker.failure
 
     @property
     def _settings_path(self) -> Path:

@@ -20,7 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from metaq.clock import Clock, SystemClock
 from metaq.errors import NotFoundError, ServerError
@@ -51,7 +51,7 @@ from metaq.testing.fake_metaq import FakeMetaq, Known
 from metaq.testing.fake_registration import FakeRegistration
 from metaq.testing.fake_session import FakeSession
 from metaq.testing.fake_transactions import Heuristic
-from metaq.testing.loop_thread import BoundedLoopThread, stop_listening
+from metaq.testing.loop_thread import ThreadOwner, stop_listening
 from metaq.testing.ports import reserve_port
 from metaq.zk.paths import BrokerRole
 from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
@@ -89,12 +89,13 @@ class FakeBrokerStatistics:
     """Injected faults that met their command."""
 
 
-class FakeBroker:
+class FakeBroker(ThreadOwner):
     """One broker. Owner: the test.
 
-    Lifecycle: `start` (or `with`), any number of `go_away` and `come_back`, `stop`. The
-    port is picked at the first start and kept. Messages, prepared transactions, knobs
-    and counters survive `go_away`.
+    Lifecycle: `start` (or `with`), which registers it if there is a ZooKeeper; any
+    number of `go_away` and `come_back`; `stop`, which withdraws it and cuts every
+    connection. The port is picked at the first start and kept. Messages, prepared
+    transactions, knobs and counters survive `go_away`.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class FakeBroker:
             seed: of the random choices of partitions, of the order of answers and
                 of the sizes of their pieces.
         """
+        super().__init__(f"fake-broker-{broker_id}")
         self.broker_id = BrokerId(broker_id)
         """Its number."""
         self.port = 0
@@ -151,41 +153,13 @@ class FakeBroker:
         self._connection_count = 0
         self._sessions: set[FakeSession] = set()
         self._server: asyncio.Server | None = None
-        self._thread: BoundedLoopThread | None = None
 
     # -- life -------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
 
     @property
     def address(self) -> BrokerAddress:
         """Address for clients; valid after `start`."""
         return BrokerAddress(HOST, self.port)
-
-    def start(self) -> None:
-        """Listen, and register if there is a ZooKeeper; returns when it is done."""
-        thread = BoundedLoopThread(f"fake-broker-{self.broker_id}")
-        try:
-            thread.run(self._come_back(self.port))
-        except BaseException:
-            thread.close()
-            raise
-        self._thread = thread
-
-    def stop(self) -> None:
-        """Withdraw, cut every connection, end the thread. May be repeated."""
-        if self._thread is None:
-            return
-        thread, self._thread = self._thread, None
-        try:
-            thread.run(self._stop())
-        finally:
-            thread.close()
 
     def go_away(self, *, keeps_nodes: bool = False) -> None:
         """Refuse new connections and cut the open ones.
@@ -204,10 +178,8 @@ class FakeBroker:
         """
         self._running.run(self._come_back(self.port if port is None else port))
 
-    @property
-    def _running(self) -> BoundedLoopThread:
-        assert self._thread is not None, "not started"
-        return self._thread
+    async def _start(self) -> None:
+        await self._come_back(self.port)
 
     async def _come_back(self, port: int) -> None:
         self.port = port or reserve_port(self)

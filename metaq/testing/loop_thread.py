@@ -1,6 +1,7 @@
 """An event loop on a thread of its own, for what must run beside a test."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, Self, TypeVar
 
@@ -46,6 +47,60 @@ class BoundedLoopThread(LoopThread):
     def close(self) -> None:
         """Cancel what still runs, close the loop, end the thread. May be repeated."""
         self.stop()
+
+
+class ThreadOwner(ABC):
+    """Base of what runs on a loop thread of its own from `start` to `stop`.
+
+    Lifecycle: `start`, `stop`, again and again; or `with`, which does both ends.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Prepare; there is no thread before `start`.
+
+        Args:
+            name: of the thread.
+        """
+        self._thread_name = name
+        self._thread: BoundedLoopThread | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start; returns when it is done. After an error there is no thread."""
+        thread = BoundedLoopThread(self._thread_name)
+        try:
+            thread.run(self._start())
+        except BaseException:
+            thread.close()
+            raise
+        self._thread = thread
+
+    def stop(self) -> None:
+        """Stop, and end the thread, whatever fails. May be repeated."""
+        if self._thread is None:
+            return
+        thread, self._thread = self._thread, None
+        try:
+            thread.run(self._stop())
+        finally:
+            thread.close()
+
+    @property
+    def _running(self) -> BoundedLoopThread:
+        assert self._thread is not None, "not started"
+        return self._thread
+
+    @abstractmethod
+    async def _start(self) -> None: ...
+
+    @abstractmethod
+    async def _stop(self) -> None: ...
 
 
 async def stop_listening(server: asyncio.Server) -> None:

@@ -25,10 +25,10 @@ import enum
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final
 
 from metaq.model import BrokerAddress
-from metaq.testing.loop_thread import BoundedLoopThread, stop_listening
+from metaq.testing.loop_thread import ThreadOwner, stop_listening
 from metaq.testing.ports import reserve_port
 
 HOST: Final = "127.0.0.1"
@@ -169,7 +169,7 @@ class _End(asyncio.Protocol):
         self.transport.abort()
 
 
-class Proxy:
+class Proxy(ThreadOwner):
     """One proxy. Owner: the test.
 
     Lifecycle: `start` (or `with`), then `stop`, which is bounded and resets open
@@ -183,6 +183,7 @@ class Proxy:
             host: of the server behind it.
             port: of that server.
         """
+        super().__init__("proxy")
         self.port = 0
         """Port that clients reach the proxy at; valid after `start`."""
         self._target = (host, port)
@@ -195,41 +196,15 @@ class Proxy:
         self._connecting: set[asyncio.Task[None]] = set()
         self._connection_count = self._failed_count = 0
         self._server: asyncio.Server | None = None
-        self._thread: BoundedLoopThread | None = None
 
     # -- life -------------------------------------------------------------------------
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.stop()
 
     @property
     def address(self) -> BrokerAddress:
         """Address for clients of the proxy; valid after `start`."""
         return BrokerAddress(HOST, self.port)
 
-    def start(self) -> None:
-        """Listen."""
-        thread = BoundedLoopThread("proxy")
-        try:
-            thread.run(self._listen())
-        except BaseException:
-            thread.close()
-            raise
-        self._thread = thread
-
-    def stop(self) -> None:
-        """Reset open connections and end the thread. May be repeated."""
-        if self._thread is None:
-            return
-        thread, self._thread = self._thread, None
-        thread.run(self._stop())
-        thread.close()
-
-    async def _listen(self) -> None:
+    async def _start(self) -> None:
         if self._server is None:
             self.port = self.port or reserve_port(self)
             loop = asyncio.get_running_loop()
@@ -284,7 +259,7 @@ class Proxy:
 
     def accept(self) -> None:
         """Listen again, on the same port."""
-        self._running.run(self._listen())
+        self._running.run(self._start())
 
     def retarget(self, host: str, port: int) -> None:
         """Lead connections that are still to come to another server."""
@@ -299,11 +274,6 @@ class Proxy:
             to_server_bytes=self._modes[Direction.TO_SERVER].passed_bytes,
             to_client_bytes=self._modes[Direction.TO_CLIENT].passed_bytes,
         )
-
-    @property
-    def _running(self) -> BoundedLoopThread:
-        assert self._thread is not None, "not started"
-        return self._thread
 
     def _change(
         self,

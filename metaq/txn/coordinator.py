@@ -30,12 +30,12 @@ from functools import partial
 from typing import Final
 
 from metaq.clock import Clock
+from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError, MetaqError, StorageError, TransactionError
 from metaq.fs import Buffer, FileSystem
 from metaq.model import LogId, MessageId
 from metaq.record.layout import HEADER_BYTES
 from metaq.txn.applier import Applier
-from metaq.txn.deadlines import Deadlines
 from metaq.txn.figures import (
     TransactionCounters,
     TransactionFigures,
@@ -107,7 +107,7 @@ class TransactionCoordinator:
         self._transactions: dict[str, BrokerTransaction] = {}
         self._owned: dict[object, dict[BrokerTransaction, None]] = {}
         self._outcomes: dict[str, KeptOutcome] = {}
-        self._deadlines = Deadlines()
+        self._deadlines = Deadlines[BrokerTransaction]()
         self._held_bytes = 0
         self._applier = Applier(sink, journal, self._on_applied)
         self._disabled: StorageError | None = None
@@ -213,7 +213,7 @@ class TransactionCoordinator:
             self.counters.begun_local += 1
         if timeout_s > 0:
             seconds = min(timeout_s, limits.timeout_s_max)
-            self._deadlines.add(tx, self._clock.monotonic_s() + seconds)
+            self._deadlines.set(tx, self._clock.monotonic_s() + seconds)
 
     def find_for_put(self, key: str, owner: object) -> BrokerTransaction:
         """Return a transaction that takes puts.
@@ -528,8 +528,8 @@ class TransactionCoordinator:
     def tick(self) -> None:
         """End what has run out of time, try again what is stuck; twice a second."""
         now_s = self._clock.monotonic_s()
-        for tx in self._deadlines.due(now_s):
-            self._expire(tx, now_s)
+        for tx in self._deadlines.take_due(now_s):
+            self._expire(tx)
         self._applier.retry()
 
     def sync_due(self) -> None:
@@ -678,18 +678,17 @@ class TransactionCoordinator:
     def _get(self, key: str) -> BrokerTransaction | None:
         """Return a transaction whose time is not over."""
         tx = self._transactions.get(key)
-        if tx is None or tx.deadline_s is None:
+        deadline_s = None if tx is None else self._deadlines.get(tx)
+        if tx is None or deadline_s is None or self._clock.monotonic_s() < deadline_s:
             return tx
-        return None if self._expire(tx, self._clock.monotonic_s()) else tx
+        self._expire(tx)
+        return None
 
-    def _expire(self, tx: BrokerTransaction, now_s: float) -> bool:
-        """Roll a transaction back if its time is over; return whether it was."""
-        if tx.deadline_s is None or tx.deadline_s > now_s:
-            return False
+    def _expire(self, tx: BrokerTransaction) -> None:
+        """Roll a transaction back whose time is over."""
         tx.state = advance(tx.key, tx.state, TxEvent.TIMEOUT)
         self.counters.timed_out += 1
         self._roll_back(tx, _ignore)
-        return True
 
     def _add(self, tx: BrokerTransaction) -> None:
         self._transactions[tx.key] = tx

@@ -53,9 +53,8 @@ class BrokerTransaction:
     """One transaction. Owner: the coordinator."""
 
     __slots__ = (
-        "batches", "began_ms", "deadline_s", "held_bytes", "is_doubtful", "key",
-        "owner", "prepared_ms", "put_count", "slot", "state", "stuck", "waiters",
-        "was_prepared",
+        "batches", "began_ms", "held_bytes", "is_doubtful", "key", "owner",
+        "prepared_ms", "put_count", "slot", "state", "stuck", "waiters", "was_prepared",
     )  # fmt: skip
 
     def __init__(self, key: str, owner: object, began_ms: Millis) -> None:
@@ -68,7 +67,6 @@ class BrokerTransaction:
         self.held_bytes = 0
         self.began_ms = began_ms
         self.prepared_ms: Millis | None = None
-        self.deadline_s: float | None = None
         self.was_prepared = False
         self.waiters: list[Told] = []
         """Waiters for the verdict at hand."""

@@ -39,7 +39,6 @@ from metaq.model import (
 from metaq.zk.errors import PayloadError
 from metaq.zk.paths import BrokerRole, parse_role
 
-CHECKSUM_MAX: Final = 2**32 - 1
 OFFSET_MAX: Final = 2**63 - 1
 # A Java int; no broker has more partitions of a topic than that.
 PARTITION_COUNT_MAX: Final = 2**31 - 1
@@ -110,15 +109,6 @@ def decode_address(data: bytes) -> BrokerAddress:
 def encode_checksum(checksum: int) -> bytes:
     """Return an unsigned CRC-32 as decimal text."""
     return b"%d" % checksum
-
-
-def decode_checksum(data: bytes) -> int:
-    """Read a configuration checksum, 0..2**32-1.
-
-    Raises:
-        PayloadError: not such a number.
-    """
-    return _number(_text(data, "config checksum"), "config checksum", CHECKSUM_MAX)
 
 
 def encode_partition_count(count: int) -> bytes:

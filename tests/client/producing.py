@@ -309,6 +309,28 @@ class StandInPool:
             if loop.time() >= deadline_s:
                 raise NoBrokerError(f"no connection to {address}")
 
+    def when_open(
+        self,
+        address: BrokerAddress,
+        on_end: Callable[[MetaqError | None], None],
+        *,
+        deadline_s: float,
+    ) -> Callable[[], None]:
+        async def wait() -> None:
+            try:
+                await self.get(address, deadline_s=deadline_s)
+            except NoBrokerError as error:
+                on_end(error)
+            else:
+                on_end(None)
+
+        task = asyncio.get_running_loop().create_task(wait())
+        return partial(_cancel, task)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
 
 class FixedMetadata:
     """Says what the test says."""

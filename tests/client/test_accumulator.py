@@ -221,7 +221,7 @@ def test_batches_hold_one_time_out_and_what_the_broker_takes() -> None:
         box = Box()
         for timeout_s in (None, None, 3.0, 3.0, None):
             box.accumulator.append("test", b"x", timeout_s=timeout_s)
-        box.accumulator.set_limits(
+        box.accumulator.set_connection(
             box.queue,
             Announced(Capabilities("v", batch_bytes_max=60, batch_records_max=9)),
         )

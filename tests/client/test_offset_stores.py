@@ -15,8 +15,11 @@ import sqlalchemy as sa
 from metaq.client.errors import OffsetStoreError
 from metaq.client.off_loop import OffLoop
 from metaq.client.offsets.file_offsets import FileOffsets
-from metaq.client.offsets.offset_store import MemoryOffsets, OffsetStore
-from metaq.client.offsets.zk_offsets import ZooKeeperOffsets
+from metaq.client.offsets.offset_store import (
+    MemoryOffsets,
+    OffsetStore,
+    ZooKeeperOffsets,
+)
 from metaq.client.sql_offsets import TABLE, SqlOffsets
 from metaq.errors import (
     ConfigError,

@@ -10,7 +10,12 @@ import pytest
 from metaq.client.names import parse_address
 from metaq.client.options import ClientOptions
 from metaq.clock import SystemClock
-from metaq.errors import ClosedError, ConnectionLostError, NoBrokerError
+from metaq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    MetaqError,
+    NoBrokerError,
+)
 from metaq.model import BrokerAddress
 from metaq.peer.pool import IDLE_ROUTE_COUNT_MAX, ConnectionPool
 from metaq.protocol.codec import encode
@@ -238,6 +243,45 @@ def test_attempts_end_when_nobody_waits() -> None:
         await until(lambda: len(asyncio.all_tasks()) == 1)
 
     with free_address() as address:
+        run(scenario)
+
+
+def test_a_waiter_is_called_back_once_or_not_at_all() -> None:
+    """With the connection, at the deadline, at the end; not when it was forgotten."""
+
+    async def scenario(pool: ConnectionPool) -> None:
+        heard: list[tuple[str, type | None]] = []
+
+        def wait(name: str, address: BrokerAddress, left_s: float) -> Callable:
+            def on_end(error: MetaqError | None) -> None:
+                heard.append((name, None if error is None else type(error)))
+
+            return pool.when_open(address, on_end, deadline_s=soon(left_s))
+
+        async with ScriptedBroker() as broker:
+            wait("forgotten", broker.address, 30)()
+            wait("first", broker.address, 30)
+            wait("away", away, 0.02)
+            assert heard == []  # never at once
+            await until(lambda: len(heard) == 2)
+            wait("second", broker.address, 30)
+            wait("forgotten, open", broker.address, 30)()
+            wait("forgotten, away", away, 0.0)()
+            closing = wait("closing", away, 30)
+            assert len(heard) == 2
+            await until(lambda: len(heard) == 3)
+            await pool.close(deadline_s=soon())
+            wait("closed", broker.address, 30)
+            await until(lambda: len(heard) == 5)
+            closing()  # harmless
+        assert sorted(heard[:2]) == [("away", NoBrokerError), ("first", None)]
+        assert heard[2:] == [
+            ("second", None),
+            ("closing", ClosedError),
+            ("closed", ClosedError),
+        ]
+
+    with free_address() as away:
         run(scenario)
 
 

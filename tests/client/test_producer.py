@@ -7,10 +7,12 @@ import pytest
 
 from metaq.client.errors import BufferFullError, OutcomeUnknownError
 from metaq.client.names import check_topic
+from metaq.client.options import ProducerOptions
 from metaq.client.partitioner import KeyHash, OutgoingMessage, Pinned
 from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import Batch, SendFuture, SendResult
 from metaq.client.produce.partition_queue import PartitionQueue
+from metaq.client.produce.routes import Routes
 from metaq.errors import (
     ClosedError,
     LocalProtocolError,
@@ -18,7 +20,7 @@ from metaq.errors import (
     RequestTimeoutError,
     ServerError,
 )
-from metaq.model import TopicPartition
+from metaq.model import BrokerAddress, BrokerId, TopicPartition
 from metaq.protocol.commands import Mput, Put
 from metaq.protocol.version import Capabilities
 from metaq.record.flags import encode_payload
@@ -28,6 +30,7 @@ from tests.client.producing import (
     OURS,
     Act,
     StandInBroker,
+    StandInConnection,
     at,
     producing,
     run_virtual,
@@ -145,6 +148,57 @@ def test_what_waits_costs_nothing_for_the_partitions_that_do_not(
     run_virtual(main())
     assert set(looks) == {at(7)}
     assert len(looks) <= 5
+
+
+def test_a_broker_that_goes_costs_no_walk_over_the_others_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that wait for it in each partition move with a few looks each."""
+    count, looks = 100, 0
+
+    async def main() -> None:
+        nonlocal looks
+        up, gone = StandInBroker(0), StandInBroker(1)
+        async with producing(up, gone, partitions=count, timeout_s=30.0) as world:
+            send = world.producer.send_nowait
+            for _ in range(2 * count):
+                await send("test", b"x")
+            await world.producer.flush()
+            ready = world.pool.ready
+
+            def look(address: BrokerAddress) -> StandInConnection | None:
+                nonlocal looks
+                looks += 1
+                return ready(address)
+
+            monkeypatch.setattr(world.pool, "ready", look)
+            gone.go_away()
+            sent = [await send("test", b"x") for _ in range(2 * count)]
+            places = [(await each).partition for each in sent]
+            assert {place.broker_id for place in places} == {0}
+            assert world.producer.statistics().moved_count == count
+
+    run_virtual(main())
+    assert looks <= 20 * count
+
+
+def test_what_withdraws_partitions_does_not_compare_each_with_all() -> None:
+    """A broker that goes takes thousands along; each is hashed a few times."""
+
+    class Counted(TopicPartition):
+        hashes = 0
+
+        def __hash__(self) -> int:
+            Counted.hashes += 1
+            return super().__hash__()
+
+    count = 100
+    known = [Counted("test", BrokerId(b), n) for b in (0, 1) for n in range(count)]
+    routes = Routes(ProducerOptions(), None, first_turn=1)
+    assert routes.set_partitions("test", known) == []
+    gone = routes.set_partitions("test", known[:count])
+    assert [queue.partition for queue in gone] == known[count:]
+    assert Counted.hashes <= 20 * len(known)
 
 
 def test_messages_without_a_key_go_round() -> None:

@@ -5,7 +5,7 @@ import asyncio
 from metaq.client.group.assignments import Fence
 from metaq.client.offsets.committer import Committer
 from metaq.client.offsets.offset_reset import NO_MESSAGE
-from metaq.client.offsets.zk_offsets import ZooKeeperOffsets
+from metaq.client.offsets.offset_store import ZooKeeperOffsets
 from metaq.errors import OwnershipLostError
 from metaq.model import MessageId, Offset
 from metaq.testing.zk import MemoryZooKeeper

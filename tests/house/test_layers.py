@@ -14,7 +14,7 @@
        │       │          │          │
 3   record ────┴── fs   protocol   assignment    config  lifecycle  retry  loop_thread
        │            │     │          │             │        │         │
-2      └────────────┴─ errors ──── stats ──────────┴────────┴─────────┘
+2      └────────────┴─ errors ── stats ── deadlines ┴────────┴─────────┘
 1                     model        clock
 """
 
@@ -24,7 +24,7 @@ import sys
 from tests.house.tree import PROJECT, Import, Tree
 
 L1 = {"model", "clock"}
-L2 = L1 | {"errors", "stats"}
+L2 = L1 | {"errors", "stats", "deadlines"}
 PURE = {"model", "errors"}
 L4 = {"storage", "txn", "net", "zk"}
 
@@ -35,6 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "clock": {"model"},
     "errors": {"model"},
     "stats": L1,
+    "deadlines": set(),
     "config": L2,
     "retry": L2,
     "prometheus": L2,

@@ -97,7 +97,9 @@ def test_any_log_in_any_pieces_gives_its_rows(
     log = b"".join(records)
     pieces = data.draw(cuts(log))
     reader = decoder(log, batch_records_max=records_max, batch_bytes_max=64)
-    batches = list(decode_pieces(reader, [*pieces, b"behind the end"]))
+    batch_bytes = data.draw(st.sampled_from([0, 1, 100, 10_000]))
+    pieces = [*pieces, b"behind the end"]
+    batches = list(decode_pieces(reader, pieces, batch_bytes=batch_bytes))
     assert table(batches) == expected_rows(records)
     assert all(0 < batch.num_rows <= records_max for batch in batches)
     sizes = iter(map(len, records))
@@ -130,6 +132,14 @@ def test_any_changed_byte_is_found_or_harmless(
         start += size
     assert all(a.end <= b.start for a, b in pairwise(reader.damage))
     assert reader.is_done
+
+
+def test_short_pieces_are_decoded_together() -> None:
+    """As many bytes as are wanted at a time, and what is left at the end."""
+    records = [record(b"%015d" % n) for n in range(10)]
+    log = b"".join(records)
+    batches = decode_pieces(decoder(log), records, batch_bytes=3 * len(records[0]))
+    assert [batch.num_rows for batch in batches] == [3, 3, 3, 1]
 
 
 def test_a_damaged_record_fails_the_read_by_name() -> None:

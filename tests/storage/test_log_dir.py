@@ -15,13 +15,13 @@ from metaq.errors import (
     NoSpaceError,
     StorageError,
 )
+from metaq.fs.group_thread import GroupThread
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.appender import AppendRequest, Request
 from metaq.storage.log_dir import (
     TRANSITIONS,
     DirEvent,
     DirState,
-    StorageThread,
 )
 from metaq.storage.log_state import LogState
 from metaq.testing.clock import ManualClock
@@ -442,7 +442,7 @@ def request(size: int) -> Request:
 def test_the_thread_hands_over_what_came_before_each_piece_of_work() -> None:
     """It asks for pieces until all is done, the end of the thread included."""
     gate = Gate()
-    thread = StorageThread("test", gate.run, lambda: None)
+    thread = GroupThread[Request]("test", gate.run, lambda: None)
     thread.start()
     thread.submit(request(1))
     for arrivals in (3, 2):
@@ -465,7 +465,7 @@ def test_the_thread_ends_when_the_queue_is_empty() -> None:
         done.append(len(batch))
         return False
 
-    thread = StorageThread("test", run, lambda: None)
+    thread = GroupThread[Request]("test", run, lambda: None)
     for _ in range(3):
         thread.submit(request(1))
     thread.stop()
@@ -487,7 +487,7 @@ def test_the_thread_rests_once_when_nothing_is_queued() -> None:
         done.append("run")
         return False
 
-    thread = StorageThread("test", run, rest)
+    thread = GroupThread[Request]("test", run, rest)
     thread.submit(request(1))
     thread.start()
     assert rested.wait(30)

@@ -22,7 +22,7 @@ LEADER = BrokerRole(BrokerId(0))
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 ADDRESS: Codec = (znodes.encode_address, znodes.decode_address)
-CHECKSUM: Codec = (znodes.encode_checksum, znodes.decode_checksum)
+CHECKSUM: Codec = (znodes.encode_checksum, int)
 COUNT: Codec = (znodes.encode_partition_count, znodes.decode_partition_count)
 REGISTRATION: Codec = (znodes.encode_registration, znodes.decode_registration)
 TOPICS: Codec = (znodes.encode_member_topics, znodes.decode_member_topics)
@@ -44,6 +44,8 @@ CODECS: dict[NodeKind, Codec] = {
     NodeKind.RECORDED_PARTITIONS: COUNT,
     NodeKind.RECORDED_DIRECTORIES: DIRECTORIES,
 }
+ONLY_WRITTEN = {NodeKind.CONFIG_CHECKSUM}
+"""No part of this package reads them."""
 
 
 def test_every_node_of_metaq_has_a_codec() -> None:
@@ -113,7 +115,6 @@ TOLERATED: list[tuple[Codec, bytes, Any]] = [
     (ADDRESS, b"meta://h:1?slaveId=3", BrokerAddress("h", 1)),
     (ADDRESS, b"meta://h:1/", BrokerAddress("h", 1)),
     (ADDRESS, b"meta://::1:8123", BrokerAddress("::1", 8123)),
-    (CHECKSUM, b" 12\n", 12),
     (COUNT, b"2\r\n", 2),
     (
         REGISTRATION,
@@ -146,10 +147,6 @@ REFUSED: list[tuple[Codec, bytes]] = [
     (ADDRESS, b"meta://h:65536"),
     (ADDRESS, b"meta://a/b:1"),
     (ADDRESS, b"\xff"),
-    (CHECKSUM, b""),
-    (CHECKSUM, b"-1"),
-    (CHECKSUM, b"4294967296"),
-    (CHECKSUM, "\u0661".encode()),
     (COUNT, b"two"),
     (COUNT, b"9" * 5000),
     (REGISTRATION, b""),
@@ -185,7 +182,7 @@ def test_nonsense_is_a_payload_error(codec: Codec, data: bytes) -> None:
     assert len(str(caught.value)) < 250
 
 
-@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize("kind", [k for k in CODECS if k not in ONLY_WRITTEN])
 @given(data=st.binary(max_size=40))
 @example(data=b"{}")
 def test_any_bytes_decode_or_raise_a_payload_error(kind: NodeKind, data: bytes) -> None:

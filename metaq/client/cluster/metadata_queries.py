@@ -29,9 +29,8 @@ from metaq.peer.replies import (
     parse_boundaries,
     parse_count,
     parse_get,
-    parse_offset,
+    parse_nearest,
     raise_passing,
-    require_ok,
 )
 from metaq.protocol.commands import (
     CountQuestion,
@@ -39,11 +38,9 @@ from metaq.protocol.commands import (
     OffsetQuery,
     Question,
     Reply,
-    Result,
     SplitQuestion,
     TimeQuestion,
 )
-from metaq.protocol.status import Status
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.retry import Backoff, retry
 
@@ -137,7 +134,7 @@ async def nearest_offset(
             partition.topic, NO_GROUP, partition.partition, offset, opaque
         )
 
-    return await ask(context, partition, make, _offset_in, deadline_s=deadline_s)
+    return await ask(context, partition, make, parse_nearest, deadline_s=deadline_s)
 
 
 async def offset_at(
@@ -164,7 +161,7 @@ async def offset_at(
     """
     question = TimeQuestion(max(0, moment))
     return await _ask_spans(
-        context, partition, Offset(0), question, _offset_in, deadline_s
+        context, partition, Offset(0), question, parse_nearest, deadline_s
     )
 
 
@@ -295,10 +292,3 @@ async def _ask_spans(
         return OffsetQuery(topic, NO_GROUP, number, offset, opaque, question)
 
     return await ask(context, partition, make, parse, deadline_s=deadline_s)
-
-
-def _offset_in(reply: Reply) -> Offset | None:
-    """Return the offset that a question was answered with; None without a log."""
-    if isinstance(reply, Result) and reply.status == Status.NOT_FOUND:
-        return None
-    return parse_offset(require_ok(reply))

@@ -17,7 +17,6 @@ from collections.abc import (
     Mapping,
 )
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NamedTuple
 
 from metaq.client.cluster.catalog import read_whole
@@ -53,7 +52,6 @@ from metaq.peer.replies import (
     GetOutcome,
     MovedTo,
     NothingThere,
-    parse_get,
     require_ok,
 )
 from metaq.protocol.commands import Get, Stats
@@ -187,24 +185,23 @@ async def _step(
     def make(connection: BrokerConnection, opaque: int) -> Get:
         nonlocal names_damage
         names_damage = connection.capabilities.codes
-        topic, number = cursor.partition.topic, cursor.partition.partition
-        at, size_bytes = cursor.fetch_offset, cursor.size_bytes
-        return Get(topic, BROWSER_GROUP, number, at, size_bytes, opaque)
+        return cursor.next_get(BROWSER_GROUP, opaque)
 
     while True:
-        parse = partial(parse_get, asked=cursor.fetch_offset)
-        outcome: GetOutcome = NothingThere()
         try:
             outcome = await ask(
-                context, cursor.partition, make, parse, deadline_s=deadline_s
+                context,
+                cursor.partition,
+                make,
+                cursor.outcome_of,
+                deadline_s=deadline_s,
             )
         except ServerError as error:
-            if not cursor.is_searching:
-                if names_damage:
-                    raise
-                refusal = error
-                cursor.search_gap()
-                continue
+            if names_damage:
+                raise
+            refusal = error
+            cursor.search_gap()
+            continue
         messages = cursor.on_reply(outcome)
         if refusal is None or messages:
             return _Step(outcome, messages, names_damage)

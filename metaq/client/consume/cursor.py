@@ -1,6 +1,6 @@
 """Position of a reader in one partition, and its reaction to answers. Pure.
 
-    need(offset, size) --get--> broker --reply--> on_reply --> messages, next need
+    get --> broker --reply--> outcome_of --> on_reply --> messages, the next get
 
 A broker sends at most its `maxTransferSize` at once, and takes records that are larger.
 Such a record is put together from several answers: a get may begin inside a record.
@@ -29,7 +29,7 @@ from typing import Final
 
 from metaq.client.consume.decode import decode_messages
 from metaq.client.errors import NoProgressError
-from metaq.errors import CorruptRecordError
+from metaq.errors import CorruptRecordError, ServerError
 from metaq.model import Message, Offset, Position, SizeBytes, TopicPartition
 from metaq.peer.gap import GapSearch
 from metaq.peer.replies import (
@@ -39,7 +39,9 @@ from metaq.peer.replies import (
     MovedTo,
     NothingThere,
     damage_error,
+    parse_get,
 )
+from metaq.protocol.commands import Get, Reply
 from metaq.record.layout import HEADER, HEADER_BYTES
 from metaq.record.scan import (
     CleanEnd,
@@ -166,6 +168,33 @@ class PartitionCursor:
         self._start_over()
         self._gap = GapSearch(at)
         self.size_bytes = SizeBytes(HEADER_BYTES)
+
+    def next_get(self, group: str, opaque: int, wait_ms: int = 0) -> Get:
+        """Return the next get.
+
+        Args:
+            group: that reads, or a name for none.
+            opaque: pairs it with its reply.
+            wait_ms: how long the broker may hold the answer back; 0 for now.
+        """
+        topic, number = self.partition.topic, self.partition.partition
+        at, size_bytes = self.fetch_offset, self.size_bytes
+        return Get(topic, group, number, at, size_bytes, opaque, wait_ms)
+
+    def outcome_of(self, reply: Reply) -> GetOutcome:
+        """Return the meaning of a reply to `next_get`, for `on_reply`.
+
+        While the end of a gap is searched, a refusal is no data.
+
+        Raises:
+            As `parse_get`.
+        """
+        try:
+            return parse_get(reply, self.fetch_offset)
+        except ServerError:
+            if not self.is_searching:
+                raise
+            return NothingThere()
 
     def on_reply(self, outcome: GetOutcome) -> list[Message]:
         """Take in the answer to a get at `fetch_offset`.

@@ -1,20 +1,19 @@
 """From a fetched answer to the fetch buffer, without repeats and filtered messages.
 
-Owner of the fetchers of one consumer. An error that ends reading is handed to the
-consumer, which stops all fetchers: nothing behind a failure is handed out.
+All fetchers of one consumer share a handler. An error that ends reading is handed to
+the consumer, which stops all fetchers: nothing behind a failure is handed out.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Final
 
-from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.duplicate_filter import DuplicateFilter
 from metaq.client.consume.fetch_buffer import FetchBuffer, FetchedBatch
 from metaq.client.offsets.offset_reset import NOTHING_HANDLED
 from metaq.client.options import ConsumerOptions
 from metaq.errors import MetaqError
-from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.model import BrokerId, Message, Offset, TopicPartition
 from metaq.zk.znodes import GroupOffset
 
 log = logging.getLogger(__name__)
@@ -27,11 +26,10 @@ Marks = dict[tuple[str, TopicPartition], Offset]
 
 
 class FetchHandler:
-    """The `FetchOwner` of one consumer; on the loop's thread alone."""
+    """Takes the messages of all fetchers of a consumer; on the loop's thread alone."""
 
     def __init__(
         self,
-        context: ClientContext,
         fetch_buffer: FetchBuffer,
         *,
         group: str,
@@ -43,7 +41,6 @@ class FetchHandler:
         """Start counting.
 
         Args:
-            context: the client's parts.
             fetch_buffer: gets the messages.
             group: consumer group.
             options: the filter, and whether repeats are skipped.
@@ -51,13 +48,13 @@ class FetchHandler:
             duplicates: filter by the ids that the group has handled; None: none.
             on_fatal: called when reading cannot go on.
         """
-        self._context = context
         self._fetch_buffer = fetch_buffer
         self._group = group
         self._options = options
         self._marks = marks
         self._duplicates = duplicates
-        self._on_fatal = on_fatal
+        self.on_fatal = on_fatal
+        """Called when a partition cannot be read on."""
         self._failing: dict[tuple[BrokerId, type[MetaqError]], set[TopicPartition]] = {}
         self.delivered_count = 0
         """Messages put into the fetch buffer."""
@@ -162,14 +159,6 @@ class FetchHandler:
         )
         self._fetch_buffer.put(FetchedBatch(partition, [], new, 0))
 
-    def on_fatal(self, error: MetaqError) -> None:
-        """Hear that a partition cannot be read on."""
-        self._on_fatal(error)
-
-    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker's logs are read."""
-        return self._context.address_of(broker_id)
-
     def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
         """Tell the log of a failed get, once for each broker and kind of error.
 
@@ -185,7 +174,3 @@ class FetchHandler:
         """Hear that a partition is read again, or no longer ours."""
         for failing in self._failing.values():
             failing.discard(partition)
-
-    def on_stale(self) -> None:
-        """Hear that the cluster may have changed."""
-        self._context.metadata.request_refresh()

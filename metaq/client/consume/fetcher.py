@@ -24,13 +24,15 @@ Source: client spec 11.1 and 11.2, 14.5.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
+from metaq.client.cluster.context import ClientContext
 from metaq.client.consume.cursor import PartitionCursor
+from metaq.client.consume.fetch_handler import FetchHandler
 from metaq.client.errors import NoProgressError
 from metaq.client.options import ConsumerOptions
-from metaq.clock import Clock
 from metaq.errors import (
     CorruptRecordError,
     MetaqError,
@@ -38,20 +40,18 @@ from metaq.errors import (
     RemoteProtocolError,
     ServerError,
 )
-from metaq.model import BrokerAddress, BrokerId, Message, Offset, TopicPartition
+from metaq.model import TopicPartition
 from metaq.peer.connection import BrokerConnection
-from metaq.peer.pool import ConnectionPool
-from metaq.peer.replies import GetOutcome, NothingThere, parse_get
+from metaq.peer.log_reader import BACKOFF
+from metaq.peer.replies import NothingThere
 from metaq.protocol.codec import encode
-from metaq.protocol.commands import Get, Reply
+from metaq.protocol.commands import Reply
 from metaq.stats import counter
 
 log = logging.getLogger(__name__)
 
 GET_SLACK_S: Final = 5.0
 """Least seconds that an answer may take on top of the wait that was asked for."""
-ERROR_PAUSE_MAX_S: Final = 2.0
-"""Longest pause after an error: a broker that comes back is found within it."""
 CONNECT_NOTICE_S: Final = 2.0
 """No connection for so long is an error to tell of; it goes on being made."""
 DOUBT_COUNT: Final = 4
@@ -79,48 +79,6 @@ class FetchStatistics:
     )
 
 
-class FetchOwner(Protocol):
-    """Owner of a fetcher: the consumer."""
-
-    def has_room(self, partition: TopicPartition) -> bool:
-        """Return whether more may be fetched; else `step` is called later."""
-        ...
-
-    def fetch_bytes(self) -> int:
-        """Return the default size of a get, bytes."""
-        ...
-
-    def on_messages(
-        self, partition: TopicPartition, messages: list[Message], size_bytes: int
-    ) -> None:
-        """Take over a fetched batch, in order."""
-        ...
-
-    def on_skip(self, partition: TopicPartition, old: Offset, new: Offset) -> None:
-        """Hear that reading goes on at `new` in place of `old`: bytes are missing."""
-        ...
-
-    def on_fatal(self, error: MetaqError) -> None:
-        """Hear that the partition cannot be read on."""
-        ...
-
-    def address_of(self, broker_id: BrokerId) -> BrokerAddress | None:
-        """Return where a broker's log is read now: its leader, or a follower."""
-        ...
-
-    def on_trouble(self, partition: TopicPartition, error: MetaqError) -> None:
-        """Hear that gets of a partition begin to fail."""
-        ...
-
-    def on_trouble_end(self, partition: TopicPartition) -> None:
-        """Hear that they are answered again, or that there are no more."""
-        ...
-
-    def on_stale(self) -> None:
-        """React to metadata that may be out of date."""
-        ...
-
-
 class PartitionFetcher:
     """Gets of one partition. Owner: the consumer; on the loop's thread alone."""
 
@@ -129,39 +87,38 @@ class PartitionFetcher:
         cursor: PartitionCursor,
         *,
         group: str,
-        owner: FetchOwner,
-        pool: ConnectionPool,
-        clock: Clock,
+        handler: FetchHandler,
+        context: ClientContext,
         options: ConsumerOptions,
-        request_timeout_s: float,
     ) -> None:
         """Prepare; nothing is asked before `start`.
 
         Args:
             cursor: where to begin; owned from now on.
             group: consumer group, named in every get.
-            owner: gets the messages.
-            pool: connections to brokers.
-            clock: for deadlines.
+            handler: gets the messages.
+            context: connections to brokers, where they are, and the bound on an answer,
+                the wait of a long poll not counted.
             options: sizes, waits and the policy for damaged records.
-            request_timeout_s: bound on an answer, the wait of a long poll not counted.
         """
         self.cursor = cursor
         self._group = group
-        self._owner = owner
-        self._pool = pool
-        self._clock = clock
+        self._handler = handler
+        self._context = context
+        self._pool = context.pool
+        self._clock = context.clock
         self._options = options
-        self._timeout_s = max(request_timeout_s, GET_SLACK_S)
+        self._timeout_s = max(context.options.request_timeout_s, GET_SLACK_S)
         self._loop = asyncio.get_running_loop()
         self._is_stopped = False
         self._is_busy = False
         """A get is on its way, a connection is being made, or a pause runs."""
         self._timer: asyncio.TimerHandle | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._forget_connection: Callable[[], None] | None = None
         self._sent_s = 0.0
         self._wait_s = 0.0
-        self._pause_s = 0.0
+        self._failures = 0
+        self._idle_s = 0.0
         self._ticket = 0
         """Grows with every get; the answer to an older one is dropped."""
         self._get_count = 0
@@ -193,21 +150,21 @@ class PartitionFetcher:
         """Ask no more; an answer that still comes is dropped."""
         self._is_stopped = True
         if self.last_error is not None:
-            self._owner.on_trouble_end(self.partition)
+            self._handler.on_trouble_end(self.partition)
         if self._timer is not None:
             self._timer.cancel()
-        if self._connecting is not None:
-            self._connecting.cancel()
+        if self._forget_connection is not None:
+            self._forget_connection()
 
     def step(self) -> None:
         """Send the next get if there is room and nothing is on its way."""
         if self._is_stopped or self._is_busy:
             return
-        if not self._owner.has_room(self.partition):
+        if not self._handler.has_room(self.partition):
             return
         self._is_busy = True
         broker_id = self.partition.broker_id
-        address = self._owner.address_of(broker_id)
+        address = self._context.address_of(broker_id)
         if address is None:
             self._on_error(NoBrokerError(f"broker {broker_id} is not there"))
             return
@@ -215,8 +172,9 @@ class PartitionFetcher:
         if connection is not None:
             self._ask(connection)
             return
-        self._connecting = self._loop.create_task(
-            self._connect(address), name=f"connect for {self.partition}"
+        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
+        self._forget_connection = self._pool.when_open(
+            address, self._on_connection, deadline_s=deadline_s
         )
 
     def hurry(self) -> None:
@@ -227,15 +185,10 @@ class PartitionFetcher:
 
     # -- asking -----------------------------------------------------------------------
 
-    async def _connect(self, address: BrokerAddress) -> None:
-        deadline_s = self._clock.monotonic_s() + CONNECT_NOTICE_S
-        try:
-            await self._pool.get(address, deadline_s=deadline_s)
-        except MetaqError as error:
+    def _on_connection(self, error: MetaqError | None) -> None:
+        if error is not None:
             self._on_error(error)
             return
-        finally:
-            self._connecting = None
         self._is_busy = False
         self.step()
 
@@ -244,17 +197,9 @@ class PartitionFetcher:
         # After an error an answer is wanted at once: it tells that all is well again.
         is_urgent = self.last_error is not None or self.cursor.is_amid
         self._wait_s = 0.0 if is_urgent else min(self._options.wait_s, announced_s)
-        self.cursor.set_fetch_bytes(self._owner.fetch_bytes())
+        self.cursor.set_fetch_bytes(self._handler.fetch_bytes())
         opaque = connection.next_opaque()
-        command = Get(
-            self.partition.topic,
-            self._group,
-            self.partition.partition,
-            self.cursor.fetch_offset,
-            self.cursor.size_bytes,
-            opaque,
-            int(self._wait_s * 1000),
-        )
+        command = self.cursor.next_get(self._group, opaque, int(self._wait_s * 1000))
         self._ticket += 1
         ticket = self._ticket
         self._sent_s = self._clock.monotonic_s()
@@ -280,7 +225,7 @@ class PartitionFetcher:
             return
         before, was_searching = self.cursor.offset, self.cursor.is_searching
         try:
-            outcome = self._outcome_of(reply)
+            outcome = self.cursor.outcome_of(reply)
             messages = self.cursor.on_reply(outcome)
         except (CorruptRecordError, NoProgressError) as error:
             self._on_damage(error)
@@ -307,14 +252,14 @@ class PartitionFetcher:
         was_probe = self.last_error is not None
         if was_probe:
             self.last_error = None
-            self._owner.on_trouble_end(self.partition)
+            self._handler.on_trouble_end(self.partition)
         self._is_busy = False
         if messages:
             size_bytes = messages[-1].next_offset - messages[0].offset
             self._received_bytes += size_bytes
             self._barren_count = 0
-            self._pause_s = 0.0
-            self._owner.on_messages(self.partition, messages, size_bytes)
+            self._reset_pauses()
+            self._handler.on_messages(self.partition, messages, size_bytes)
         elif isinstance(outcome, NothingThere):
             self._empty_count += 1
             self._doubt(connection)
@@ -330,19 +275,10 @@ class PartitionFetcher:
                 self._is_busy = True
                 self._pause(self._grown_idle_s())
                 return
-            self._pause_s = 0.0
+            self._reset_pauses()
         elif self.cursor.offset != before:
-            self._owner.on_skip(self.partition, before, self.cursor.offset)
+            self._handler.on_skip(self.partition, before, self.cursor.offset)
         self.step()
-
-    def _outcome_of(self, reply: Reply) -> GetOutcome:
-        """Return a reply's meaning; while a gap is searched a refusal is no data."""
-        try:
-            return parse_get(reply, self.cursor.fetch_offset)
-        except ServerError:
-            if not self.cursor.is_searching:
-                raise
-            return NothingThere()
 
     # -- errors -----------------------------------------------------------------------
 
@@ -360,9 +296,9 @@ class PartitionFetcher:
             return
         self._error_count += 1
         if self.last_error is None:
-            self._owner.on_trouble(self.partition, error)
+            self._handler.on_trouble(self.partition, error)
         self.last_error = error
-        self._owner.on_stale()
+        self._context.metadata.request_refresh()
         self._is_busy = True
         self._pause(self._grown_pause_s())
 
@@ -373,7 +309,7 @@ class PartitionFetcher:
         ):
             self.last_error = error
             self._is_stopped = True
-            self._owner.on_fatal(error)
+            self._handler.on_fatal(error)
             return
         at, follower = self.cursor.offset, self.cursor.behind_damage
         if follower == at:
@@ -384,20 +320,23 @@ class PartitionFetcher:
         self._skipped_count += 1
         self._barren_count = 0
         self.cursor.seek(follower)
-        self._owner.on_skip(self.partition, at, follower)
+        self._handler.on_skip(self.partition, at, follower)
         self._is_busy = False
         self.step()
 
     # -- pausing ----------------------------------------------------------------------
 
     def _grown_pause_s(self) -> float:
-        self._pause_s = min(max(0.05, 2 * self._pause_s), ERROR_PAUSE_MAX_S)
-        return self._pause_s
+        self._failures += 1
+        return BACKOFF.delay_s(self._failures)
 
     def _grown_idle_s(self) -> float:
         step_s, max_s = self._options.idle_step_s, self._options.idle_max_s
-        self._pause_s = min(self._pause_s + step_s, max_s)
-        return self._pause_s
+        self._idle_s = min(self._idle_s + step_s, max_s)
+        return self._idle_s
+
+    def _reset_pauses(self) -> None:
+        self._failures, self._idle_s = 0, 0.0
 
     def _pause(self, delay_s: float) -> None:
         self._timer = self._loop.call_later(delay_s, self._resume)

@@ -91,7 +91,6 @@ class SubscriptionState:
         )
         """Fetched messages, one buffer for each partition."""
         self._fetch_handler = FetchHandler(
-            context,
             self.fetch_buffer,
             group=group,
             options=options,
@@ -283,11 +282,9 @@ class SubscriptionState:
         fetcher = PartitionFetcher(
             cursor,
             group=self._group,
-            owner=self._fetch_handler,
-            pool=self._context.pool,
-            clock=self._context.clock,
+            handler=self._fetch_handler,
+            context=self._context,
             options=options,
-            request_timeout_s=self._context.options.request_timeout_s,
         )
         self.fetch_buffer.add(partition, begin)
         self._fetchers[partition] = fetcher

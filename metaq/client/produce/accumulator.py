@@ -20,13 +20,11 @@ The bounds are kept by `BufferMemory`, from which batches reserve room in advanc
 """
 
 import asyncio
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Final, NoReturn, cast
 
 from metaq.client.errors import BufferFullError, MessageTooLargeError
@@ -39,7 +37,7 @@ from metaq.client.produce.batches import (
     Home,
     SendFuture,
 )
-from metaq.client.produce.partition_queue import Announcer, PartitionQueue
+from metaq.client.produce.partition_queue import PartitionQueue, PutConnection
 from metaq.client.produce.routes import Routes, unknown_topic
 from metaq.client.produce.runs import (
     Appending,
@@ -51,6 +49,7 @@ from metaq.client.produce.runs import (
 from metaq.client.timeouts import require_loop
 from metaq.client.validation import SECONDS_MAX, check_timeout
 from metaq.clock import Clock
+from metaq.deadlines import Deadlines
 from metaq.errors import ClosedError
 from metaq.model import TopicPartition
 from metaq.record.checksum import BytesLike
@@ -258,9 +257,8 @@ class Accumulator:
         self._memory = BufferMemory(options, self._lock)
         self._home = Home(self._lock, loop, threading.get_ident())
         self._ready: list[PartitionQueue] = []
-        self._unanswered: dict[int, tuple[Batch, PartitionQueue]] = {}
-        self._due: list[tuple[float, int]] = []  # (time, serial of a batch), a heap
-        self._serials = count()
+        self._unanswered: dict[Batch, PartitionQueue] = {}
+        self._due = Deadlines[Batch]()
         self.routes = Routes(options, selector, first_turn)
         """Queues of messages by topic; written on the loop."""
         self._timeout_s = options.timeout_s
@@ -365,7 +363,7 @@ class Accumulator:
         messages: Iterable[BytesLike | OutgoingMessage],
         *,
         timeout_s: float | None = None,
-    ) -> "Appending":
+    ) -> Appending:
         """Prepare to add a list; `Appending.step` adds it, as far as there is room.
 
         Without keys and with the default selector, contiguous pieces of up to a
@@ -396,39 +394,7 @@ class Accumulator:
             self._check_size(topic, run)
         if timeout_s is None:
             timeout_s = self._timeout_s
-        return Appending(self, topic, runs, order, timeout_s)
-
-    def add_piece(
-        self, topic: str, run: Run, timeout_s: float
-    ) -> tuple[Batch, int, int]:
-        """Add the next piece of a run, to the open batch if the whole piece fits.
-
-        Returns:
-            The batch, where in it the piece begins, and how many messages it has.
-
-        Raises:
-            BufferFullError: no room now.
-            ClosedError: the producer is closed.
-        """
-        queue = run.queue or self.routes.next_queue(topic)
-        options = self._options
-        piece = run.piece(
-            min(queue.bytes_max, options.buffer_bytes_max),
-            min(queue.count_max, options.buffer_count_max),
-        )
-        message_count = len(piece.payloads)
-        with self._lock:
-            batch = self._reserve(queue, piece.size_bytes, message_count, 0, timeout_s)
-            first = len(batch.payloads)
-            for at, flag in enumerate(piece.flags or (), first):
-                if flag:
-                    batch.flags[at] = flag
-            batch.payloads += piece.payloads
-            batch.bytes_left -= piece.size_bytes
-            batch.may_move = batch.may_move and run.may_move
-            if not queue.is_awake:
-                self._wake(queue)
-        return batch, first, message_count
+        return Appending(partial(self._add_piece, topic, timeout_s), runs, order)
 
     def append_batch(
         self,
@@ -495,7 +461,7 @@ class Accumulator:
     def statistics(self) -> BufferStatistics:
         """Return a snapshot."""
         with self._lock:
-            batches = [batch for batch, _ in self._unanswered.values()]
+            batches = list(self._unanswered)
             resolved_count, full_count = self._resolved_count, self._memory.full_count
             buffered_count = sum(len(batch.payloads) for batch in batches)
             buffered_bytes = sum(batch.size_bytes for batch in batches)
@@ -521,14 +487,12 @@ class Accumulator:
             else:
                 self._memory.on_freed(callback)
 
-    def set_limits(self, queue: PartitionQueue, announcer: Announcer) -> None:
+    def set_connection(self, queue: PartitionQueue, connection: PutConnection) -> None:
         """Keep a queue's batches to the limits that its broker announced."""
         with self._lock:
-            queue.set_limits(self._options, announcer)
-            if queue.open is not None:
-                self._memory.give_back(
-                    queue.open
-                )  # it may have reserved more than that
+            queue.set_connection(self._options, connection)
+            if queue.open is not None:  # it may have reserved more than that
+                self._memory.give_back(queue.open)
 
     def take_ready(self) -> list[PartitionQueue]:
         """Return the queues that got messages since they were found empty."""
@@ -576,20 +540,12 @@ class Accumulator:
         Returns:
             Each with the queue that it began in.
         """
-        found: list[tuple[Batch, PartitionQueue]] = []
-        due = self._due
         with self._lock:
-            while due and due[0][0] <= now_s:
-                _, serial = heapq.heappop(due)
-                entry = self._unanswered.get(serial)
-                if entry is not None:
-                    found.append(entry)
-            for batch, _ in found:
-                next_s = batch.deadline_s
-                if next_s <= now_s:
-                    next_s = now_s + again_s
-                heapq.heappush(due, (next_s, batch.serial))
-        return found
+            due = self._due.take_due(now_s)
+            for batch in due:
+                is_late = batch.deadline_s <= now_s
+                self._due.set(batch, now_s + again_s if is_late else batch.deadline_s)
+            return [(batch, self._unanswered[batch]) for batch in due]
 
     def take_late(self, queue: PartitionQueue, now_s: float) -> list[Batch]:
         """Take batches that cannot be sent in time any more, and seal old ones."""
@@ -621,7 +577,8 @@ class Accumulator:
     def resolve(self, batch: Batch, outcomes: Sequence[BatchOutcome]) -> None:
         """Set the outcomes of a batch, and free its room."""
         with self._lock:
-            del self._unanswered[batch.serial]
+            del self._unanswered[batch]
+            self._due.clear(batch)
             self._memory.release(batch)
             self._resolved_count += len(batch.payloads)
             callbacks = self._memory.wake()
@@ -637,7 +594,7 @@ class Accumulator:
         with self._lock:
             for queue in self.routes.everything():
                 self._seal(queue)
-            return [batch for batch, _ in self._unanswered.values()]
+            return list(self._unanswered)
 
     def close(self) -> None:
         """Refuse messages from now on; waiting ones stay."""
@@ -659,6 +616,38 @@ class Accumulator:
         if self.routes.is_default and not is_keyed:
             return None, True
         return self.routes.select(topic, message)
+
+    def _add_piece(
+        self, topic: str, timeout_s: float, run: Run
+    ) -> tuple[Batch, int, int]:
+        """Add the next piece of a run, to the open batch if the whole piece fits.
+
+        Returns:
+            The batch, where in it the piece begins, and how many messages it has.
+
+        Raises:
+            BufferFullError: no room now.
+            ClosedError: the producer is closed.
+        """
+        queue = run.queue or self.routes.next_queue(topic)
+        options = self._options
+        piece = run.piece(
+            min(queue.bytes_max, options.buffer_bytes_max),
+            min(queue.count_max, options.buffer_count_max),
+        )
+        message_count = len(piece.payloads)
+        with self._lock:
+            batch = self._reserve(queue, piece.size_bytes, message_count, 0, timeout_s)
+            first = len(batch.payloads)
+            for at, flag in enumerate(piece.flags or (), first):
+                if flag:
+                    batch.flags[at] = flag
+            batch.payloads += piece.payloads
+            batch.bytes_left -= piece.size_bytes
+            batch.may_move = batch.may_move and run.may_move
+            if not queue.is_awake:
+                self._wake(queue)
+        return batch, first, message_count
 
     def _check_size(self, topic: str, run: Run) -> None:
         size_bytes = run.largest_bytes
@@ -705,9 +694,8 @@ class Accumulator:
                 self._wake(queue)
         now_s = self._clock.monotonic_s()
         batch = Batch(self._home, created_s=now_s, timeout_s=timeout_s, may_move=True)
-        batch.serial = next(self._serials)
-        self._unanswered[batch.serial] = batch, queue
-        heapq.heappush(self._due, (now_s + _age_s(timeout_s), batch.serial))
+        self._unanswered[batch] = queue
+        self._due.set(batch, now_s + _age_s(timeout_s))
         queue.open = batch
         return batch
 

@@ -127,8 +127,8 @@ class Batch:
 
     __slots__ = (
         "_callbacks", "_ends", "_home", "_outcomes", "bytes_left", "created_s",
-        "deadline_s", "flags", "may_move", "name", "payloads", "reserved_bytes",
-        "reserved_count", "serial", "timeout_s",
+        "deadline_s", "flags", "found", "may_move", "name", "parts_left", "payloads",
+        "reserved_bytes", "reserved_count", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -146,8 +146,6 @@ class Batch:
         self._callbacks: list[Callable[[], object]] = []
         self._outcomes: Sequence[BatchOutcome] | None = None
         self._ends: Sequence[int] | None = None
-        self.serial = 0
-        """Number among the batches of its accumulator."""
         self.created_s = created_s
         self.timeout_s = timeout_s
         self.deadline_s = created_s + timeout_s
@@ -163,6 +161,10 @@ class Batch:
         """Messages, likewise."""
         self.bytes_left = 0
         """Reserved bytes that no message has taken yet."""
+        self.parts_left = 1
+        """Parts of it without an outcome; it travels whole as long as it can."""
+        self.found: list[BatchOutcome] = []
+        """Outcomes of the others, as they came."""
 
     @property
     def size_bytes(self) -> int:

@@ -2,31 +2,32 @@
 
 Theory of operation. Everything here runs on the event loop and nothing waits: each
 event (messages, a reply, a connection, a snapshot, a tick) changes the state of some
-senders and lets them `_fill`. A sender is one partition's way out. It takes the next
-batch when a place in flight is free, so batches grow while others are under way.
+partition queues, which are then filled again (`_fill`): a queue's next batch leaves
+when a place in flight is free, so batches grow while others are under way.
 
-Order. Parts leave in the order of their messages. When one comes back, the sender sends
-nothing more until everything in flight has an answer; then the returned parts leave
+Order. Parts leave in the order of their messages. When one comes back, nothing more of
+its queue leaves until everything in flight has an answer; then the returned parts leave
 first, in their old order. A refused part can only be overtaken by those that were in
 flight with it; behind a lost connection nothing is overtaken, for everything in flight
 comes back, and is repeated one part at a time.
 
 Time. Every TICK_S, while anything is buffered, parts past their deadline fail: with the
 error that kept them from being sent, or as unknown. No other code needs to care, and a
-connection that forgets a request cannot keep a sender waiting. A tick looks at due
+connection that forgets a request cannot keep a queue waiting. A tick looks at due
 batches (`Accumulator.take_due`) and at those that wait for a connection, never at all
-senders.
+queues.
 
 Ends. A producer goes on after a failure: only the messages that failed have it. With
 `AttemptLimits` the first failure ends the delivery: what has not left fails with it,
 what is in flight is waited for, and nothing is sent again.
 
-    Invariant: a part is in `waiting`, `returned` or `in_flight` of one sender, or has
+    Invariant: a part is in `waiting`, `returned` or `in_flight` of one queue, or has
     its outcome.
     Invariant: a batch is resolved when its last part has its outcome.
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -44,10 +45,9 @@ from metaq.client.produce.attempts import (
     on_failure,
 )
 from metaq.client.produce.batches import Batch, BatchOutcome, SendResult
-from metaq.client.produce.partition_queue import PartitionQueue
-from metaq.client.produce.partition_sender import (
+from metaq.client.produce.partition_queue import (
     BatchPart,
-    PartitionSender,
+    PartitionQueue,
     Pool,
     PutConnection,
     PutRun,
@@ -66,12 +66,13 @@ from metaq.errors import (
     SequenceUsedError,
 )
 from metaq.model import BrokerAddress, BrokerId, TopicPartition
-from metaq.peer.pool import PATIENCE_S, ConnectionWaiters
 from metaq.peer.replies import parse_receipt
 from metaq.protocol.commands import Reply
 from metaq.record.layout import HEADER_BYTES
 from metaq.retry import Backoff
 from metaq.zk.cluster import ClusterSnapshot
+
+_log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.05
 """Interval at which deadlines are checked, seconds: their exactness."""
@@ -84,8 +85,12 @@ TIME_LEFT_MIN_S: Final = 0.001
 """Batches with less time left are not sent: that would only turn a certain failure into
 an unknown outcome."""
 
+PATIENCE_S: Final = 0.5
+"""Time for which messages that may move wait for a connection before they do,
+seconds."""
+
 RETRY_S: Final = 0.5
-"""Interval at which a sender without a connection looks for one by itself, seconds."""
+"""Interval at which a queue without a connection looks for one by itself, seconds."""
 
 PUTS_IN_FLIGHT_MAX: Final = 4000
 """Single puts of one partition sent and not answered, to a broker without `mput`."""
@@ -135,20 +140,13 @@ class Delivery:
         )
         self._accumulator: Accumulator
         self._snapshot = ClusterSnapshot()
-        self._senders: dict[PartitionQueue, PartitionSender] = {}
-        self._crowded: dict[PutConnection, dict[PartitionSender, None]] = {}
-        self._unconnected: dict[PartitionSender, None] = {}
+        self._crowded: dict[PutConnection, dict[PartitionQueue, None]] = {}
+        self._unconnected: dict[PartitionQueue, None] = {}
         self._retry_s = 0.0  # when those look again
-        self._moved: dict[Batch, dict[PartitionSender, None]] = {}  # where parts went
-        self._waiters = ConnectionWaiters(
-            pool,
-            clock=clock,
-            loop=loop,
-            is_wanted=self._is_wanted,
-            on_open=self.fill,
-            on_unreachable=self._on_unreachable,
-            patience_s=PATIENCE_S if limits is None else limits.answer_timeout_s,
-        )
+        self._moved: dict[Batch, dict[PartitionQueue, None]] = {}  # where parts went
+        self._patience_s = PATIENCE_S if limits is None else limits.answer_timeout_s
+        self._opening: dict[BrokerAddress, Callable[[], None]] = {}  # end the waits
+        self._unreachable: dict[BrokerAddress, NoBrokerError] = {}
         self._tick: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._moves = 0
@@ -168,7 +166,7 @@ class Delivery:
             self._fail_unsent(self.failure)
             return
         for queue in self._accumulator.take_ready():
-            self._fill(self._sender(queue))
+            self._fill(queue)
         if self._tick is None:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
@@ -185,23 +183,20 @@ class Delivery:
         for topic in topics:
             available = snapshot.put_partitions(topic)
             for queue in self._accumulator.routes.set_partitions(topic, available):
-                sender = self._senders.get(queue)
-                if sender is not None:
-                    self._move(sender)
-        for sender in list(self._senders.values()):
-            self._fill(sender)
+                self._move(queue)
+        self.fill()
 
     def fill(self) -> None:
         """Send what may be sent, lingering batches sealed now included."""
-        for sender in list(self._senders.values()):
-            self._fill(sender)
+        for queue in self._queues():
+            self._fill(queue)
 
     def statistics(self) -> ProducerStatistics:
         """Return a snapshot of the counters."""
-        in_flight_count = sum(o.commands for o in tuple(self._senders.values()))
+        in_flight_count = sum(queue.commands for queue in self._queues())
         return self._counters.snapshot(in_flight_count)
 
-    async def close(self, reason: str) -> None:
+    def close(self, reason: str) -> None:
         """Fail messages without an outcome, and stop.
 
         Sent messages fail with `OutcomeUnknownError`, the rest with `ClosedError`.
@@ -210,163 +205,158 @@ class Delivery:
         if self._tick is not None:
             self._tick.cancel()
         error = ClosedError(reason)
-        for sender in list(self._senders.values()):
-            for part in list(sender.in_flight):
-                self._give_up(sender, part, error)
+        for cancel in self._opening.values():
+            cancel()
+        for queue in self._queues():
+            for part in list(queue.in_flight):
+                self._give_up(queue, part, error)
         self._fail_unsent(error)
-        # Last: a cancellation here leaves no message without an outcome.
-        await self._waiters.close()
 
     def _fail_unsent(self, error: MetaqError) -> None:
         """Fail everything that is not in flight."""
         self._accumulator.unanswered()  # seals what is open
-        for queue in self._accumulator.take_ready():
-            self._sender(queue)
-        for sender in list(self._senders.values()):
-            while isinstance(batch := self._take(sender), Batch):
-                sender.waiting.append(sender.part_of(batch))
-            parts = [*sender.returned, *sender.waiting]
-            sender.returned.clear()
-            sender.waiting.clear()
+        self._accumulator.take_ready()
+        for queue in self._queues():
+            while isinstance(batch := self._take(queue), Batch):
+                queue.waiting.append(queue.part_of(batch))
+            parts = [*queue.returned, *queue.waiting]
+            queue.returned.clear()
+            queue.waiting.clear()
             for part in parts:
-                self._fail(sender, part, error)
+                self._fail(queue, part, error)
 
-    def _sender(self, queue: PartitionQueue) -> PartitionSender:
-        sender = self._senders.get(queue)
-        if sender is None:
-            sender = self._senders[queue] = PartitionSender(queue)
-        return sender
+    def _queues(self) -> list[PartitionQueue]:
+        return self._accumulator.routes.everything()
 
     # -- sending ----------------------------------------------------------------------
 
-    def _fill(self, sender: PartitionSender) -> None:
+    def _fill(self, queue: PartitionQueue) -> None:
         """Send the batches of a partition, as far as its bounds allow."""
         now_s = self._clock.monotonic_s()
         if self._is_closed or self.failure is not None:
             return
-        if now_s < sender.resume_s:
-            if sender.alarm is None:
-                self._fill_later(sender, sender.resume_s - now_s)
+        if now_s < queue.resume_s:
+            if queue.alarm is None:
+                self._fill_later(queue, queue.resume_s - now_s)
             return
-        if sender.returned:
-            if sender.in_flight:
+        if queue.returned:
+            if queue.in_flight:
                 return
-            sender.take_back()
-        # A sender without messages does not ask for a connection.
-        if not sender.waiting and not self._accumulator.has_messages(sender.queue):
+            queue.take_back()
+        # A queue without messages does not ask for a connection.
+        if not queue.waiting and not self._accumulator.has_messages(queue):
             return
-        connection = self._connection(sender)
+        connection = self._connection(queue)
         if connection is None:
-            self._unconnected[sender] = None
+            self._unconnected[queue] = None
             return
-        while not sender.returned and self._has_place(sender):
-            if not sender.waiting:
-                batch = self._take(sender)
+        while not queue.returned and self._has_place(queue):
+            if not queue.waiting:
+                batch = self._take(queue)
                 if batch is None:
                     return
-                sender.waiting.append(sender.part_of(batch))
+                queue.waiting.append(queue.part_of(batch))
             if not connection.has_room:
-                self._crowded.setdefault(connection, {})[sender] = None
+                self._crowded.setdefault(connection, {})[queue] = None
                 return
-            part = sender.waiting[0]
-            if part.work.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
-                sender.waiting.popleft()
-                self._fail(sender, part, sender.lateness(part.work.batch))
+            part = queue.waiting[0]
+            if part.batch.deadline_s <= now_s + TIME_LEFT_MIN_S:
+                queue.waiting.popleft()
+                self._fail(queue, part, queue.lateness(part.batch))
                 continue
             puts_max = 1 if self._options.in_flight_batches_max == 1 else PUTS_MAX
-            part, error = sender.fit_next(connection.capabilities, puts_max)
+            part, error = queue.fit_next(connection.capabilities, puts_max)
             if error is not None:
-                sender.waiting.popleft()
-                self._fail(sender, part, error)
+                queue.waiting.popleft()
+                self._fail(queue, part, error)
                 continue
             if part.sequence is not None:
                 # A repetition travels alone: were it refused and the next one
                 # stored, its sequence would be too low for ever.
-                if sender.in_flight:
+                if queue.in_flight:
                     return
-                sender.alone = part
-            self._send(sender, sender.waiting.popleft(), connection)
+                queue.alone = part
+            self._send(queue, queue.waiting.popleft(), connection)
 
-    def _fill_later(self, sender: PartitionSender, delay_s: float) -> None:
-        if sender.alarm is not None:
-            sender.alarm.cancel()
-        sender.alarm = self._loop.call_later(delay_s, self._on_alarm, sender)
+    def _fill_later(self, queue: PartitionQueue, delay_s: float) -> None:
+        if queue.alarm is not None:
+            queue.alarm.cancel()
+        queue.alarm = self._loop.call_later(delay_s, self._on_alarm, queue)
 
-    def _on_alarm(self, sender: PartitionSender) -> None:
-        sender.alarm = None
-        self._fill(sender)
+    def _on_alarm(self, queue: PartitionQueue) -> None:
+        queue.alarm = None
+        self._fill(queue)
 
-    def _connection(self, sender: PartitionSender) -> PutConnection | None:
-        """Return the connection to send on; None when the sender has to wait for it."""
-        address = self._address(sender.partition.broker_id)
+    def _connection(self, queue: PartitionQueue) -> PutConnection | None:
+        """Return the connection to send on; None when the queue has to wait for it."""
+        address = self._address(queue.partition.broker_id)
         if address is None:
-            sender.trouble = NoBrokerError(
-                f"{sender.partition}: broker {sender.partition.broker_id} is not there"
+            queue.trouble = NoBrokerError(
+                f"{queue.partition}: broker {queue.partition.broker_id} is not there"
             )
             self._request_refresh()
-            self._move(sender)
+            self._move(queue)
             return None
         connection = self._pool.ready(address)
         if connection is None:
-            sender.trouble = self._waiters.trouble(address)
-            if sender.trouble is not None:
-                self._move(sender)
-            self._waiters.open(address)
+            queue.trouble = self._unreachable.get(address)
+            if queue.trouble is not None:
+                self._move(queue)
+            self._open(address)
             return None
-        if connection is not sender.connection:
+        if connection is not queue.connection:
             # The order: nothing overtakes batches in flight on the old one.
-            if sender.in_flight or sender.is_early(self._snapshot.puts):
+            if queue.in_flight or queue.is_early(self._snapshot.puts):
                 return None
-            sender.connection = connection
-            self._waiters.forget_trouble(address)
-            self._accumulator.set_limits(sender.queue, connection)
+            self._unreachable.pop(address, None)
+            self._accumulator.set_connection(queue, connection)
         return connection
 
     def _address(self, broker_id: BrokerId) -> BrokerAddress | None:
         copies = self._snapshot.brokers.get(broker_id)
         return None if copies is None else copies.leader
 
-    def _has_place(self, sender: PartitionSender) -> bool:
-        if sender.alone in sender.in_flight:
+    def _has_place(self, queue: PartitionQueue) -> bool:
+        if queue.alone in queue.in_flight:
             return False
         limit = self._options.in_flight_batches_max
-        connection = sender.connection
+        connection = queue.connection
         if (
             limit > 1
             and connection is not None
             and not connection.capabilities.has_mput
         ):
             limit = PUTS_IN_FLIGHT_MAX
-        return sender.commands < limit
+        return queue.commands < limit
 
-    def _take(self, sender: PartitionSender) -> Batch | None:
+    def _take(self, queue: PartitionQueue) -> Batch | None:
         now_s = self._clock.monotonic_s()
-        batch = self._accumulator.take(sender.queue, now_s)
+        batch = self._accumulator.take(queue, now_s)
         if isinstance(batch, float):
-            self._fill_later(sender, batch - now_s)
+            self._fill_later(queue, batch - now_s)
             return None
         return batch
 
     def _send(
-        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+        self, queue: PartitionQueue, part: BatchPart, connection: PutConnection
     ) -> None:
         part.attempt += 1
         if part.attempt > 1:
             self._counters.retried_count += part.command_count
         send = self._send_batch if part.span.is_mput else self._send_puts
         try:
-            send(sender, part, connection)
+            send(queue, part, connection)
         except LocalProtocolError as error:
-            self._fail(sender, part, error)
+            self._fail(queue, part, error)
 
     def _send_batch(
-        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+        self, queue: PartitionQueue, part: BatchPart, connection: PutConnection
     ) -> None:
         opaque = connection.next_opaque()
-        frame = sender.frame(part, opaque, self._producer_id)
-        on_reply = partial(self._on_reply, sender, part, part.attempt, connection)
+        frame = queue.frame(part, opaque, self._producer_id)
+        on_reply = partial(self._on_reply, queue, part, part.attempt, connection)
         deadline_s = self._answer_deadline_s(part)
-        sender.begin(part, None)
+        queue.begin(part, None)
         try:
             # Batches are their own groups.
             connection.submit(
@@ -382,20 +372,20 @@ class Delivery:
         self._counters.on_sent(part.message_count, 1)
 
     def _send_puts(
-        self, sender: PartitionSender, part: BatchPart, connection: PutConnection
+        self, queue: PartitionQueue, part: BatchPart, connection: PutConnection
     ) -> None:
         """Send a run of single puts; runs of one turn of the loop leave together."""
         opaques = connection.next_opaques(part.message_count)
-        frames = sender.put_frames(part, opaques)
+        frames = queue.put_frames(part, opaques)
         run = PutRun(
             part,
-            sender.partition,
+            queue.partition,
             opaques,
-            sizes=partial(sender.put_sizes, part, opaques),
-            on_stored=partial(self._on_stored, sender, connection),
-            on_failed=partial(self._on_puts_failed, sender, connection),
+            sizes=partial(queue.put_sizes, part, opaques),
+            on_stored=partial(self._on_stored, queue, connection),
+            on_failed=partial(self._on_puts_failed, queue, connection),
         )
-        sender.begin(part, run)
+        queue.begin(part, run)
         deadline_s = self._answer_deadline_s(part)
         try:
             connection.submit_puts(frames, opaques, run, deadline_s=deadline_s)
@@ -405,7 +395,7 @@ class Delivery:
         self._counters.on_sent(1, part.message_count)
 
     def _answer_deadline_s(self, part: BatchPart) -> float:
-        deadline_s = part.work.batch.deadline_s
+        deadline_s = part.batch.deadline_s
         if self._limits is None:
             return deadline_s
         answer_s = self._clock.monotonic_s() + self._limits.answer_timeout_s
@@ -415,67 +405,67 @@ class Delivery:
 
     def _on_reply(
         self,
-        sender: PartitionSender,
+        queue: PartitionQueue,
         part: BatchPart,
         attempt: int,
         connection: PutConnection,
         reply: Reply | MetaqError,
     ) -> None:
-        if part not in sender.in_flight or part.attempt != attempt:
+        if part not in queue.in_flight or part.attempt != attempt:
             return  # given up meanwhile
-        sender.end(part, 1)
+        queue.end(part, 1)
         try:
             if isinstance(reply, MetaqError):
                 raise reply
-            receipt = parse_receipt(reply, sender.partition.partition)
+            receipt = parse_receipt(reply, queue.partition.partition)
         except MetaqError as error:
-            self._on_failure(sender, part, connection, error)
+            self._on_failure(queue, part, connection, error)
             if isinstance(error, RemoteProtocolError):
                 connection.close_for(error)
         else:
-            result = SendResult(receipt.id, sender.partition, receipt.offset)
-            sender.note_success()
+            result = SendResult(receipt.id, queue.partition, receipt.offset)
+            queue.note_success()
             is_in_doubt = part.is_in_doubt and not _recognises(connection, part)
             outcome = BatchOutcome(part.span.first, result, None)
             self._succeed(part, [outcome], is_in_doubt=is_in_doubt)
-        self._fill(sender)
+        self._fill(queue)
         self._fill_crowded(connection)
 
     def _on_stored(
         self,
-        sender: PartitionSender,
+        queue: PartitionQueue,
         connection: PutConnection,
         run: PutRun,
         count: int,
     ) -> None:
-        sender.end(run.part, count)
-        sender.note_success()
+        queue.end(run.part, count)
+        queue.note_success()
         if not run.left:
             self._succeed_run(run)
-        self._fill(sender)
+        self._fill(queue)
         self._fill_crowded(connection)
 
     def _on_puts_failed(
         self,
-        sender: PartitionSender,
+        queue: PartitionQueue,
         connection: PutConnection,
         run: PutRun,
         opaques: Sequence[int],
         error: MetaqError,
     ) -> None:
-        for part in self._cut(sender, run, opaques):
-            self._on_failure(sender, part, connection, error)
+        for part in self._cut(queue, run, opaques):
+            self._on_failure(queue, part, connection, error)
         if isinstance(error, RemoteProtocolError):
             connection.close_for(error)
-        self._fill(sender)
+        self._fill(queue)
         self._fill_crowded(connection)
 
     def _cut(
-        self, sender: PartitionSender, run: PutRun, opaques: Sequence[int]
+        self, queue: PartitionQueue, run: PutRun, opaques: Sequence[int]
     ) -> list[BatchPart]:
         """Return puts that failed as parts of their own."""
         parts = run.cut(opaques)
-        sender.end(run.part, len(opaques))
+        queue.end(run.part, len(opaques))
         if not run.left:
             self._succeed_run(run)
         return parts
@@ -484,30 +474,30 @@ class Delivery:
         self._succeed(run.part, run.outcomes(), is_in_doubt=run.part.is_in_doubt)
 
     def _give_up(
-        self, sender: PartitionSender, part: BatchPart, error: MetaqError
+        self, queue: PartitionQueue, part: BatchPart, error: MetaqError
     ) -> None:
         """Fail the messages of a part in flight: they are in doubt."""
-        run, parts = sender.in_flight[part], [part]
+        run, parts = queue.in_flight[part], [part]
         if run is None:
-            sender.end(part, 1)
+            queue.end(part, 1)
         else:
-            parts = self._cut(sender, run, run.unanswered())
+            parts = self._cut(queue, run, run.unanswered())
         for each in parts:
             each.is_in_doubt = True
-            self._fail(sender, each, error)
+            self._fail(queue, each, error)
 
     def _fill_crowded(self, connection: PutConnection) -> None:
         crowded = self._crowded.get(connection)
         while crowded and connection.has_room:
-            sender = next(iter(crowded))
-            del crowded[sender]
-            self._fill(sender)
+            queue = next(iter(crowded))
+            del crowded[queue]
+            self._fill(queue)
         if not crowded:
             self._crowded.pop(connection, None)
 
     def _on_failure(
         self,
-        sender: PartitionSender,
+        queue: PartitionQueue,
         part: BatchPart,
         connection: PutConnection,
         error: MetaqError,
@@ -515,12 +505,12 @@ class Delivery:
         is_used = isinstance(error, SequenceUsedError)
         if is_used and self.failure is None and part.take_spare():
             self.renamed_count += part.message_count
-            sender.returned.append(part)
+            queue.returned.append(part)
             return
         part.error = error
         verdict, part.is_in_doubt = on_failure(
             error,
-            may_move=part.work.batch.may_move,
+            may_move=part.batch.may_move,
             is_in_doubt=part.is_in_doubt,
             has_dedup=_recognises(connection, part),
             retry_unknown=self._options.retry_unknown,
@@ -530,34 +520,34 @@ class Delivery:
         if error.refresh_metadata:
             self._request_refresh()
         now_s = self._clock.monotonic_s()
-        is_late = now_s >= part.work.batch.deadline_s
+        is_late = now_s >= part.batch.deadline_s
         if verdict is Verdict.FAIL or is_late or self.failure is not None:
-            self._fail(sender, part, error)
+            self._fail(queue, part, error)
             return
         if not part.is_in_doubt:
             # The broker does not know it, and may have stored batches behind it.
             part.sequence = None
-        sender.trouble = error
+        queue.trouble = error
         if isinstance(error, REFUSALS):
             # Two that refuse would else send a message to and fro without a pause.
-            sender.refused_until_s = now_s + self._options.retry_max_s
+            queue.refused_until_s = now_s + self._options.retry_max_s
         if verdict is Verdict.MOVE:
-            target = self._target(sender)
+            target = self._target(queue)
             if target is not None:
                 self._hand_over(part, target)
                 return
-        sender.returned.append(part)
-        if now_s >= sender.resume_s:
-            sender.failures += 1
-            pause_s = self._backoff.delay_s(sender.failures)
-            sender.resume_s = now_s + pause_s
-            self._fill_later(sender, pause_s)
+        queue.returned.append(part)
+        if now_s >= queue.resume_s:
+            queue.failures += 1
+            pause_s = self._backoff.delay_s(queue.failures)
+            queue.resume_s = now_s + pause_s
+            self._fill_later(queue, pause_s)
 
     def _succeed(
         self, part: BatchPart, outcomes: Sequence[BatchOutcome], *, is_in_doubt: bool
     ) -> None:
         """Settle a part with where its messages lie; with none, all were cut out."""
-        batch = part.work.batch
+        batch = part.batch
         latency_s = self._clock.monotonic_s() - batch.created_s
         for first, receipt, _, puts in outcomes:
             assert receipt is not None
@@ -572,10 +562,8 @@ class Delivery:
             self._counters.doubtful_count += count * is_in_doubt
         self._settle(part, outcomes)
 
-    def _fail(
-        self, sender: PartitionSender, part: BatchPart, error: MetaqError
-    ) -> None:
-        final = final_error(error, sender.partition, is_in_doubt=part.is_in_doubt)
+    def _fail(self, queue: PartitionQueue, part: BatchPart, error: MetaqError) -> None:
+        final = final_error(error, queue.partition, is_in_doubt=part.is_in_doubt)
         self._counters.on_failed(part.message_count, final)
         self._end(error)  # before anyone hears of the outcome
         self._settle(part, [BatchOutcome(part.span.first, None, final)])
@@ -587,75 +575,112 @@ class Delivery:
             self._fail_unsent(error)
 
     def _settle(self, part: BatchPart, outcomes: Sequence[BatchOutcome]) -> None:
-        work = part.work
-        work.outcomes += outcomes
-        work.left -= 1
-        if not work.left:
-            work.outcomes.sort(key=lambda outcome: outcome.first)
-            self._moved.pop(work.batch, None)
-            self._accumulator.resolve(work.batch, work.outcomes)
+        batch = part.batch
+        batch.found += outcomes
+        batch.parts_left -= 1
+        if not batch.parts_left:
+            batch.found.sort(key=lambda outcome: outcome.first)
+            self._moved.pop(batch, None)
+            self._accumulator.resolve(batch, batch.found)
 
     # -- connections and other partitions ---------------------------------------------
+
+    def _open(self, address: BrokerAddress) -> None:
+        """Have the pool make a connection, unless it does."""
+        if address not in self._opening:
+            self._opening[address] = self._pool.when_open(
+                address,
+                partial(self._on_opened, address),
+                deadline_s=self._clock.monotonic_s() + self._patience_s,
+            )
+
+    def _on_opened(self, address: BrokerAddress, error: MetaqError | None) -> None:
+        """Go on when there is a connection, or none within PATIENCE_S."""
+        del self._opening[address]
+        if isinstance(error, ClosedError):
+            # The client is closing. Its listeners would only come back here, so the
+            # next event is the one that a tick brings.
+            _log.debug("connections are closed: broker=%s error=%s", address, error)
+            return
+        if not isinstance(error, NoBrokerError):
+            self._unreachable.pop(address, None)
+        else:
+            if address not in self._unreachable:
+                _log.warning(
+                    "broker is unreachable: broker=%s error=%s", address, error
+                )
+            self._unreachable[address] = error
+            self._on_unreachable(address, error)
+            if self._is_wanted(address):
+                self._open(address)
+                return
+        self.fill()
 
     def _is_wanted(self, address: BrokerAddress) -> bool:
         """Tell whether there is anything to send to an address."""
         return any(
-            (o.waiting or o.returned or self._accumulator.has_messages(o.queue))
-            and self._address(o.partition.broker_id) == address
-            for o in self._senders.values()
+            (queue.waiting or queue.returned or self._accumulator.has_messages(queue))
+            and self._address(queue.partition.broker_id) == address
+            for queue in self._queues()
         )
 
     def _on_unreachable(self, address: BrokerAddress, error: NoBrokerError) -> None:
         self._request_refresh()
         cause: MetaqError | None = None
-        for sender in list(self._senders.values()):
-            if self._address(sender.partition.broker_id) == address:
-                sender.trouble = error
-                cause = cause or sender.doubt()
-                self._move(sender)
+        for queue in self._queues():
+            if self._address(queue.partition.broker_id) == address:
+                queue.trouble = error
+                cause = cause or queue.doubt()
+                self._move(queue)
         self._end(error if cause is None else GivenUpError(f"{cause}; then {error}"))
 
-    def _move(self, sender: PartitionSender) -> None:
+    def _move(self, queue: PartitionQueue) -> None:
         """Give movable batches to other partitions, if there is one that takes them."""
-        if self._target(sender) is None:
+        if self._target(queue) is None:
             return
-        for batch in self._accumulator.take_movable(sender.queue):
-            sender.waiting.append(sender.part_of(batch))
-        if not sender.in_flight:
-            sender.take_back()
+        for batch in self._accumulator.take_movable(queue):
+            queue.waiting.append(queue.part_of(batch))
+        if not queue.in_flight:
+            queue.take_back()
         staying: deque[BatchPart] = deque()
-        for part in sender.waiting:
-            target = self._target(sender)
-            if part.is_in_doubt or not part.work.batch.may_move or target is None:
+        for part in queue.waiting:
+            target = self._target(queue)
+            if part.is_in_doubt or not part.batch.may_move or target is None:
                 staying.append(part)
             else:
                 self._hand_over(part, target)
-        sender.waiting = staying
+        queue.waiting = staying
 
-    def _target(self, sender: PartitionSender) -> PartitionSender | None:
-        """Return another partition's sender that can send now, each in turn."""
-        now_s, routes = self._clock.monotonic_s(), self._accumulator.routes
-        senders = [
-            self._sender(routes.queue(partition))
-            for partition in self._snapshot.put_partitions(sender.partition.topic)
-            if partition != sender.partition and self._is_connected(partition)
+    def _target(self, queue: PartitionQueue) -> PartitionQueue | None:
+        """Return another partition's queue that can send now, each in turn.
+
+        Brokers are few, and partitions may be thousands, each with parts to move.
+        """
+        now_s, topic = self._clock.monotonic_s(), queue.partition.topic
+        counts = [
+            (broker_id, count)
+            for broker_id, count in self._snapshot.puts.get(topic, {}).items()
+            if self._is_connected(broker_id)
         ]
-        senders = [each for each in senders if each.refused_until_s <= now_s]
-        if not senders:
-            return None
-        self._moves += 1
-        return senders[self._moves % len(senders)]
+        total = sum(count for _, count in counts)
+        for _ in range(total):
+            self._moves += 1
+            partition = _nth_partition(topic, counts, self._moves % total)
+            target = self._accumulator.routes.queue(partition)
+            if target is not queue and target.refused_until_s <= now_s:
+                return target
+        return None
 
-    def _is_connected(self, partition: TopicPartition) -> bool:
-        address = self._address(partition.broker_id)
+    def _is_connected(self, broker_id: BrokerId) -> bool:
+        address = self._address(broker_id)
         return address is not None and self._pool.ready(address) is not None
 
-    def _hand_over(self, part: BatchPart, target: PartitionSender) -> None:
+    def _hand_over(self, part: BatchPart, target: PartitionQueue) -> None:
         self._counters.moved_count += 1
         part.sequence = None
         part.place = target.next_place()
         target.waiting.append(part)
-        self._moved.setdefault(part.work.batch, {})[target] = None
+        self._moved.setdefault(part.batch, {})[target] = None
         self._loop.call_soon(self._fill, target)
 
     # -- time -------------------------------------------------------------------------
@@ -664,35 +689,46 @@ class Delivery:
         """Fail late batches; let those send that have no other trigger."""
         self._tick = None
         now_s = self._clock.monotonic_s()
-        senders: dict[PartitionSender, None] = {}
+        queues: dict[PartitionQueue, None] = {}
         for batch, queue in self._accumulator.take_due(now_s, TICK_S):
-            senders[self._sender(queue)] = None
-            senders.update(self._moved.get(batch, {}))
-        for sender in senders:
-            self._fail_late(sender, now_s)
+            queues[queue] = None
+            queues.update(self._moved.get(batch, {}))
+        for queue in queues:
+            self._fail_late(queue, now_s)
         # Others may have made room on a connection that is not ours alone.
         for crowded in self._crowded.values():
-            senders.update(crowded)
+            queues.update(crowded)
         self._crowded.clear()
         if now_s >= self._retry_s:
             self._retry_s = now_s + RETRY_S
-            senders.update(self._unconnected)
+            queues.update(self._unconnected)
             self._unconnected.clear()
-        for sender in senders:
-            self._fill(sender)
+        for queue in queues:
+            self._fill(queue)
         if self._accumulator.has_unanswered:
             self._tick = self._loop.call_later(TICK_S, self._on_tick)
 
-    def _fail_late(self, sender: PartitionSender, now_s: float) -> None:
-        for batch in self._accumulator.take_late(sender.queue, now_s):
-            part = sender.part_of(batch)
-            self._fail(sender, part, sender.lateness(batch))
-        for part in sender.take_late(now_s):
-            self._fail(sender, part, sender.lateness(part.work.batch))
-        for part in sender.unanswered(now_s - ANSWER_GRACE_S):
-            self._give_up(sender, part, sender.silence(part.work.batch))
+    def _fail_late(self, queue: PartitionQueue, now_s: float) -> None:
+        for batch in self._accumulator.take_late(queue, now_s):
+            part = queue.part_of(batch)
+            self._fail(queue, part, queue.lateness(batch))
+        for part in queue.take_late(now_s):
+            self._fail(queue, part, queue.lateness(part.batch))
+        for part in queue.unanswered(now_s - ANSWER_GRACE_S):
+            self._give_up(queue, part, queue.silence(part.batch))
 
 
 def _recognises(connection: PutConnection, part: BatchPart) -> bool:
     """Tell whether the broker stores a part once, however often it is sent."""
     return connection.capabilities.dedup and part.span.is_mput
+
+
+def _nth_partition(
+    topic: str, counts: Sequence[tuple[BrokerId, int]], number: int
+) -> TopicPartition:
+    """Return one of the partitions of some brokers, of which there are more."""
+    for broker_id, count in counts:
+        if number < count:
+            return TopicPartition(topic, broker_id, number)
+        number -= count
+    raise AssertionError(f"{topic}: no partition of number {number}")

@@ -217,6 +217,6 @@ class NamedSender:
         self._delivery.on_snapshot(ClusterSnapshot(brokers=dict(self._brokers)), {})
 
     async def _close(self) -> None:
-        await self._delivery.close("the sender of named batches was closed")
+        self._delivery.close("the sender of named batches was closed")
         deadline_s = self._clock.monotonic_s() + CLOSE_TIMEOUT_S
         await self._pool.close(deadline_s=deadline_s)

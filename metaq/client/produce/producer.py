@@ -33,7 +33,7 @@ from metaq.client.produce.accumulator import Accumulator
 from metaq.client.produce.batches import SendFuture, SendResult
 from metaq.client.produce.delivery import Delivery
 from metaq.client.produce.oneway import OnewayMessages
-from metaq.client.produce.partition_sender import Pool
+from metaq.client.produce.partition_queue import Pool
 from metaq.client.produce.producer_counters import ProducerStatistics
 from metaq.client.produce.runs import encode_message, frozen
 from metaq.client.produce.transaction import AsyncTransaction
@@ -475,10 +475,8 @@ class AsyncProducer:
             _log.warning("producer closed early: error=%s", error)
         finally:
             self._stop_listening()
-            try:
-                await self._delivery.close("the producer was closed")
-            finally:
-                self._ended.set()
+            self._delivery.close("the producer was closed")
+            self._ended.set()
 
     async def __aenter__(self) -> Self:
         """Return the producer."""

@@ -161,7 +161,8 @@ class Routes:
             return []
         self._topics[topic] = _Topic(partitions, known)
         self.queues[topic] = tuple(map(self.queue, partitions or known))
-        return [self.queue(p) for p in before.available if p not in set(partitions)]
+        gone = set(before.available).difference(partitions)
+        return [self.queue(one) for one in before.available if one in gone]
 
 
 def _of(

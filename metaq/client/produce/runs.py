@@ -8,7 +8,6 @@ bytes.
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from metaq.client.errors import BufferFullError
 from metaq.client.partitioner import OutgoingMessage
@@ -82,16 +81,6 @@ class Run:
         self._next += message_count
 
 
-class PieceTaker(Protocol):
-    """Accumulator interface used by lists."""
-
-    def add_piece(
-        self, topic: str, run: Run, timeout_s: float
-    ) -> tuple[Batch, int, int]:
-        """Add a run's next piece; see `Accumulator.add_piece`."""
-        ...
-
-
 class Appending:
     """A list on its way into the accumulator. Owner: the sender; not for two threads.
 
@@ -101,26 +90,22 @@ class Appending:
 
     def __init__(
         self,
-        taker: PieceTaker,
-        topic: str,
+        add: Callable[[Run], tuple[Batch, int, int]],
         runs: Sequence[Run],
         order: Sequence[int] | None,
-        timeout_s: float,
     ) -> None:
         """Start with nothing added.
 
         Args:
-            taker: the accumulator.
-            topic: where they go.
+            add: adds the next piece of a run; returns its batch, where in it the piece
+                begins, and how many messages it has; or raises as `step`, or
+                BufferFullError.
             runs: the runs to add; none for an empty list.
             order: for each message its place in the runs, None when it is the same.
-            timeout_s: of each message.
         """
-        self._taker = taker
-        self._topic = topic
+        self._add = add
         self._runs = runs
         self._order = order
-        self._timeout_s = timeout_s
         self._at = 0
         self._parts: list[tuple[Batch, int, int]] = []
         self.lacking: BufferFullError | None = None
@@ -134,7 +119,7 @@ class Appending:
         """
         run = self._runs[self._at]
         try:
-            part = self._taker.add_piece(self._topic, run, self._timeout_s)
+            part = self._add(run)
         except BufferFullError as error:
             self.lacking = error
             return False

@@ -27,7 +27,7 @@ from metaq.client.produce.attempts import (
     plan_spans,
 )
 from metaq.client.produce.batches import encode_records, ends_of
-from metaq.client.produce.partition_sender import Pool, PutConnection
+from metaq.client.produce.partition_queue import Pool, PutConnection
 from metaq.client.produce.runs import encode_message, frozen, list_messages
 from metaq.client.produce.transaction_counters import ClientTransactionCounters
 from metaq.client.produce.transaction_replies import parse_pending, require_done

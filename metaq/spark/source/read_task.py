@@ -22,7 +22,7 @@ from metaq.spark.record_bounds import EVERYTHING, Bounds
 from metaq.spark.rows import OnCorrupt, RowDamage, RowDecoder, decode_pieces
 from metaq.spark.source.loss import settle
 
-PIECE_BYTES: Final = 2 * GET_BYTES
+BATCH_BYTES: Final = 2 * GET_BYTES
 """Decoded at a time: of short messages as many as Spark takes in one batch."""
 
 _log = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ def _read(
             partition, span.start, span.end, on_corrupt=options.on_corrupt
         )
         try:
-            pieces = _joined(reader.pieces(span.start, span.end))
-            yield from decode_pieces(decoder, pieces)
+            pieces = reader.pieces(span.start, span.end)
+            yield from decode_pieces(decoder, pieces, batch_bytes=BATCH_BYTES)
         except OffsetOutOfRangeError:
             log = reader.span()
             settled = settle(
@@ -125,14 +125,3 @@ def _named_damage(
     if error.next_good_offset is not None:
         good = min(good, error.next_good_offset)
     return RowDamage(partition, start, good, error.detail)
-
-
-def _joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield the same bytes in pieces of PIECE_BYTES or a little more."""
-    waiting: list[bytes] = []
-    for piece in pieces:
-        waiting.append(piece)
-        if sum(map(len, waiting)) >= PIECE_BYTES:
-            yield b"".join(waiting)
-            waiting.clear()
-    yield from waiting

@@ -1,0 +1,66 @@
+"""Deadlines of many things at once, in a heap: only what is due is looked at."""
+
+import heapq
+from collections.abc import Hashable
+from itertools import count
+from typing import Final, Generic, TypeVar
+
+SPARE_MAX: Final = 1000
+"""Places in the heap of what has no deadline any more, besides as many as there are
+deadlines; then it is made anew."""
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Deadlines(Generic[K]):
+    """At most one deadline for each key. Owner: one object; not for two threads.
+
+    What is cleared stays in the heap, unheeded, until its time or until there are many.
+    """
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._heap: list[tuple[float, int, K]] = []
+        self._entries: dict[K, tuple[float, int, K]] = {}
+        self._numbers = count()
+
+    def __len__(self) -> int:
+        """Return how many keys have a deadline."""
+        return len(self._entries)
+
+    def get(self, key: K) -> float | None:
+        """Return a key's deadline; None when it has none."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def set(self, key: K, deadline_s: float) -> None:
+        """Give a key a deadline in place of the one that it has.
+
+        Args:
+            key: hashed and compared as in a dictionary, never ordered.
+            deadline_s: on a clock of the owner's, seconds.
+        """
+        entry = (deadline_s, next(self._numbers), key)
+        self._entries[key] = entry
+        heapq.heappush(self._heap, entry)
+        self._clean()
+
+    def clear(self, key: K) -> None:
+        """Forget a key's deadline; harmless when it has none."""
+        if self._entries.pop(key, None) is not None:
+            self._clean()
+
+    def take_due(self, now_s: float) -> list[K]:
+        """Return the keys whose deadline has come, oldest first; they have none now."""
+        due: list[K] = []
+        while self._heap and self._heap[0][0] <= now_s:
+            entry = heapq.heappop(self._heap)
+            if self._entries.get(entry[2]) is entry:
+                del self._entries[entry[2]]
+                due.append(entry[2])
+        return due
+
+    def _clean(self) -> None:
+        if len(self._heap) > 2 * len(self._entries) + SPARE_MAX:
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
