@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ from metaq.client import (
 )
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
+from metaq.zk.errors import CoordinationTimeoutError
 from tests.brokers import until
 from tests.client.worlds import QUICK, WORLDS
 
@@ -209,6 +211,27 @@ def test_a_broker_that_restarts_is_waited_for(cluster: Cluster, client: Client) 
         )
         cluster.brokers[1].start()
         assert [b.broker_id for b in making.result().brokers] == [1]
+
+
+def test_time_that_ends_in_a_look_tells_what_the_one_before_saw(
+    cluster: Cluster, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not that ZooKeeper was late, which it was not."""
+    cluster.brokers[1].stop()
+    until(lambda: 1 not in client.context.metadata.snapshot.brokers)
+    coordinator = client.context.coordinator
+    assert coordinator is not None
+    children, looks = coordinator.children, Counter[str]()
+
+    async def end_in_the_second_look(path: str, **named: Any) -> Any:
+        looks[path] += 1
+        if looks[path] > 1:
+            raise CoordinationTimeoutError("no time was left")
+        return await children(path, **named)
+
+    monkeypatch.setattr(coordinator, "children", end_in_the_second_look)
+    with pytest.raises(NoBrokerError, match=r"broker 1 cannot .*, it is not there"):
+        client.admin().create_topic("new", partitions=1, brokers=[1], timeout=30)
 
 
 def test_a_schedule_that_no_broker_understands_is_told(

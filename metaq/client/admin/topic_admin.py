@@ -53,7 +53,11 @@ from metaq.zk.definitions import (
     encode_definition,
 )
 from metaq.zk.deletion import brokers_with
-from metaq.zk.errors import NodeChangedError, PayloadError
+from metaq.zk.errors import (
+    CoordinationTimeoutError,
+    NodeChangedError,
+    PayloadError,
+)
 from metaq.zk.session import Coordinator
 from metaq.zk.znodes import Node
 
@@ -519,11 +523,18 @@ async def _able_brokers(
         NoBrokerError: one that is named is not there, or cannot; or there is none.
     """
     coordinator, paths = _coordinator(context), context.paths
+    unable: NoBrokerError | None = None
     while True:
         snapshot = await know_topics(context, (), deadline_s=deadline_s)
-        recorded = await coordinator.children(
-            paths.recorded_brokers(), deadline_s=deadline_s
-        )
+        try:
+            recorded = await coordinator.children(
+                paths.recorded_brokers(), deadline_s=deadline_s
+            )
+        except CoordinationTimeoutError:
+            if unable is None:
+                raise
+            # The time ended in a later look: what an earlier one saw is the reason.
+            raise unable from None
         ours = {BrokerId(int(each)) for each in recorded or () if each.isdecimal()}
         there = [i for i in snapshot.brokers if _has_leader(snapshot, i)]
         able = tuple(each for each in there if each in ours)
@@ -531,8 +542,9 @@ async def _able_brokers(
         if able and not missing:
             return definition.brokers or able
         awaited = ours.difference(able).intersection(missing or ours)
+        unable = _unable(missing, able, [i for i in there if i not in ours])
         if not awaited or context.clock.monotonic_s() + POLL_S >= deadline_s:
-            raise _unable(missing, able, [i for i in there if i not in ours])
+            raise unable
         await asyncio.sleep(POLL_S)
 
 
