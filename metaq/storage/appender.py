@@ -48,6 +48,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem
+from metaq.fs.group_thread import Post
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import (
@@ -68,10 +69,6 @@ too: thousands of partitions leave the rest of them to the kernel."""
 
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
-
-Post: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a callback on the loop's thread, in the order of the calls: what
-`loop.call_soon_threadsafe` does."""
 
 Task: TypeAlias = Callable[[], None]
 """Work between two groups, or on the loop; one that may fail handles that itself."""

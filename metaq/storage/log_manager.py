@@ -23,10 +23,10 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.group_thread import GroupThread
+from metaq.fs.group_thread import GroupThread, Post
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
-from metaq.storage.appender import Post, Request
+from metaq.storage.appender import Request
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
