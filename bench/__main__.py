@@ -12,6 +12,7 @@ from bench import (
     fairness,
     figures,
     java_broker,
+    partitions,
     producing,
     spark_figures,
     spark_wire,
@@ -24,8 +25,11 @@ from tests.java.jars import NoJarsError
 
 FIGURES = {
     **figures.FIGURES,
+    **partitions.FIGURES,
     **fairness.FIGURES,
     **transactions.FIGURES,
+    "closed-loop-metaq": java_broker.closed_loop,
+    "send": producing.send_alone,
     "send-many": producing.send_many,
     "send-nowait": producing.send_nowait,
     "send-nowait-async": producing.send_nowait_in_loop,

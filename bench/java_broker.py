@@ -6,6 +6,7 @@ Java compiles the loop of its side at run time, with the compiler that PySpark b
 import time
 from pathlib import Path
 
+from bench import load
 from bench.figures import PAYLOAD, TOPIC, Figure
 from metaq.client import Client
 from metaq.zk.embedded import EmbeddedZooKeeper, find_classpath
@@ -13,6 +14,7 @@ from tests.java.client import JavaClient
 from tests.java.jars import CLIENT, CLIENT_EXTENSION, LOG4J, SERVER, find_jars
 from tests.java.jvm import Jvm
 from tests.java.server import JavaBroker
+from tests.rigs.process import BrokerProcess
 
 COUNT = 200_000
 IN_FLIGHT = 4000
@@ -60,6 +62,45 @@ public class Sender implements SendMessageCallback {
     }
 }
 """
+
+
+def closed_loop(directory: Path, rounds: int) -> Figure:
+    """Many clients with one put under way each: MetaQ's own broker, then ours.
+
+    Raises:
+        NoJarsError: the jars cannot be had here.
+    """
+    connections, count, payload = 64, 20_000, b"x" * 1024
+    frame = load.put_frame(TOPIC, payload, 1)
+    figure = Figure(
+        f"puts of 1 KiB, {connections} connections with one under way"
+        " (floor: MetaQ's own broker)",
+        "puts/s",
+        [],
+        [],
+        at_least="1.0",
+        aim="1.5",
+    )
+    with (
+        EmbeddedZooKeeper(directory / "zookeeper") as zookeeper,
+        JavaBroker(
+            find_jars(SERVER, LOG4J),
+            directory / "theirs",
+            zookeeper.address,
+            {TOPIC: {}},
+            {"maxSegmentSize": 1 << 30},
+        ) as theirs,
+        BrokerProcess(directory / "ours", topic=TOPIC) as ours,
+    ):
+        for number in range(rounds + 1):
+            for port, samples in (
+                (theirs.port, figure.floor),
+                (ours.port, figure.broker),
+            ):
+                seconds = load.closed_loop(port, frame, connections, count)
+                if number:  # the first round warms up
+                    samples.append(count / seconds)
+    return figure
 
 
 def send_nowait(directory: Path, rounds: int) -> Figure:

@@ -8,12 +8,13 @@ to a socket that has nothing to do but send.
 import asyncio
 import os
 import signal
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from bench import load
-from bench.figures import PAYLOAD, TOPIC, Figure
+from bench.figures import PAYLOAD, RECORD_BYTES, TOPIC, Figure
 from metaq.client import AsyncClient, Client
 from tests.rigs.process import BrokerProcess
 
@@ -44,6 +45,36 @@ def send_many(directory: Path, rounds: int) -> Figure:
         aim="1,500,000",
     )
     return measure(directory / "many", rounds, figure, run)
+
+
+def send_alone(directory: Path, rounds: int) -> Figure:
+    """One `send` at a time in the sync world: what is added to the sync."""
+    count = 1000
+    figure = Figure(
+        "send in the sync world, one at a time, p50 (floor: write and sync)",
+        "ms",
+        [],
+        [],
+        at_least="floor + 0.35 ms",
+        aim="floor + 0.15 ms",
+        is_ratio=False,
+    )
+    with (
+        BrokerProcess(directory / "send", topic=TOPIC) as broker,
+        Client(brokers=[f"127.0.0.1:{broker.port}"]) as client,
+        client.producer(timeout_s=TIMEOUT_S) as producer,
+    ):
+        for number in range(rounds + 1):
+            synced = load.write_and_sync(directory / "sync", RECORD_BYTES, count)
+            samples = []
+            for _ in range(count):
+                start = time.perf_counter()
+                producer.send(TOPIC, PAYLOAD)
+                samples.append(time.perf_counter() - start)
+            if number:  # the first round warms up
+                figure.floor.append(statistics.median(synced) * 1e3)
+                figure.broker.append(statistics.median(samples) * 1e3)
+    return figure
 
 
 def send_nowait(directory: Path, rounds: int) -> Figure:

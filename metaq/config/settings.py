@@ -299,6 +299,11 @@ class TopicConfig:
     filters: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """Consumer group → filter class (`group.<consumerGroup>=<class>`)."""
 
+    @property
+    def unflush_interval_s(self) -> float:
+        """Return how old unsynced records may become, seconds, 0 or more."""
+        return max(0, self.unflush_interval_ms) / 1000
+
 
 def default_topic(name: str, system: SystemConfig) -> TopicConfig:
     """Return the settings of a topic that has no section of its own."""

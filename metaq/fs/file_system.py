@@ -41,13 +41,16 @@ class FileSystem:
     def __init__(self, calls: SystemCalls) -> None:
         self._calls = calls
 
-    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+    def open_append(
+        self, path: Path, *, create: bool, is_synced: bool = True
+    ) -> AppendFile:
         """Open a file for appending.
 
         Args:
             path: The file; its directory exists.
             create: Create it, with its name durable, when it is missing. Without it
                 a missing file is an error. An existing file keeps its bytes.
+            is_synced: Without it the name is durable after `sync_directory` alone.
         """
         flags = os.O_RDWR | os.O_APPEND | os.O_CLOEXEC
         with Translated("open", path):
@@ -58,7 +61,7 @@ class FileSystem:
                     raise
                 fd = self._calls.open(path, flags | os.O_CREAT, FILE_MODE)
         file = AppendFile(self._calls, path, fd)
-        if create:
+        if create and is_synced:
             # Also for an existing file: the process that created it may have been
             # killed before it came to this line.
             try:
@@ -68,10 +71,19 @@ class FileSystem:
                 raise
         return file
 
-    def open_update(self, path: Path) -> UpdateFile:
-        """Open an existing file for writing at any position."""
+    def open_update(self, path: Path, *, create: bool = False) -> UpdateFile:
+        """Open a file for writing at any position.
+
+        Args:
+            path: The file; its directory exists.
+            create: Create it, or empty it when it exists; its name is durable after
+                `sync_directory`. Without it a missing file is an error.
+        """
+        flags = os.O_RDWR | os.O_CLOEXEC
+        if create:
+            flags |= os.O_CREAT | os.O_TRUNC
         with Translated("open", path):
-            fd = self._calls.open(path, os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
+            fd = self._calls.open(path, flags, FILE_MODE)
         return UpdateFile(self._calls, path, fd)
 
     def open_read(self, path: Path) -> ReadFile:
@@ -150,16 +162,20 @@ class FileSystem:
             self._calls.unlink(path)
         self.sync_directory(path.parent)
 
-    def make_directory(self, path: Path) -> None:
-        """Create one directory level, durable on return; an existing one is kept."""
+    def make_directory(self, path: Path, *, is_synced: bool = True) -> None:
+        """Create one directory level, durable on return; an existing one is kept.
+
+        Without `is_synced` it is durable after `sync_directory` of its parent alone.
+        """
         with Translated("mkdir", path):
             try:
                 self._calls.mkdir(path, DIRECTORY_MODE)
             except FileExistsError:
                 if not self.is_directory(path):
                     raise
-        # Also for an existing one, for the reason given in `open_append`.
-        self.sync_directory(path.parent)
+        if is_synced:
+            # Also for an existing one, for the reason given in `open_append`.
+            self.sync_directory(path.parent)
 
     def remove_directory(self, path: Path) -> None:
         """Remove an empty directory, durable on return."""

@@ -15,6 +15,8 @@ Theory of operation. A data directory has one storage thread, and this is all it
 * The loop is told with `post`, in the order things happened, and only with values. A
   `WriterProgress` says how far that log is written and synced; the loop's side knows
   which appends that answers.
+* Logs that get their first append are created together, `NEW_LOGS_MAX` at a time: each
+  directory is synced, but the first sync does most of the work of all.
 * The span index is written behind the news, and of small groups not before the thread
   `rest`s: the write would take the interpreter from a loop that has a reply to send,
   for a fifth of what a lonely put waits. A kill leaves whole records without an entry
@@ -38,16 +40,17 @@ the end of the directory. Keep in step: `partition_log.py`, the other end of the
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import DiskError, NoSpaceError, StorageError
 from metaq.fs import Buffer, FileSystem
+from metaq.fs.group_thread import Post
 from metaq.model import MessageId, Offset, SizeBytes
 from metaq.storage.holdings import Holdings
 from metaq.storage.inventory import (
@@ -55,7 +58,7 @@ from metaq.storage.inventory import (
     try_write_holdings,
     write_holdings,
 )
-from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter
+from metaq.storage.log_writer import GROUP_BYTES_MAX, LogWriter, create_segments
 from metaq.storage.producers import StoredBatch
 from metaq.storage.segment import Segment
 
@@ -66,12 +69,12 @@ SIDE_SYNC_S_MAX: Final = 1.0
 """How long the syncs of indexes and producer files may take at a stop, which is bounded
 too: thousands of partitions leave the rest of them to the kernel."""
 
+NEW_LOGS_MAX: Final = 32
+"""Logs that are created together: a put to another log waits for that, some 10 ms of an
+SSD."""
+
 _BROKEN: Final = frozenset({"rename", "sync"})
 """Operations after whose failure it is unknown which names are on the disk."""
-
-Post: TypeAlias = Callable[[Callable[[], None]], object]
-"""Runs a callback on the loop's thread, in the order of the calls: what
-`loop.call_soon_threadsafe` does."""
 
 Task: TypeAlias = Callable[[], None]
 """Work between two groups, or on the loop; one that may fail handles that itself."""
@@ -159,7 +162,8 @@ class GroupQueue:
     """Appends that wait for the disk, and which log has the next turn. Pure.
 
     It is the log that was served longest ago: one that is seldom used goes first, and
-    none starves. Appends of one log keep their order.
+    none starves. A new one counts as served when it comes. Appends of one log keep
+    their order.
     """
 
     def __init__(self, group_bytes_max: int = GROUP_BYTES_MAX) -> None:
@@ -175,15 +179,22 @@ class GroupQueue:
 
     def push(self, request: AppendRequest) -> None:
         """Queue an append behind those of its log."""
-        waiting = self._waiting.get(request.writer)
+        writer = request.writer
+        waiting = self._waiting.get(writer)
         if waiting is None:
-            waiting = self._waiting[request.writer] = deque()
-            self._want_turn(request.writer)
+            waiting = self._waiting[writer] = deque()
+            # Thousands of new logs must not go before one that had a turn.
+            writer.last_turn = writer.last_turn or next(self._numbers)
+            self._want_turn(writer)
         waiting.append(request)
 
     def begin_turn(self) -> LogWriter:
         """Return the log whose turn it is; `end_turn` follows."""
         return heappop(self._turns)[-1]
+
+    def waiting(self) -> Iterable[LogWriter]:
+        """Return the logs that wait, in the order they came."""
+        return self._waiting
 
     def take(self, writer: LogWriter) -> list[AppendRequest]:
         """Take the next group of a log that has its turn."""
@@ -383,6 +394,8 @@ class Appender:
     def _run_turn(self) -> None:
         """Commit the next group, or go on with one."""
         writer = self._groups.begin_turn()
+        if writer.is_new:
+            self._guarded(self._create_logs)
         steps = self._under_way.pop(writer, None)
         if steps is None:
             steps = self._commit(writer, self._groups.take(writer))
@@ -396,6 +409,14 @@ class Appender:
             self._guarded(step)
         finally:
             self._groups.end_turn(writer, is_done=writer not in self._under_way)
+
+    def _create_logs(self) -> None:
+        """Create the first segments of new logs that wait; they share syncs.
+
+        One for which there is no room tries again at its turn, and is refused there.
+        """
+        new = (each for each in self._groups.waiting() if each.is_new)
+        create_segments(self._fs, list(islice(new, NEW_LOGS_MAX)))
 
     def _guarded(self, task: Task) -> None:
         """Run a task unless the directory is offline; a disk error takes it there."""

@@ -26,14 +26,13 @@ from metaq.errors import (
     StorageError,
 )
 from metaq.fs import LOCK_FILE, DirLock, FileSystem
-from metaq.fs.group_thread import GroupThread, Worker
+from metaq.fs.group_thread import GroupThread, Post, Worker
 from metaq.fs.helper_threads import HelperThreads
 from metaq.model import SizeBytes
 from metaq.stats import Histogram
 from metaq.storage.appender import (
     Appender,
     AppendReceiver,
-    Post,
     Request,
     Task,
 )
@@ -85,9 +84,9 @@ TRANSITIONS: Final[dict[tuple[DirState, DirEvent], DirState]] = {
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 """Takes requests over and does one piece of work; returns whether there is more."""
-StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
-"""Makes a worker with a name, from what runs requests and what it does when it rests;
-tests put a deterministic one here."""
+StartWorker: TypeAlias = Callable[[str, RunRequests, Task, Post], Worker[Request]]
+"""Makes a worker with a name, from what runs requests, what it does when it rests, and
+how the loop is called back; tests put a deterministic one here."""
 
 
 class LogDir:
@@ -159,7 +158,9 @@ class LogDir:
         self.reader: Final = HelperThreads(READER_THREADS, f"reader {path}")
         """Threads that may wait for its disk on behalf of gets; `begin` is for the
         owner of the broker's threads."""
-        self._worker = start_worker(f"storage {path}", self._run_requests, self._rest)
+        self._worker = start_worker(
+            f"storage {path}", self._run_requests, self._rest, post
+        )
 
     def open(self) -> None:
         """Make the directory if it is missing, and become its only owner. Blocks.

@@ -23,10 +23,10 @@ from metaq.clock import Clock
 from metaq.config import BrokerConfig, TopicConfig
 from metaq.errors import ClosedError, OffsetOutOfRangeError, StorageError
 from metaq.fs import FileSystem
-from metaq.fs.group_thread import GroupThread
+from metaq.fs.group_thread import GroupThread, Post
 from metaq.model import LogId, MessageId, Millis, Offset, SizeBytes
 from metaq.stats import HistogramSnapshot, merge_snapshots
-from metaq.storage.appender import Post, Request
+from metaq.storage.appender import Request
 from metaq.storage.holdings import Claim, Extent, Holdings
 from metaq.storage.inventory import TRANSACTIONS, Inventory
 from metaq.storage.log_dir import DirState, LogDir, StartWorker
@@ -252,7 +252,7 @@ class LogManager:
             path / segment_file_name(start_offset), start_offset, SizeBytes(0)
         )
         log = self._new_log(log_id, directory, settings, writer, Segments((first,)))
-        self._add(log, settings)
+        self._logs[log_id] = log
         return log
 
     def logs(self) -> Mapping[LogId, PartitionLog]:
@@ -447,7 +447,7 @@ class LogManager:
         """Take reloaded settings: sync intervals now, the rest for logs yet to come."""
         self._config = config
         for log in self._logs.values():
-            log.set_interval_ms(config.topic(log.log_id.topic).unflush_interval_ms)
+            log.set_interval_s(config.topic(log.log_id.topic).unflush_interval_s)
 
     def tick(self, now_s: float) -> None:
         """Do periodic work: syncs of threshold mode, checks of free space.
@@ -713,15 +713,12 @@ class LogManager:
             segments,
             self._files,
             is_group_commit=settings.unflush_threshold <= 0,
+            interval_s=settings.unflush_interval_s,
             size_bytes_max=_hard_limit(limits.log_bytes_max, system.segment_bytes_max),
             producers=producers,
             record_count=0 if found is None else found.record_count,
             damage=() if found is None else found.damage,
         )
-
-    def _add(self, log: PartitionLog, settings: TopicConfig) -> None:
-        self._logs[log.log_id] = log
-        log.set_interval_ms(settings.unflush_interval_ms)
 
     def _add_recovered(self, each: RecoveredPartition) -> None:
         segments = each.found.segments
@@ -738,7 +735,7 @@ class LogManager:
             each.batches,
         )
         self._last_id = max(self._last_id, each.last_id)
-        self._add(log, each.settings)
+        self._logs[each.log_id] = log
 
     def _logs_of(self, directory: LogDir) -> list[PartitionLog]:
         return [log for log in self._logs.values() if log.log_dir is directory]

@@ -17,7 +17,6 @@ directory offline and never calls a writer of it again, except to abandon it.
 """
 
 import logging
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -63,6 +62,8 @@ class WriterOptions:
     """A sync slower than this is logged as a warning."""
     unflush_threshold: int
     """0 or less: group commit; n: sync after more than n unsynced records."""
+    unflush_interval_s: float
+    """Interval of syncs in threshold mode, until `set_interval_s` changes it."""
     producer_count_max: int
     """Producers that are remembered at most."""
 
@@ -92,6 +93,13 @@ class ActiveSegment:
     def as_segment(self) -> Segment:
         """Return the active segment as a value for the loop's side."""
         return Segment(self.file.path, self.base_offset, self.size_bytes)
+
+    def abandon(self) -> None:
+        """Close the files, believing and syncing nothing; never raises."""
+        if self.spans is not None:
+            self.spans.abandon()
+        with suppress(StorageError):
+            self.file.close()
 
 
 class LogWriter:
@@ -136,7 +144,7 @@ class LogWriter:
         )
         self.directory: Final = directory
         """The partition's directory."""
-        self._interval_s = math.inf
+        self._interval_s = options.unflush_interval_s
         self.version = 0
         """Grows when queued appends become void because one before them failed."""
         self.last_turn = 0
@@ -170,6 +178,11 @@ class LogWriter:
     def set_interval_s(self, interval_s: float) -> None:
         """Threshold mode: sync at a write when the last sync is older; 0: always."""
         self._interval_s = interval_s
+
+    @property
+    def is_new(self) -> bool:
+        """Tell whether its first segment is still to be created, by its first write."""
+        return self._active is None and not self._is_closed
 
     @property
     def is_full(self) -> bool:
@@ -324,8 +337,7 @@ class LogWriter:
         self.sync()
         # First the next segment, then the seal: a failure in between leaves the log
         # with an empty file of exactly the name that the next try needs.
-        active = self._create_segment(self.end)
-        self._active = active
+        active = self._require_created()
         with _no_space_is_final():
             try:
                 if sealed.spans is not None:
@@ -368,27 +380,25 @@ class LogWriter:
         """Close the files of an offline directory, believing and syncing nothing."""
         self._is_closed = True
         if self._active is not None:
-            if self._active.spans is not None:
-                self._active.spans.abandon()
-            with suppress(StorageError):
-                self._active.file.close()
+            self._active.abandon()
             self._active = None
         self._producers.abandon()
 
-    def _ready_segment(self) -> ActiveSegment:
-        """Return the segment to write to; makes the first one of a new log."""
-        if self._is_closed:
-            raise SegmentSealedError(f"log is closed: directory={self.directory}")
-        if self._active is None:
-            with _few_descriptors_are_no_space():
-                self._fs.make_directory(self.directory)
-            self._active = self._create_segment(self.end)
-        return self._active
+    def create_segment(self) -> ActiveSegment:
+        """Create the files of the segment that begins at the end of the log.
 
-    def _create_segment(self, base_offset: Offset) -> ActiveSegment:
-        path = self.directory / segment_file_name(base_offset)
+        Their names are not durable, and the segment is not the active one yet: see
+        `create_segments`.
+
+        Raises:
+            NoSpaceError: no room or no descriptor now.
+            DiskError: the disk refuses.
+        """
+        path = self.directory / segment_file_name(self.end)
         with _few_descriptors_are_no_space():
-            file = self._fs.open_append(path, create=True)
+            if self._active is None:
+                self._fs.make_directory(self.directory, is_synced=False)
+            file = self._fs.open_append(path, create=True, is_synced=False)
             try:
                 if file.size():
                     raise SegmentSealedError(
@@ -397,15 +407,32 @@ class LogWriter:
                 spans = SpanIndexWriter.create(
                     self._fs,
                     path,
-                    base_offset,
+                    self.end,
                     self.last_id,
                     span_bytes_min=self._options.span_bytes_min,
                 )
             except StorageError:
                 file.close()
                 raise
+        return ActiveSegment(self.end, SizeBytes(0), file, spans)
+
+    def activate(self, segment: ActiveSegment) -> None:
+        """Append to this segment from now on; its names are durable."""
+        self._active = segment
         self._seen_s = self._clock.monotonic_s()
-        return ActiveSegment(base_offset, SizeBytes(0), file, spans)
+
+    def _ready_segment(self) -> ActiveSegment:
+        """Return the segment to write to; makes the first one of a new log."""
+        if self._is_closed:
+            raise SegmentSealedError(f"log is closed: directory={self.directory}")
+        return self._active or self._require_created()
+
+    def _require_created(self) -> ActiveSegment:
+        lack = create_segments(self._fs, [self])
+        if lack is not None:
+            raise lack
+        assert self._active is not None, "there was no lack of anything"
+        return self._active
 
     def _sync_file(self, file: AppendFile) -> None:
         """Sync, and keep the books about it."""
@@ -420,6 +447,47 @@ class LogWriter:
             _log.warning(
                 "slow sync: file=%s duration_ms=%d", file.path, round(took_s * 1000)
             )
+
+
+def create_segments(
+    fs: FileSystem, writers: Sequence[LogWriter]
+) -> NoSpaceError | None:
+    """Create the next segment of each log, or the first; they are durable on return.
+
+    The files of all are created first, then each directory is synced once: the first
+    sync takes most names to the disk, and the others find little to do.
+
+    Args:
+        fs: the disk.
+        writers: of logs in one data directory; all bytes are in their last segments.
+
+    Returns:
+        Why some logs have no new segment; None: all have. It may pass by itself.
+
+    Raises:
+        DiskError: nothing is known about the new files.
+    """
+    lack: NoSpaceError | None = None
+    created: list[tuple[LogWriter, ActiveSegment]] = []
+    try:
+        for writer in writers:
+            try:
+                created.append((writer, writer.create_segment()))
+            except NoSpaceError as error:
+                lack = error
+        with _few_descriptors_are_no_space():
+            new = {w.directory.parent for w, _ in created if w.is_new}
+            for directory in (*new, *(writer.directory for writer, _ in created)):
+                fs.sync_directory(directory)
+    except StorageError as error:
+        for _, segment in created:
+            segment.abandon()
+        if isinstance(error, NoSpaceError):
+            return error
+        raise
+    for writer, segment in created:
+        writer.activate(segment)
+    return lack
 
 
 @contextmanager

@@ -110,6 +110,7 @@ def new_writer(
         span_bytes_min=config.limits.span_bytes_min,
         slow_sync_ms=config.limits.slow_sync_ms,
         unflush_threshold=settings.unflush_threshold,
+        unflush_interval_s=settings.unflush_interval_s,
         producer_count_max=config.limits.producer_count_max,
     )
     return LogWriter(

@@ -18,7 +18,6 @@ of them changes. Source: broker spec 2.4 to 2.8.
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -69,6 +68,7 @@ class PartitionLog:
         files: OpenFiles,
         *,
         is_group_commit: bool,
+        interval_s: float,
         size_bytes_max: int,
         producers: ProducerTable,
         record_count: int = 0,
@@ -83,6 +83,7 @@ class PartitionLog:
             segments: at least one; the last one's end is the end of the log.
             files: shared by all logs of the broker.
             is_group_commit: the durability mode, for statistics.
+            interval_s: how old unsynced records may become, as the writer has it.
             size_bytes_max: refuse appends that make the log larger; 0: no limit.
             producers: which batches may be sent again; owned from now on.
             record_count: records in it, as far as they are known.
@@ -111,7 +112,7 @@ class PartitionLog:
         self._waiters = LogWaiters()
         self._append_count = 0
         self._refused_count = 0
-        self._interval_s = math.inf
+        self._interval_s = interval_s
         self._last_sync_s = 0.0
         self._is_sync_queued = False
         self._sync_count = 0
@@ -267,10 +268,11 @@ class PartitionLog:
         found = (each for each in self._in_flight if each.batch is batch)
         return next((request.ticket for request in found), None)
 
-    def set_interval_ms(self, interval_ms: int) -> None:
-        """Change how old unsynced records may become; 0 or less: synced at once."""
-        self._interval_s = max(0, interval_ms) / 1000
-        self.log_dir.submit(partial(self.writer.set_interval_s, self._interval_s))
+    def set_interval_s(self, interval_s: float) -> None:
+        """Change how old unsynced records may become; 0: synced at once."""
+        if interval_s != self._interval_s:
+            self._interval_s = interval_s
+            self.log_dir.submit(partial(self.writer.set_interval_s, interval_s))
 
     def sync_if_due(self, now_s: float) -> None:
         """Have unsynced records synced when the last sync is an interval ago.

@@ -380,7 +380,10 @@ class SpanIndexWriter:
         *,
         span_bytes_min: int,
     ) -> "SpanIndexWriter":
-        """Start the index of a new, empty segment; whatever had its name is replaced.
+        """Start the index of a new, empty segment; whatever had its name is emptied.
+
+        Nothing is durable before a sync: a crash may leave an index without a valid
+        header, which is as good as none.
 
         Args:
             fs: The disk.
@@ -390,11 +393,16 @@ class SpanIndexWriter:
             span_bytes_min: A span that is shorter grows with the next append.
 
         Raises:
-            StorageError: The file could not be made durable.
+            StorageError: The file could not be created.
         """
         index = SpanIndex(base_offset, last_id_before)
-        write_index(fs, segment_path, index)
-        return cls.resume(fs, segment_path, index, span_bytes_min=span_bytes_min)
+        file = fs.open_update(spans_path(segment_path, base_offset), create=True)
+        try:
+            file.write_at(Position(0), encode_index(index))
+        except StorageError:
+            file.close()
+            raise
+        return cls(file, index, span_bytes_min=span_bytes_min)
 
     @classmethod
     def resume(

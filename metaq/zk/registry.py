@@ -68,6 +68,9 @@ CHECK_INTERVAL_S: Final = 60.0
 # Nodes that others delete together are put back together; and two processes that write
 # one node, each over the other, do so this often at most.
 REPAIR_DELAY_S: Final = 0.5
+GROUPS_AT_ONCE: Final = 32
+"""Topics that are registered side by side: thousands one after the other take minutes,
+for each waits for several answers."""
 PATHS_NAMED_MAX: Final = 3
 """Nodes that a sentence about missing ones names."""
 # How often a broker whose id is taken looks whether it is free again.
@@ -358,27 +361,47 @@ class BrokerRegistry:
             self._is_check_due = False
             self._are_records_checked = False
         is_check, changed = self._is_check_due, frozenset(self._missing.values())
-        for group in wanted:
-            is_repair = is_check or group.topic in changed
-            is_sure = not is_repair and group.topic not in self._unsure
-            if is_sure and self._applied.get(group.topic) == group:
-                continue
-            self._unsure[group.topic] = group
-            count = await self._apply(group, status)
-            del self._unsure[group.topic]
-            if count and is_repair:
-                self._repair_count += count
-                log.warning(
-                    "registration repaired, others had changed it: topic=%s steps=%d",
-                    group.topic,
-                    count,
-                )
-            self._applied[group.topic] = group
+        repairs = {g.topic for g in wanted if is_check or g.topic in changed}
+        due = [
+            group
+            for group in wanted
+            if group.topic in repairs
+            or group.topic in self._unsure
+            or self._applied.get(group.topic) != group
+        ]
+        # Without its role a broker registers no topic: the id may be another one's.
+        roles = [group for group in due if group.topic is None]
+        topics_due = [group for group in due if group.topic is not None]
+        starts = range(0, len(topics_due), GROUPS_AT_ONCE)
+        for groups in (roles, *(topics_due[i : i + GROUPS_AT_ONCE] for i in starts)):
+            outcomes = await asyncio.gather(
+                *(self._bring(g, status, is_repair=g.topic in repairs) for g in groups),
+                return_exceptions=True,
+            )
+            for outcome in outcomes:
+                if outcome is not None:
+                    raise outcome
         topics = {group.topic for group in wanted}
         await self._remove_unwanted(topics)
         if not self._are_records_checked:
             await self._remove_old_records(topics)
             self._are_records_checked = True
+
+    async def _bring(
+        self, group: DesiredGroup, status: SessionStatus, *, is_repair: bool
+    ) -> None:
+        """Bring one group in step, and keep the books about it."""
+        self._unsure[group.topic] = group
+        count = await self._apply(group, status)
+        del self._unsure[group.topic]
+        if count and is_repair:
+            self._repair_count += count
+            log.warning(
+                "registration repaired, others had changed it: topic=%s steps=%d",
+                group.topic,
+                count,
+            )
+        self._applied[group.topic] = group
 
     async def _remove_unwanted(self, wanted: set[str | None]) -> None:
         """Take away the groups of other topics, those too that are there in part."""

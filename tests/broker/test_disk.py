@@ -258,11 +258,13 @@ class HangingDisk(SystemFileSystem):
         self.may_go_on = threading.Event()
         self.hangs_in_writes = False
 
-    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+    def open_append(
+        self, path: Path, *, create: bool, is_synced: bool = True
+    ) -> AppendFile:
         if self.hangs_in_writes:
             self.is_hanging.set()
             assert self.may_go_on.wait(WAIT_S)
-        return super().open_append(path, create=create)
+        return super().open_append(path, create=create, is_synced=is_synced)
 
     def open_read(self, path: Path) -> ReadFile:
         if path.is_relative_to(self._directory):

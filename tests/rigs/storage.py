@@ -7,6 +7,7 @@ from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
 from metaq.errors import StorageError
 from metaq.fs import FileSystem
+from metaq.fs.group_thread import Post
 from metaq.model import MessageId
 from metaq.record.layout import encode_record
 from metaq.storage.appender import AppendRequest, AppendTicket, Request, Task
@@ -164,6 +165,8 @@ class StorageBench:
             for request in worker.queue
         )
 
-    def _start_worker(self, name: str, run: RunRequests, rest: Task) -> StepWorker:
+    def _start_worker(
+        self, name: str, run: RunRequests, rest: Task, _post: Post
+    ) -> StepWorker:
         self.workers.append(StepWorker(name, run, rest))
         return self.workers[-1]

@@ -73,10 +73,12 @@ class WatchedDisk(FaultyFileSystem):
         super().__init__()
         self.on_zip: Callable[[], None] = lambda: None
 
-    def open_append(self, path: Path, *, create: bool) -> AppendFile:
+    def open_append(
+        self, path: Path, *, create: bool, is_synced: bool = True
+    ) -> AppendFile:
         if create and path.name.endswith(".zip.tmp"):
             self.on_zip()
-        return super().open_append(path, create=create)
+        return super().open_append(path, create=create, is_synced=is_synced)
 
 
 @pytest.fixture

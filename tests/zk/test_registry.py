@@ -18,6 +18,7 @@ from metaq.zk.plan import AdvertisedTopic, BrokerSnapshot
 from metaq.zk.registry import (
     BACKOFF,
     CHECK_INTERVAL_S,
+    GROUPS_AT_ONCE,
     REPAIR_DELAY_S,
     BrokerRegistry,
     RegistrationState,
@@ -590,6 +591,56 @@ def test_many_new_topics_are_registered_in_the_background_in_few_passes() -> Non
             await settle()
             assert registry.statistics().topic_count == 102
             assert registry.statistics().pass_count - passes <= 2
+
+    run_virtually(scenario())
+
+
+class Counting:
+    """A coordinator whose answers to `create_ephemeral` take a turn of the loop."""
+
+    def __init__(self, coordinator: MemoryCoordinator) -> None:
+        self._coordinator = coordinator
+        self.waiting: set[str] = set()
+        self.most = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._coordinator, name)
+
+    async def create_ephemeral(
+        self, path: str, data: bytes, *, deadline_s: float
+    ) -> None:
+        self.waiting.add(path)
+        self.most = max(self.most, len(self.waiting))
+        await asyncio.sleep(0.01)
+        await self._coordinator.create_ephemeral(path, data, deadline_s=deadline_s)
+        self.waiting.remove(path)
+
+
+def test_topics_are_registered_side_by_side_behind_the_role() -> None:
+    """So thousands take seconds; a bounded number is under way, of a topic one step."""
+    topics = [AdvertisedTopic(f"t{number}", 1) for number in range(100)]
+
+    async def scenario() -> None:
+        server = MemoryZooKeeper()
+        coordinator = Counting(server.coordinator(CLOCK))
+        registry = BrokerRegistry(
+            coordinator,  # type: ignore[arg-type]
+            NodePaths(),
+            clock=CLOCK,
+        )
+        coordinator.start()  # type: ignore[operator]
+        registry.start()
+        registering = asyncio.create_task(
+            registry.register(snapshot_of(*topics), deadline_s=in_s(60))
+        )
+        while not coordinator.waiting:
+            await asyncio.sleep(0)
+        assert coordinator.waiting == {MASTER}
+        assert await registering
+        assert registry.statistics().topic_count == 100
+        assert coordinator.most == GROUPS_AT_ONCE
+        await registry.stop()
+        await coordinator.stop(deadline_s=in_s(1))  # type: ignore[operator]
 
     run_virtually(scenario())
 
