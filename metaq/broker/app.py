@@ -342,6 +342,7 @@ class Broker(Service):
             self._fs,
             self._clock,
             self._loop.call_soon_threadsafe,
+            self._loop.call_soon,
             Path(system.data_log_path) / TRANSACTIONS,
             sync_mode=system.flush_tx_log_at_commit,
             checkpoints_max=system.checkpoints_max,

@@ -527,6 +527,7 @@ class TransactionCoordinator:
 
     def tick(self) -> None:
         """End what has run out of time, try again what is stuck; twice a second."""
+        self._journal.hand_over()
         now_s = self._clock.monotonic_s()
         for tx in self._deadlines.take_due(now_s):
             self._expire(tx)

@@ -1,7 +1,8 @@
 """The transaction journal: one thread that writes and syncs redo files, in groups.
 
-Theory of operation. Entries come from the loop in the order things happened, and go to
-the thread of the journal, which takes everything queued at once:
+Theory of operation. Entries come from the loop in the order things happened. Those of
+one turn of the loop go to the thread of the journal together: woken by the first one,
+it would sync that alone. It takes everything queued at once:
 
     per redo file: write, sync if a verdict asks for it  →  sums  →  tell the loop
 
@@ -9,7 +10,7 @@ the thread of the journal, which takes everything queued at once:
   to the current file and counts as a reference to it, and the others follow it there. A
   file that has reached its size takes no new transactions. A large one is removed when
   nothing refers to it. `release` gives a reference back: with a rollback, or when the
-  batches of a commit are in their partitions.
+  batches of a commit are in their partitions. That has time until the next entry.
 * A *verdict* (prepare, commit, rollback) is synced before the loop is told where
   `flushTxLogAtCommit` is 1. With 2 `sync_due` does it once a second, with 0 nothing.
   Puts are written before the loop is told, and synced by the verdict behind them.
@@ -161,7 +162,7 @@ class Release(NamedTuple):
     """Of the transaction."""
 
 
-Request: TypeAlias = JournalEntry | Release | Task
+Request: TypeAlias = Sequence[JournalEntry | Release] | Task
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
@@ -190,6 +191,7 @@ class Journal:
         fs: FileSystem,
         clock: Clock,
         post: Post,
+        call_soon: Post,
         directory: Path,
         *,
         sync_mode: int,
@@ -202,7 +204,8 @@ class Journal:
         Args:
             fs: the disk.
             clock: measures syncs.
-            post: runs a callback on the loop's thread.
+            post: runs a callback on the loop's thread; from the thread of the journal.
+            call_soon: the same, from the loop's thread, at the end of this turn.
             directory: `<dataLogPath>/transactions`.
             sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
             checkpoints_max: checkpoint files that are kept.
@@ -220,6 +223,7 @@ class Journal:
         self._fs = fs
         self._clock = clock
         self._post = post
+        self._call_soon = call_soon
         self._sync_mode = sync_mode
         self._checkpoints_max = checkpoints_max
         self._file_bytes_max = file_bytes_max
@@ -230,6 +234,8 @@ class Journal:
         self._deletions: Deletions = {}
         self._entry_count = 0
         self._sync_count = 0
+        self._waiting: list[JournalEntry | Release] = []
+        self._is_due = False
         self._worker = start_worker("journal", self._run, lambda: None)
 
     # -- opening: any thread, before `start`
@@ -267,11 +273,21 @@ class Journal:
 
     def submit(self, entry: JournalEntry) -> None:
         """Queue an entry; never blocks."""
-        self._worker.submit(entry)
+        self._waiting.append(entry)
+        if not self._is_due:
+            self._is_due = True
+            self._call_soon(self.hand_over)
 
     def release(self, slot: Slot) -> None:
         """Forget a transaction whose commit is carried out."""
-        self._worker.submit(Release(slot))
+        self._waiting.append(Release(slot))
+
+    def hand_over(self) -> None:
+        """Give the thread what waits: what nothing else gives it in its time."""
+        self._is_due = False
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._worker.submit(waiting)
 
     def write_place(self, slot: Slot, position: int, offset: Offset) -> None:
         """Say where a batch lies; on the thread that writes it next.
@@ -294,7 +310,7 @@ class Journal:
     def sync_due(self) -> None:
         """Sync what has verdicts that are not on the disk: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
-            self._worker.submit(self._sync_each_second)
+            self._submit_task(self._sync_each_second)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
         """Write where replay begins.
@@ -302,7 +318,7 @@ class Journal:
         Args:
             slots: of all transactions that are not finished.
         """
-        self._worker.submit(partial(self._checkpoint, slots))
+        self._submit_task(partial(self._checkpoint, slots))
 
     def note_deletion(
         self, topic: str, on_done: Callable[[StorageError | None], None]
@@ -345,7 +361,7 @@ class Journal:
                 error = caught
             self._post(partial(on_done, error))
 
-        self._worker.submit(run)
+        self._submit_task(run)
 
     def close(self, finish: Task | None, on_closed: Task) -> None:
         """Sync and close everything, behind what is queued; then end the thread.
@@ -355,8 +371,13 @@ class Journal:
                 journal is offline; may raise StorageError, which is logged.
             on_closed: posted to the loop.
         """
-        self._worker.submit(partial(self._close, finish, on_closed))
+        self._submit_task(partial(self._close, finish, on_closed))
         self._worker.stop()
+
+    def _submit_task(self, task: Task) -> None:
+        """Queue a task behind all that came before it."""
+        self.hand_over()
+        self._worker.submit(task)
 
     # -- the journal's thread
 
@@ -365,15 +386,18 @@ class Journal:
         entries: list[JournalEntry] = []
         releases: list[Release] = []
         for request in batch:
-            if isinstance(request, JournalEntry):
-                entries.append(request)
-            elif isinstance(request, Release):
-                # No barrier: one between two entries would cost a sync.
-                releases.append(request)
-            else:
+            if callable(request):
                 self._write(entries)
-                entries = []
+                self._release_all(releases)
+                entries, releases = [], []
                 request()
+                continue
+            for each in request:
+                if isinstance(each, JournalEntry):
+                    entries.append(each)
+                else:
+                    # No barrier: one between two entries would cost a sync.
+                    releases.append(each)
         self._write(entries)
         self._release_all(releases)
         return False

@@ -90,6 +90,7 @@ class TransactionBench:
             fs,
             self.clock,
             self.logs.loop.post,
+            self.logs.loop.post,
             JOURNAL,
             sync_mode=sync_mode,
             checkpoints_max=3,
