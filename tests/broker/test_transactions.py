@@ -75,6 +75,41 @@ def test_a_connection_that_ends_takes_its_local_transactions_along(
     run(scenario())
 
 
+def test_an_xid_in_use_is_not_begun_again(data_dir: Path) -> None:
+    """Two connections that used one would mix their messages: before the prepare,
+    behind it, behind a restart, and when the first one is gone. Verdicts come from any.
+    """
+    begin, text = command(XID, b"BEGIN"), b"XAException:code=-8,msg=XA transaction '"
+    refused = text + XID + b"' is in use: %b."
+
+    async def before() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as other:
+            async with Peer(broker) as peer:
+                await good(peer, begin)
+                assert refused % b"started" in await other.ask(begin)
+                await good(peer, begin)
+                await good(peer, put(XID, b"mine"))
+                await good(peer, begin)
+                assert b"is open elsewhere." in await other.ask(put(XID, b"not mine"))
+                await peer.ask(b"quit\r\n")
+            assert refused % b"in use" in await other.ask(begin)
+            assert b"is open elsewhere." in await other.ask(put(XID, b"not mine"))
+            assert await good(other, command(XID, b"PREPARE")) == b"0"
+            assert refused % b"prepared" in await other.ask(begin)
+
+    async def behind() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            assert refused % b"prepared" in await peer.ask(begin)
+            await good(peer, command(XID, b"COMMIT_TWO_PHASE"))
+            found = await stored(peer)
+            assert b"mine" in found
+            assert b"not mine" not in found
+            await good(peer, begin)
+
+    run(before())
+    run(behind())
+
+
 def test_what_is_prepared_survives_a_restart_and_nothing_else(data_dir: Path) -> None:
     """Over two partitions: nothing of it before the commit, all of it behind."""
 
