@@ -41,7 +41,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
-from metaq.fs import AppendFile, Buffer, FileSystem, UpdateFile
+from metaq.fs import AppendFile, Buffer, DirLock, FileSystem, UpdateFile
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset, Position, SizeBytes
 from metaq.stats import Histogram
@@ -234,11 +234,31 @@ class Journal:
         self._deletions: Deletions = {}
         self._entry_count = 0
         self._sync_count = 0
+        self._lock: DirLock | None = None
         self._waiting: list[JournalEntry | Release] = []
         self._is_due = False
         self._worker = start_worker("journal", self._run, lambda: None)
 
     # -- opening: any thread, before `start`
+
+    def lock(self) -> None:
+        """Become the only owner of the directory; until `abandon`, or closed. Blocks.
+
+        Raises:
+            LogDirLockedError: another broker writes a journal there.
+            StorageError: the disk refuses.
+        """
+        self._lock = self._fs.lock_directory(self.directory)
+
+    def abandon(self) -> None:
+        """Close what is open and give the directory up: it is not to be used."""
+        self.close_files()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def open(
         self,
@@ -576,6 +596,8 @@ class Journal:
                 finish()
         except StorageError as error:
             log.warning("journal not tidied up: error=%s", error)
+        with suppress(StorageError):
+            self._unlock()
         self._post(on_closed)
 
     def close_files(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.health import describe_health
 from metaq.clock import SystemClock
-from metaq.errors import TransactionError
+from metaq.errors import LogDirLockedError, TransactionError
 from tests.rigs.broker import Peer, running_broker
 
 XID = b"XID:1:0a::uq"
@@ -108,6 +108,21 @@ def test_an_xid_in_use_is_not_begun_again(data_dir: Path) -> None:
 
     run(before())
     run(behind())
+
+
+def test_a_journal_has_one_broker(tmp_path: Path) -> None:
+    """A second one with the same `dataLogPath` does not start beside the first one."""
+    journal = {"dataLogPath": str(tmp_path / "journal")}
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "one", journal):
+            with pytest.raises(LogDirLockedError, match="journal/transactions pid="):
+                async with running_broker(tmp_path / "two", journal):
+                    pass
+        async with running_broker(tmp_path / "two", journal) as broker:
+            assert broker.context.transactions.figures().offline_cause is None
+
+    run(scenario())
 
 
 def test_what_is_prepared_survives_a_restart_and_nothing_else(data_dir: Path) -> None:

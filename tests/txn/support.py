@@ -126,7 +126,7 @@ class TransactionBench:
         try:
             self.opened = open_journal(self.fs, self.journal, self.logs.manager)
         except StorageError:
-            self.journal.close_files()
+            self.journal.abandon()
             self.logs.close()
             raise
         self.ids.advance_to(self.opened.next_id)
@@ -158,7 +158,7 @@ class TransactionBench:
 
     def kill(self) -> None:
         """Close what is open, as the end of a process does; nothing is written."""
-        self.journal.close_files()
+        self.journal.abandon()
         for log in self.logs.manager.logs().values():
             log.writer.abandon()
         for directory in self.logs.manager.directories():
