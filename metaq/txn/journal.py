@@ -50,9 +50,6 @@ from metaq.txn.deletions import Deletions, write_deletions
 from metaq.txn.records import OFFSET
 from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
 
-FILE_BYTES_MAX: Final = SizeBytes(16 << 20)
-"""A redo file of this size takes no new transactions."""
-
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much
 less to read."""
@@ -196,7 +193,7 @@ class Journal:
         *,
         sync_mode: int,
         checkpoints_max: int,
-        file_bytes_max: int = FILE_BYTES_MAX,
+        file_bytes_max: int,
         start_worker: StartWorker = GroupThread[Request],
     ) -> None:
         """Describe a journal; `open_journal` opens it, and `start` begins to write.
