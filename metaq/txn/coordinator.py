@@ -176,13 +176,16 @@ class TransactionCoordinator:
 
     # -- what clients ask
 
-    def begin(self, key: str, owner: object, timeout_s: int) -> None:
+    def begin(
+        self, key: str, owner: object, timeout_s: int, session_id: str = ""
+    ) -> None:
         """Begin a transaction; nothing happens when its owner begins it again.
 
         Args:
             key: its key.
             owner: the connection.
             timeout_s: seconds after which it is rolled back; 0 or less: never.
+            session_id: name of a producer, of which a connection may have several.
 
         Raises:
             TransactionError: the key is in use, a bound is reached, or the journal is
@@ -192,7 +195,8 @@ class TransactionCoordinator:
         self._require_no_outcome(key)
         found = self._get(key)
         if found is not None:
-            if found.owner is not owner or found.state not in OPEN_STATES:
+            is_same = (found.owner, found.session_id) == (owner, session_id)
+            if not is_same or found.state not in OPEN_STATES:
                 raise in_use(key, found.state)
             return
         limits = self._limits
@@ -207,7 +211,7 @@ class TransactionCoordinator:
                 f"Timer size {len(self._deadlines) + 1} is great than maxTimerCapacity"
                 f" {limits.timed_count_max}"
             )
-        tx = BrokerTransaction(key, owner, self._clock.wall_ms())
+        tx = BrokerTransaction(key, owner, self._clock.wall_ms(), session_id)
         self._add(tx)
         if is_xa(key):
             self.counters.begun_xa += 1

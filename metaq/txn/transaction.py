@@ -57,12 +57,18 @@ class BrokerTransaction:
 
     __slots__ = (
         "batches", "began_ms", "held_bytes", "is_doubtful", "key", "owner",
-        "prepared_ms", "put_count", "slot", "state", "stuck", "waiters", "was_prepared",
+        "prepared_ms", "put_count", "session_id", "slot", "state", "stuck", "waiters",
+        "was_prepared",
     )  # fmt: skip
 
-    def __init__(self, key: str, owner: object, began_ms: Millis) -> None:
+    def __init__(
+        self, key: str, owner: object, began_ms: Millis, session_id: str = ""
+    ) -> None:
         self.key = key
         self.owner = owner
+        """Connection that began it, or `NO_OWNER`."""
+        self.session_id = session_id
+        """Of the producer that began it."""
         self.state = TxState.STARTED
         self.slot = Slot()
         self.batches: dict[LogId, PendingBatch] = {}

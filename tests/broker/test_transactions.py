@@ -88,6 +88,8 @@ def test_an_xid_in_use_is_not_begun_again(data_dir: Path) -> None:
                 await good(peer, begin)
                 assert refused % b"started" in await other.ask(begin)
                 await good(peer, begin)
+                of_another = begin.replace(b" s ", b" other ")
+                assert refused % b"started" in await peer.ask(of_another)
                 await good(peer, put(XID, b"mine"))
                 await good(peer, begin)
                 assert b"is open elsewhere." in await other.ask(put(XID, b"not mine"))
