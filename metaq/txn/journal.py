@@ -404,8 +404,7 @@ class Journal:
         releases: list[Release] = []
         for request in batch:
             if callable(request):
-                self._write(entries)
-                self._release_all(releases)
+                self._carry_out(entries, releases)
                 entries, releases = [], []
                 request()
                 continue
@@ -415,9 +414,15 @@ class Journal:
                 else:
                     # No barrier: one between two entries would cost a sync.
                     releases.append(each)
-        self._write(entries)
-        self._release_all(releases)
+        self._carry_out(entries, releases)
         return False
+
+    def _carry_out(
+        self, entries: Sequence[JournalEntry], releases: Sequence[Release]
+    ) -> None:
+        # What is let go may be the current file, and is no longer in the figures then.
+        self._release_all(releases)
+        self._write(entries)
 
     def _write(self, entries: Sequence[JournalEntry]) -> None:
         """Write a group, and tell the loop."""

@@ -138,6 +138,12 @@ class TransactionBench:
     def _on_settled(self) -> None:
         self.is_settled = True
 
+    def write_journal(self) -> None:
+        """Have written what is queued; the loop does not hear of it yet."""
+        self.journal.hand_over()
+        for worker in self.workers:
+            worker.step()
+
     def run(self) -> None:
         """Run threads and loop until nothing is queued."""
         self.fs.set_wall_ms(self.clock.wall_ms())
