@@ -159,6 +159,9 @@ class Release(NamedTuple):
     """Of the transaction."""
 
 
+_Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
+"""An entry, and the position where it was written, or why it was not."""
+
 Request: TypeAlias = Sequence[JournalEntry | Release] | Task
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
@@ -428,7 +431,7 @@ class Journal:
         """Write a group, and tell the loop."""
         if not entries:
             return
-        told: list[Task] = []
+        told: list[_Outcome] = []
         try:
             if self._failed is None:
                 self._write_groups(entries, told)
@@ -438,27 +441,28 @@ class Journal:
             log.exception("journal thread failed: directory=%s", self.directory)
             self._go_offline(StorageError(f"bug in the journal's thread: {error!r}"))
         if self._failed is not None:
-            done = {id(each.args[0]) for each in told if isinstance(each, _Told)}
-            told += [
-                _Told(_refuse, entry, self._failed)
-                for entry in entries
-                if id(entry) not in done
-            ]
+            done = {id(entry) for entry, _ in told}
+            told += [(each, self._failed) for each in entries if id(each) not in done]
         figures = self._figures()
 
         def tell() -> None:
             self.figures = figures
-            for each in told:
-                each()
+            for entry, outcome in told:
+                if isinstance(outcome, int):
+                    entry.ticket.on_journalled(outcome)
+                else:
+                    entry.ticket.on_refused(outcome)
 
         self._post(tell)
 
-    def _write_groups(self, entries: Sequence[JournalEntry], told: list[Task]) -> None:
+    def _write_groups(
+        self, entries: Sequence[JournalEntry], told: list[_Outcome]
+    ) -> None:
         groups: dict[int, list[JournalEntry]] = {}
         for entry in entries:
             error = entry.slot.error
             if error is not None:
-                told.append(_Told(_refuse, entry, error))
+                told.append((entry, error))
                 continue
             file = entry.slot.file or self._take_file(entry.slot)
             groups.setdefault(file.number, []).append(entry)
@@ -476,7 +480,10 @@ class Journal:
         return file
 
     def _write_group(
-        self, file: RedoFile, group: Sequence[JournalEntry], told: list[Task]
+        self,
+        file: RedoFile,
+        group: Sequence[JournalEntry],
+        told: list[_Outcome],
     ) -> None:
         try:
             data = join_chunks([chunk for entry in group for chunk in entry.chunks])
@@ -486,7 +493,7 @@ class Journal:
             for entry in group:
                 if not entry.is_verdict:
                     entry.slot.error = error
-                told.append(_Told(_refuse, entry, error))
+                told.append((entry, error))
             return
         has_verdict = any(entry.is_verdict for entry in group)
         is_synced = any(entry.is_ahead for entry in group) or (
@@ -506,7 +513,7 @@ class Journal:
         for entry in group:
             if entry.slot.position < 0:
                 entry.slot.position = position
-            told.append(_Told(_tell, entry, position))
+            told.append((entry, position))
             position += entry.size_bytes
         assert position == file.end + len(data), (position, file.end, len(data))
         file.end = position
@@ -695,15 +702,3 @@ def join_chunks(chunks: Sequence[Buffer]) -> Buffer:
     except MemoryError as error:
         size_bytes = sum(map(len, chunks))
         raise NoSpaceError(f"no memory for {size_bytes} bytes") from error
-
-
-class _Told(partial[None]):
-    """News of one entry, its first argument."""
-
-
-def _tell(entry: JournalEntry, position: int) -> None:
-    entry.ticket.on_journalled(position)
-
-
-def _refuse(entry: JournalEntry, error: StorageError) -> None:
-    entry.ticket.on_refused(error)
