@@ -47,6 +47,7 @@ def _beside_puts(
     *,
     count: int,
     puts: int = 1,
+    plain: Exchange | None = None,
     at_least: str,
     aim: str,
 ) -> Callable[[Path, int], Figure]:
@@ -58,6 +59,7 @@ def _beside_puts(
         make: makes the exchange of a number, from 1 on.
         count: of exchanges in a round.
         puts: of each exchange.
+        plain: the same outside of a transaction; None: its puts one by one.
         at_least: rate to reach.
         aim: rate to aim at.
     """
@@ -66,12 +68,13 @@ def _beside_puts(
         figure = Figure(name, unit, [], [], at_least=at_least, aim=aim)
         numbers = counter(1)
         frames = b"".join(load.put_frame(TOPIC, PAYLOAD, i) for i in range(puts))
+        floor = plain or [(frames, puts)]
         with BrokerProcess(directory / "transactions", topic=TOPIC) as broker:
             for number in range(rounds + 1):
-                plain = _run(broker.port, lambda: [(frames, puts)], count)
+                floor_s = _run(broker.port, lambda: floor, count)
                 seconds = _run(broker.port, lambda: make(next(numbers)), count)
                 if number:
-                    figure.floor.append(count * puts / plain)
+                    figure.floor.append(count * puts / floor_s)
                     figure.broker.append(count * puts / seconds)
         return figure
 
@@ -92,6 +95,16 @@ def _local(number: int, puts: int) -> Exchange:
     return [(begin + frames + commit, puts + 2)]
 
 
+def _batch(number: int, count: int) -> Exchange:
+    key = f"TX:bench-{number % CLIENTS}:{number}"
+    line, _, body = load.mput_frame(TOPIC, PAYLOAD, count, 0).partition(b"\r\n")
+    words = line.rsplit(b" ", 1)
+    batch = b"%b %b %b\r\n%b" % (words[0], key.encode(), words[1], body)
+    begin = f"transaction {key} bench BEGIN 1\r\n".encode()
+    commit = f"transaction {key} bench COMMIT_ONE_PHASE 2\r\n".encode()
+    return [(begin + batch + commit, 3)]
+
+
 def _xa(number: int) -> Exchange:
     key = f"XID:1:{number:08x}:00:bench"
     commit = f"transaction {key} bench COMMIT_TWO_PHASE 2\r\n".encode()
@@ -106,25 +119,28 @@ def _prepared(number: int) -> Exchange:
 
 
 def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
-    """Carry out `count` exchanges, one under way on each connection; return seconds."""
+    """Carry out `count` exchanges, one under way on each connection; return seconds.
+
+    They are made before the clock starts.
+    """
+    exchanges = [make() for _ in range(count)]
     socks = [load.connect(port) for _ in range(min(CLIENTS, count))]
     by_fd = {sock.fileno(): sock for sock in socks}
     steps: dict[int, Iterator[tuple[bytes, int]]] = {}
     owed: dict[int, int] = {}
     replies: dict[int, bytes] = {}
     poller = select.epoll()
-    begun = ended = 0
+    ended = 0
 
     def go_on(fd: int) -> None:
-        nonlocal begun, ended
+        nonlocal ended
         step = next(steps[fd], None) if fd in steps else None
         if step is None:
             ended += fd in steps
-            if begun >= count:
+            if not exchanges:
                 steps.pop(fd, None)
                 return
-            begun += 1
-            steps[fd] = iter(make())
+            steps[fd] = iter(exchanges.pop())
             step = next(steps[fd])
         owed[fd], replies[fd] = step[1], b""
         by_fd[fd].sendall(step[0])
@@ -138,11 +154,9 @@ def _run(port: int, make: Callable[[], Exchange], count: int) -> float:
         for fd, _event in poller.poll():
             data = by_fd[fd].recv(load.RECV_BYTES)
             replies[fd] += data
-            good = replies[fd].count(b"result 200 ")
-            # The last one may be cut by the end of the piece.
-            if not data or replies[fd].count(b"result ") > good + 1:
+            if not data or b"result 5" in replies[fd]:
                 raise RuntimeError(f"refused: {replies[fd][-400:]!r}")
-            if good == owed[fd]:
+            if replies[fd].count(b"result 200 ") == owed[fd]:
                 go_on(fd)
     seconds = time.perf_counter() - started
     for sock in socks:
@@ -166,6 +180,16 @@ FIGURES = {
         lambda number: _local(number, 100),
         count=2000,
         puts=100,
+        at_least="100,000",
+        aim="250,000",
+    ),
+    "tx-batches": _beside_puts(
+        "messages in local transactions of one batch of 100 (floor: the batch)",
+        "messages/s",
+        lambda number: _batch(number, 100),
+        count=4000,
+        puts=100,
+        plain=[(load.mput_frame(TOPIC, PAYLOAD, 100, 0), 1)],
         at_least="100,000",
         aim="250,000",
     ),

@@ -61,7 +61,7 @@ from metaq.broker.transactions import TopicSink
 from metaq.broker.waiters import Waiters
 from metaq.clock import Clock, SystemClock
 from metaq.config import BrokerConfig
-from metaq.errors import ConfigError, MetaqError, StorageError
+from metaq.errors import ConfigError, LogDirLockedError, MetaqError, StorageError
 from metaq.fs import FileSystem, SystemFileSystem
 from metaq.fs.helper_threads import HelperThreads, start_call
 from metaq.lifecycle import Service
@@ -239,15 +239,17 @@ class Broker(Service):
         """Recover the journal of transactions; what is committed is in its partitions.
 
         A journal that cannot be opened leaves a broker without transactions, which
-        serves everything else.
+        serves everything else; one that another broker writes ends the start.
         """
         transactions, journal = self._context.transactions, self._journal
         open_ = partial(open_journal, self._fs, journal, self._logs)
         opening = asyncio.wrap_future(start_call("metaq-journal", open_))
         try:
             opened = await asyncio.shield(opening)
+        except LogDirLockedError:
+            raise
         except StorageError as error:
-            journal.close_files()
+            journal.abandon()
             log.error("transactions are offline until a restart: error=%s", error)
             transactions.disable(error)
             return
@@ -255,7 +257,7 @@ class Broker(Service):
             # A thread cannot be cancelled, and what it opens must not outlive us.
             with contextlib.suppress(MetaqError):
                 await opening
-            journal.close_files()
+            journal.abandon()
             raise
         self._context.ids.advance_to(opened.next_id)
         journal.start()
@@ -342,6 +344,7 @@ class Broker(Service):
             self._fs,
             self._clock,
             self._loop.call_soon_threadsafe,
+            self._loop.call_soon,
             Path(system.data_log_path) / TRANSACTIONS,
             sync_mode=system.flush_tx_log_at_commit,
             checkpoints_max=system.checkpoints_max,

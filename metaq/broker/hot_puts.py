@@ -298,6 +298,8 @@ class HotPuts:
         Returns:
             None where the general path must look.
         """
+        if not name.startswith(b"put "):
+            return None  # a command behind the puts, as the verdict of a transaction
         head = self._heads.get(name) or self._resolve(name)
         if head is None:
             # The older form: what looks like a checksum is the flag.

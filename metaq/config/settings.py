@@ -81,7 +81,7 @@ SLOW_SYNC_MS: Final = 500
 TX_COUNT_MAX: Final = 100_000
 TX_BYTES_MAX: Final = 256 * MIB
 TX_JOURNAL_BYTES_MAX: Final = 4 * 1024 * MIB
-TX_JOURNAL_FILE_BYTES_MAX: Final = 16 * MIB
+TX_JOURNAL_FILE_BYTES_MAX: Final = 4 * MIB
 """MetaQ has 64 MiB; what a start behind a crash reads is bounded by it."""
 TX_IN_DOUBT_ALARM_MS: Final = 10 * MINUTE_MS
 

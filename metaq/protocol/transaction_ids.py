@@ -11,6 +11,7 @@ read. Source: broker spec 5.1; tests/java has the real broker read keys.
 """
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from metaq.errors import RemoteProtocolError
@@ -22,6 +23,9 @@ from metaq.model import (
     XaTransactionId,
 )
 from metaq.protocol.java import parse_i32
+
+KEYS_REMEMBERED_MAX: Final = 1024
+"""Keys whose ids are remembered, at most a line of the protocol each."""
 
 _HEX: Final = re.compile(r"[0-9a-fA-F]*")
 
@@ -38,8 +42,9 @@ def format_key(transaction: TransactionId) -> str:
             return "null"
 
 
+@lru_cache(KEYS_REMEMBERED_MAX)
 def parse_key(key: str) -> TransactionId:
-    """Return the id that `key` spells.
+    """Return the id that `key` spells; every command of a transaction asks for it.
 
     Raises:
         RemoteProtocolError: any other text; MetaQ closes the connection.

@@ -16,8 +16,9 @@ So a reader never sees one partition's half of something that a crash could take
 what is appended is decided. A client that is told that a batch could not be appended
 yet may ask again, and gets the answer when it is.
 
-Local transactions belong to a connection, their *owner*, and end with it. XA
-transactions belong to the broker. A time-out ends what is not prepared.
+A transaction takes puts from the connection that began it, its *owner*, alone, and is
+begun once: two that used one key would mix their messages. A local one ends with its
+connection, an XA one obeys verdicts of any. A time-out ends what is not prepared.
 
 Bounds: open transactions, bytes of their puts, transactions with a time-out, bytes of
 the journal; what would pass one is refused, and counted. Source: broker spec 5.
@@ -48,6 +49,7 @@ from metaq.txn.outcomes import KeptOutcome, write_outcomes
 from metaq.txn.ports import MessageSink
 from metaq.txn.records import RedoOperation, bounds_of, encode_operation
 from metaq.txn.state import (
+    OPEN_STATES,
     ROLLED_BACK,
     STORE_FAILED,
     UNAVAILABLE,
@@ -57,12 +59,14 @@ from metaq.txn.state import (
     TxState,
     XaCommandError,
     advance,
+    in_use,
     is_xa,
     not_started,
     outcome_error,
     qualifier_of,
 )
 from metaq.txn.transaction import (
+    NO_OWNER,
     PUT_OVERHEAD_BYTES,
     BrokerTransaction,
     Told,
@@ -172,24 +176,28 @@ class TransactionCoordinator:
 
     # -- what clients ask
 
-    def begin(self, key: str, owner: object, timeout_s: int) -> None:
-        """Begin a transaction; nothing happens when it was begun before.
+    def begin(
+        self, key: str, owner: object, timeout_s: int, session_id: str = ""
+    ) -> None:
+        """Begin a transaction; nothing happens when its owner begins it again.
 
         Args:
             key: its key.
-            owner: the connection; of no account for XA.
+            owner: the connection.
             timeout_s: seconds after which it is rolled back; 0 or less: never.
+            session_id: name of a producer, of which a connection may have several.
 
         Raises:
-            TransactionError: a bound is reached, or the journal is offline.
+            TransactionError: the key is in use, a bound is reached, or the journal is
+                offline.
         """
         self._require_journal()
         self._require_no_outcome(key)
         found = self._get(key)
         if found is not None:
-            if found.owner not in (None, owner):
-                text = f"Transaction '{key}' is open on another connection."
-                raise TransactionError(text)
+            is_same = (found.owner, found.session_id) == (owner, session_id)
+            if not is_same or found.state not in OPEN_STATES:
+                raise in_use(key, found.state)
             return
         limits = self._limits
         if len(self._transactions) >= limits.open_count_max:
@@ -203,9 +211,7 @@ class TransactionCoordinator:
                 f"Timer size {len(self._deadlines) + 1} is great than maxTimerCapacity"
                 f" {limits.timed_count_max}"
             )
-        tx = BrokerTransaction(
-            key, None if is_xa(key) else owner, self._clock.wall_ms()
-        )
+        tx = BrokerTransaction(key, owner, self._clock.wall_ms(), session_id)
         self._add(tx)
         if is_xa(key):
             self.counters.begun_xa += 1
@@ -224,6 +230,8 @@ class TransactionCoordinator:
         self._require_journal()
         tx = self._find(key, owner)
         advance(key, tx.state, TxEvent.PUT)
+        if tx.owner is not owner:
+            raise TransactionError(f"XA transaction '{key}' is open elsewhere.")
         return tx
 
     def check_room(self, put_count: int, payload_bytes: int) -> None:
@@ -411,8 +419,9 @@ class TransactionCoordinator:
 
     def end_owner(self, owner: object) -> None:
         """Roll back the local transactions of a connection that is gone."""
-        for tx in list(self._owned.get(owner, ())):
-            if tx.state in {TxState.STARTED, TxState.IN_USE}:
+        for tx in self._owned.pop(owner, ()):
+            tx.owner = NO_OWNER
+            if tx.state in OPEN_STATES and not is_xa(tx.key):
                 self.counters.abandoned += 1
                 tx.state = TxState.FINISHED
                 self._roll_back(tx, _ignore)
@@ -438,8 +447,7 @@ class TransactionCoordinator:
             raise outcome_error(key, kept.outcome)
         if tx is None:
             raise not_started(key)
-        is_open = tx.state in {TxState.STARTED, TxState.IN_USE}
-        if is_open and outcome is HeuristicOutcome.ROLLBACK:
+        if tx.state in OPEN_STATES and outcome is HeuristicOutcome.ROLLBACK:
             tx.state = advance(key, tx.state, TxEvent.ROLLBACK)
             self._roll_back(tx, on_done)
             return
@@ -527,6 +535,7 @@ class TransactionCoordinator:
 
     def tick(self) -> None:
         """End what has run out of time, try again what is stuck; twice a second."""
+        self._journal.hand_over()
         now_s = self._clock.monotonic_s()
         for tx in self._deadlines.take_due(now_s):
             self._expire(tx)
@@ -671,7 +680,7 @@ class TransactionCoordinator:
     def _find(self, key: str, owner: object) -> BrokerTransaction:
         self._require_no_outcome(key)
         tx = self._get(key)
-        if tx is None or tx.owner not in (None, owner):
+        if tx is None or (tx.owner is not owner and not is_xa(key)):
             raise not_started(key)
         return tx
 
@@ -692,7 +701,7 @@ class TransactionCoordinator:
 
     def _add(self, tx: BrokerTransaction) -> None:
         self._transactions[tx.key] = tx
-        if tx.owner is not None:
+        if tx.owner is not NO_OWNER:
             self._owned.setdefault(tx.owner, {})[tx] = None
 
     def _drop(self, tx: BrokerTransaction) -> None:
@@ -700,7 +709,7 @@ class TransactionCoordinator:
         self._deadlines.clear(tx)
         self._held_bytes -= tx.held_bytes
         del self._transactions[tx.key]
-        if tx.owner is not None:
+        if tx.owner is not NO_OWNER:
             owned = self._owned[tx.owner]
             del owned[tx]
             if not owned:

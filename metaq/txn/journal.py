@@ -1,7 +1,8 @@
 """The transaction journal: one thread that writes and syncs redo files, in groups.
 
-Theory of operation. Entries come from the loop in the order things happened, and go to
-the thread of the journal, which takes everything queued at once:
+Theory of operation. Entries come from the loop in the order things happened. Those of
+one turn of the loop go to the thread of the journal together: woken by the first one,
+it would sync that alone. It takes everything queued at once:
 
     per redo file: write, sync if a verdict asks for it  →  sums  →  tell the loop
 
@@ -9,7 +10,7 @@ the thread of the journal, which takes everything queued at once:
   to the current file and counts as a reference to it, and the others follow it there. A
   file that has reached its size takes no new transactions. A large one is removed when
   nothing refers to it. `release` gives a reference back: with a rollback, or when the
-  batches of a commit are in their partitions.
+  batches of a commit are in their partitions. That has time until the next entry.
 * A *verdict* (prepare, commit, rollback) is synced before the loop is told where
   `flushTxLogAtCommit` is 1. With 2 `sync_due` does it once a second, with 0 nothing.
   Puts are written before the loop is told, and synced by the verdict behind them.
@@ -40,7 +41,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from metaq.clock import Clock
 from metaq.errors import NoSpaceError, StorageError
-from metaq.fs import AppendFile, Buffer, FileSystem, UpdateFile
+from metaq.fs import AppendFile, Buffer, DirLock, FileSystem, UpdateFile
 from metaq.fs.group_thread import GroupThread, Worker
 from metaq.model import Offset, Position, SizeBytes
 from metaq.stats import Histogram
@@ -48,9 +49,6 @@ from metaq.txn.checkpoint import JournalPosition, write_checkpoint
 from metaq.txn.deletions import Deletions, write_deletions
 from metaq.txn.records import OFFSET
 from metaq.txn.sums import BOUND, SYNCED, encode_entry, encode_head, encode_span
-
-FILE_BYTES_MAX: Final = SizeBytes(16 << 20)
-"""A redo file of this size takes no new transactions."""
 
 IDLE_BYTES_MAX: Final = 1 << 20
 """A redo file of this size goes as soon as nothing in it is needed: a start has as much
@@ -161,7 +159,10 @@ class Release(NamedTuple):
     """Of the transaction."""
 
 
-Request: TypeAlias = JournalEntry | Release | Task
+_Outcome: TypeAlias = tuple[JournalEntry, int | StorageError]
+"""An entry, and the position where it was written, or why it was not."""
+
+Request: TypeAlias = Sequence[JournalEntry | Release] | Task
 
 RunRequests: TypeAlias = Callable[[Sequence[Request]], bool]
 StartWorker: TypeAlias = Callable[[str, RunRequests, Task], Worker[Request]]
@@ -190,11 +191,12 @@ class Journal:
         fs: FileSystem,
         clock: Clock,
         post: Post,
+        call_soon: Post,
         directory: Path,
         *,
         sync_mode: int,
         checkpoints_max: int,
-        file_bytes_max: int = FILE_BYTES_MAX,
+        file_bytes_max: int,
         start_worker: StartWorker = GroupThread[Request],
     ) -> None:
         """Describe a journal; `open_journal` opens it, and `start` begins to write.
@@ -202,7 +204,8 @@ class Journal:
         Args:
             fs: the disk.
             clock: measures syncs.
-            post: runs a callback on the loop's thread.
+            post: runs a callback on the loop's thread; from the thread of the journal.
+            call_soon: the same, from the loop's thread, at the end of this turn.
             directory: `<dataLogPath>/transactions`.
             sync_mode: 0, 1 or 2, as flushTxLogAtCommit.
             checkpoints_max: checkpoint files that are kept.
@@ -220,6 +223,7 @@ class Journal:
         self._fs = fs
         self._clock = clock
         self._post = post
+        self._call_soon = call_soon
         self._sync_mode = sync_mode
         self._checkpoints_max = checkpoints_max
         self._file_bytes_max = file_bytes_max
@@ -230,9 +234,31 @@ class Journal:
         self._deletions: Deletions = {}
         self._entry_count = 0
         self._sync_count = 0
+        self._lock: DirLock | None = None
+        self._waiting: list[JournalEntry | Release] = []
+        self._is_due = False
         self._worker = start_worker("journal", self._run, lambda: None)
 
     # -- opening: any thread, before `start`
+
+    def lock(self) -> None:
+        """Become the only owner of the directory; until `abandon`, or closed. Blocks.
+
+        Raises:
+            LogDirLockedError: another broker writes a journal there.
+            StorageError: the disk refuses.
+        """
+        self._lock = self._fs.lock_directory(self.directory)
+
+    def abandon(self) -> None:
+        """Close what is open and give the directory up: it is not to be used."""
+        self.close_files()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
 
     def open(
         self,
@@ -267,11 +293,21 @@ class Journal:
 
     def submit(self, entry: JournalEntry) -> None:
         """Queue an entry; never blocks."""
-        self._worker.submit(entry)
+        self._waiting.append(entry)
+        if not self._is_due:
+            self._is_due = True
+            self._call_soon(self.hand_over)
 
     def release(self, slot: Slot) -> None:
         """Forget a transaction whose commit is carried out."""
-        self._worker.submit(Release(slot))
+        self._waiting.append(Release(slot))
+
+    def hand_over(self) -> None:
+        """Give the thread what waits: what nothing else gives it in its time."""
+        self._is_due = False
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._worker.submit(waiting)
 
     def write_place(self, slot: Slot, position: int, offset: Offset) -> None:
         """Say where a batch lies; on the thread that writes it next.
@@ -294,7 +330,7 @@ class Journal:
     def sync_due(self) -> None:
         """Sync what has verdicts that are not on the disk: mode 2, once a second."""
         if self._sync_mode == SYNC_EACH_SECOND:
-            self._worker.submit(self._sync_each_second)
+            self._submit_task(self._sync_each_second)
 
     def checkpoint(self, slots: Sequence[Slot]) -> None:
         """Write where replay begins.
@@ -302,7 +338,7 @@ class Journal:
         Args:
             slots: of all transactions that are not finished.
         """
-        self._worker.submit(partial(self._checkpoint, slots))
+        self._submit_task(partial(self._checkpoint, slots))
 
     def note_deletion(
         self, topic: str, on_done: Callable[[StorageError | None], None]
@@ -345,7 +381,7 @@ class Journal:
                 error = caught
             self._post(partial(on_done, error))
 
-        self._worker.submit(run)
+        self._submit_task(run)
 
     def close(self, finish: Task | None, on_closed: Task) -> None:
         """Sync and close everything, behind what is queued; then end the thread.
@@ -355,8 +391,13 @@ class Journal:
                 journal is offline; may raise StorageError, which is logged.
             on_closed: posted to the loop.
         """
-        self._worker.submit(partial(self._close, finish, on_closed))
+        self._submit_task(partial(self._close, finish, on_closed))
         self._worker.stop()
+
+    def _submit_task(self, task: Task) -> None:
+        """Queue a task behind all that came before it."""
+        self.hand_over()
+        self._worker.submit(task)
 
     # -- the journal's thread
 
@@ -365,24 +406,32 @@ class Journal:
         entries: list[JournalEntry] = []
         releases: list[Release] = []
         for request in batch:
-            if isinstance(request, JournalEntry):
-                entries.append(request)
-            elif isinstance(request, Release):
-                # No barrier: one between two entries would cost a sync.
-                releases.append(request)
-            else:
-                self._write(entries)
-                entries = []
+            if callable(request):
+                self._carry_out(entries, releases)
+                entries, releases = [], []
                 request()
-        self._write(entries)
-        self._release_all(releases)
+                continue
+            for each in request:
+                if isinstance(each, JournalEntry):
+                    entries.append(each)
+                else:
+                    # No barrier: one between two entries would cost a sync.
+                    releases.append(each)
+        self._carry_out(entries, releases)
         return False
+
+    def _carry_out(
+        self, entries: Sequence[JournalEntry], releases: Sequence[Release]
+    ) -> None:
+        # What is let go may be the current file, and is no longer in the figures then.
+        self._release_all(releases)
+        self._write(entries)
 
     def _write(self, entries: Sequence[JournalEntry]) -> None:
         """Write a group, and tell the loop."""
         if not entries:
             return
-        told: list[Task] = []
+        told: list[_Outcome] = []
         try:
             if self._failed is None:
                 self._write_groups(entries, told)
@@ -392,27 +441,28 @@ class Journal:
             log.exception("journal thread failed: directory=%s", self.directory)
             self._go_offline(StorageError(f"bug in the journal's thread: {error!r}"))
         if self._failed is not None:
-            done = {id(each.args[0]) for each in told if isinstance(each, _Told)}
-            told += [
-                _Told(_refuse, entry, self._failed)
-                for entry in entries
-                if id(entry) not in done
-            ]
+            done = {id(entry) for entry, _ in told}
+            told += [(each, self._failed) for each in entries if id(each) not in done]
         figures = self._figures()
 
         def tell() -> None:
             self.figures = figures
-            for each in told:
-                each()
+            for entry, outcome in told:
+                if isinstance(outcome, int):
+                    entry.ticket.on_journalled(outcome)
+                else:
+                    entry.ticket.on_refused(outcome)
 
         self._post(tell)
 
-    def _write_groups(self, entries: Sequence[JournalEntry], told: list[Task]) -> None:
+    def _write_groups(
+        self, entries: Sequence[JournalEntry], told: list[_Outcome]
+    ) -> None:
         groups: dict[int, list[JournalEntry]] = {}
         for entry in entries:
             error = entry.slot.error
             if error is not None:
-                told.append(_Told(_refuse, entry, error))
+                told.append((entry, error))
                 continue
             file = entry.slot.file or self._take_file(entry.slot)
             groups.setdefault(file.number, []).append(entry)
@@ -430,7 +480,10 @@ class Journal:
         return file
 
     def _write_group(
-        self, file: RedoFile, group: Sequence[JournalEntry], told: list[Task]
+        self,
+        file: RedoFile,
+        group: Sequence[JournalEntry],
+        told: list[_Outcome],
     ) -> None:
         try:
             data = join_chunks([chunk for entry in group for chunk in entry.chunks])
@@ -440,7 +493,7 @@ class Journal:
             for entry in group:
                 if not entry.is_verdict:
                     entry.slot.error = error
-                told.append(_Told(_refuse, entry, error))
+                told.append((entry, error))
             return
         has_verdict = any(entry.is_verdict for entry in group)
         is_synced = any(entry.is_ahead for entry in group) or (
@@ -460,7 +513,7 @@ class Journal:
         for entry in group:
             if entry.slot.position < 0:
                 entry.slot.position = position
-            told.append(_Told(_tell, entry, position))
+            told.append((entry, position))
             position += entry.size_bytes
         assert position == file.end + len(data), (position, file.end, len(data))
         file.end = position
@@ -552,6 +605,8 @@ class Journal:
                 finish()
         except StorageError as error:
             log.warning("journal not tidied up: error=%s", error)
+        with suppress(StorageError):
+            self._unlock()
         self._post(on_closed)
 
     def close_files(self) -> None:
@@ -647,15 +702,3 @@ def join_chunks(chunks: Sequence[Buffer]) -> Buffer:
     except MemoryError as error:
         size_bytes = sum(map(len, chunks))
         raise NoSpaceError(f"no memory for {size_bytes} bytes") from error
-
-
-class _Told(partial[None]):
-    """News of one entry, its first argument."""
-
-
-def _tell(entry: JournalEntry, position: int) -> None:
-    entry.ticket.on_journalled(position)
-
-
-def _refuse(entry: JournalEntry, error: StorageError) -> None:
-    entry.ticket.on_refused(error)

@@ -88,12 +88,14 @@ def open_journal(
     Raises:
         JournalDamagedError: bytes that were synced are not what they were; nothing was
             changed.
+        LogDirLockedError: another broker writes it.
         StorageError: the disk refuses.
     """
     directory = journal.directory
     if not fs.is_directory(directory.parent):
         fs.make_directory(directory.parent)
     fs.make_directory(directory)
+    journal.lock()
     numbers = journal_numbers(fs, directory)
     replay = read_journal(fs, directory, numbers)
     outcomes = read_outcomes(fs, directory)

@@ -245,12 +245,8 @@ def encode_operation(
 ) -> bytes:
     """Return the record of a prepare, commit or rollback, its attachment included."""
     name, attachment = key.encode(), encode_places(places)
-    content = b"\x08%b\x10%b\x1a%b%b" % (
-        varint(operation),
-        varint(was_prepared),
-        varint(len(name)),
-        name,
-    )
+    head = (operation, was_prepared, varint(len(name)), name)
+    content = b"\x08%c\x10%c\x1a%b%b" % head
     if operation in COMMITS:
         content += b"\x20" + varint(len(attachment))
     body = b"\x08\x02\x12" + varint(len(content)) + content

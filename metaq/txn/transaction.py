@@ -12,10 +12,13 @@ from metaq.txn.journal import Slot
 from metaq.txn.opening import RestoredTransaction
 from metaq.txn.records import offset_positions
 from metaq.txn.recovery import make_batches
-from metaq.txn.state import TxState, is_xa
+from metaq.txn.state import TxState
 
 PUT_OVERHEAD_BYTES: Final = 200
 """Bytes that a put counts for besides its payload: record header and objects."""
+
+NO_OWNER: Final = object()
+"""Stands for a connection that is gone."""
 
 Told: TypeAlias = Callable[[MetaqError | None], None]
 """Is told what went wrong, or None; once, on the loop's thread."""
@@ -54,12 +57,18 @@ class BrokerTransaction:
 
     __slots__ = (
         "batches", "began_ms", "held_bytes", "is_doubtful", "key", "owner",
-        "prepared_ms", "put_count", "slot", "state", "stuck", "waiters", "was_prepared",
+        "prepared_ms", "put_count", "session_id", "slot", "state", "stuck", "waiters",
+        "was_prepared",
     )  # fmt: skip
 
-    def __init__(self, key: str, owner: object, began_ms: Millis) -> None:
+    def __init__(
+        self, key: str, owner: object, began_ms: Millis, session_id: str = ""
+    ) -> None:
         self.key = key
         self.owner = owner
+        """Connection that began it, or `NO_OWNER`."""
+        self.session_id = session_id
+        """Of the producer that began it."""
         self.state = TxState.STARTED
         self.slot = Slot()
         self.batches: dict[LogId, PendingBatch] = {}
@@ -127,10 +136,8 @@ def restore_transaction(
     """Return a transaction as the journal left it: prepared, or decided."""
     replayed = restored.replayed
     first_ms = id_time(replayed.first_id)
-    # The connection of a local one is gone, and with it its name.
-    owner = None if is_xa(replayed.key) else restored.slot
     tx = BrokerTransaction(
-        replayed.key, owner, now_ms if first_ms is None else first_ms
+        replayed.key, NO_OWNER, now_ms if first_ms is None else first_ms
     )
     tx.slot = restored.slot
     tx.was_prepared = replayed.is_prepared

@@ -9,7 +9,7 @@ import pytest
 
 from metaq.broker.health import describe_health
 from metaq.clock import SystemClock
-from metaq.errors import TransactionError
+from metaq.errors import LogDirLockedError, TransactionError
 from tests.rigs.broker import Peer, running_broker
 
 XID = b"XID:1:0a::uq"
@@ -71,6 +71,58 @@ def test_a_connection_that_ends_takes_its_local_transactions_along(
             found = await stored(other)
             assert b"TX:a:1" not in found
             assert found.index(b"TX:b:1") < found.index(b"global")
+
+    run(scenario())
+
+
+def test_an_xid_in_use_is_not_begun_again(data_dir: Path) -> None:
+    """Two connections that used one would mix their messages: before the prepare,
+    behind it, behind a restart, and when the first one is gone. Verdicts come from any.
+    """
+    begin, text = command(XID, b"BEGIN"), b"XAException:code=-8,msg=XA transaction '"
+    refused = text + XID + b"' is in use: %b."
+
+    async def before() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as other:
+            async with Peer(broker) as peer:
+                await good(peer, begin)
+                assert refused % b"started" in await other.ask(begin)
+                await good(peer, begin)
+                of_another = begin.replace(b" s ", b" other ")
+                assert refused % b"started" in await peer.ask(of_another)
+                await good(peer, put(XID, b"mine"))
+                await good(peer, begin)
+                assert b"is open elsewhere." in await other.ask(put(XID, b"not mine"))
+                await peer.ask(b"quit\r\n")
+            assert refused % b"in use" in await other.ask(begin)
+            assert b"is open elsewhere." in await other.ask(put(XID, b"not mine"))
+            assert await good(other, command(XID, b"PREPARE")) == b"0"
+            assert refused % b"prepared" in await other.ask(begin)
+
+    async def behind() -> None:
+        async with running_broker(data_dir) as broker, Peer(broker) as peer:
+            assert refused % b"prepared" in await peer.ask(begin)
+            await good(peer, command(XID, b"COMMIT_TWO_PHASE"))
+            found = await stored(peer)
+            assert b"mine" in found
+            assert b"not mine" not in found
+            await good(peer, begin)
+
+    run(before())
+    run(behind())
+
+
+def test_a_journal_has_one_broker(tmp_path: Path) -> None:
+    """A second one with the same `dataLogPath` does not start beside the first one."""
+    journal = {"dataLogPath": str(tmp_path / "journal")}
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "one", journal):
+            with pytest.raises(LogDirLockedError, match="journal/transactions pid="):
+                async with running_broker(tmp_path / "two", journal):
+                    pass
+        async with running_broker(tmp_path / "two", journal) as broker:
+            assert broker.context.transactions.figures().offline_cause is None
 
     run(scenario())
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from metaq.client import UnknownXidError
+from metaq.client import TransactionRolledBackError, UnknownXidError, XaError
 from metaq.testing.embedded import EmbeddedBroker
 from metaq.testing.zk import MemoryZooKeeper
 from tests.client.worlds import QUICK, WORLDS
@@ -77,6 +77,23 @@ def prepare(client: Any, text: str) -> Any:
             xa.send("orders", text.encode(), partition=partition)
         xa.prepare()
         return xid
+
+
+def test_an_xid_in_use_is_refused_and_goes_on(client: Any) -> None:
+    """Of two that use one, the second gets an error, and its rollback is its own."""
+    with client.xa(qualifier="billing") as first, client.xa(qualifier="billing") as two:
+        xid = first.xid(42, "twice", "b")
+        first.begin(xid)
+        first.send("orders", b"first", partition="0-0")
+        for go_on in (bool, first.prepare):  # open still; then prepared
+            go_on()
+            two.begin(xid)
+            with pytest.raises(XaError, match=r"XAER_DUPID \(-8\).* is in use"):
+                two.send("orders", b"second", partition="0-0")
+            with pytest.raises(TransactionRolledBackError):
+                two.prepare()
+        first.commit(xid)
+        assert texts(client, "orders") == [b"first"]
 
 
 def test_what_is_prepared_survives_a_restart_and_is_committed_once(

@@ -90,6 +90,7 @@ class TransactionBench:
             fs,
             self.clock,
             self.logs.loop.post,
+            self.logs.loop.post,
             JOURNAL,
             sync_mode=sync_mode,
             checkpoints_max=3,
@@ -125,7 +126,7 @@ class TransactionBench:
         try:
             self.opened = open_journal(self.fs, self.journal, self.logs.manager)
         except StorageError:
-            self.journal.close_files()
+            self.journal.abandon()
             self.logs.close()
             raise
         self.ids.advance_to(self.opened.next_id)
@@ -136,6 +137,12 @@ class TransactionBench:
 
     def _on_settled(self) -> None:
         self.is_settled = True
+
+    def write_journal(self) -> None:
+        """Have written what is queued; the loop does not hear of it yet."""
+        self.journal.hand_over()
+        for worker in self.workers:
+            worker.step()
 
     def run(self) -> None:
         """Run threads and loop until nothing is queued."""
@@ -157,7 +164,7 @@ class TransactionBench:
 
     def kill(self) -> None:
         """Close what is open, as the end of a process does; nothing is written."""
-        self.journal.close_files()
+        self.journal.abandon()
         for log in self.logs.manager.logs().values():
             log.writer.abandon()
         for directory in self.logs.manager.directories():

@@ -290,8 +290,7 @@ def test_a_cut_batch_is_completed_before_what_was_stuck_in_front_of_it(
     bench = life.bench = opened(fs)
     life.begin(stuck, b"stuck")
     life.ask(stuck, "commit")
-    for worker in bench.workers:
-        worker.step()
+    bench.write_journal()
     fs.set_capacity(0)
     bench.run()
     fs.set_capacity(1 << 40)

@@ -78,8 +78,7 @@ def test_what_is_committed_behind_the_deletion_is_there() -> None:
     make_again(bench)
     # The journal is killed before the batch is appended.
     bench.commit(XA, is_two_phase=True)
-    for worker in bench.workers:
-        worker.step()
+    bench.write_journal()
     again = opened(bench.fs.crash(keep_all))
     assert again.payloads() == [b"prepared before"]
 
@@ -90,8 +89,7 @@ def test_a_commit_that_waits_for_a_deleted_topic_is_over() -> None:
     bench.begin(LOCAL)
     bench.put(LOCAL, A, b"x")
     answer = bench.commit(LOCAL)
-    for worker in bench.workers:
-        worker.step()
+    bench.write_journal()
     bench.fs.set_capacity(0)
     bench.run()
     assert answer.error is not None

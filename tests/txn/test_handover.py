@@ -140,8 +140,7 @@ def test_a_place_is_right_before_the_batch_is_written() -> None:
         if payloads_of(start.logs[A], 0).count(b"x" * 300) != 1:
             wrong.append(start.logs)
 
-    for worker in bench.workers:
-        worker.step()
+    bench.write_journal()
     bench.fs.set_capacity(0)
     bench.fs.on_call(on_call)
     bench.run()

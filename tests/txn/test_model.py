@@ -28,6 +28,9 @@ class Modelled:
     """A transaction as the model has it."""
 
     owner: str | None
+    """Connection that it ends with; None: XA."""
+    putter: str | None
+    """Connection that may put; None: it is gone."""
     deadline_s: float | None
     puts: list[tuple[LogId, bytes]] = field(default_factory=list)
     is_prepared: bool = False
@@ -61,15 +64,25 @@ class Transactions(RuleBasedStateMachine):
         self.bench.begin(key, owner, TIMEOUT_S if timed else 0)
         now_s = self.bench.clock.monotonic_s()
         self.open[key] = Modelled(
-            None if is_xa else owner, now_s + TIMEOUT_S if timed else None
+            None if is_xa else owner, owner, now_s + TIMEOUT_S if timed else None
         )
         return key
+
+    @rule(key=keys, owner=st.sampled_from("pq"))
+    def begin_again(self, key: str, owner: str) -> None:
+        if key not in self.open:
+            return
+        if self.open[key].putter == owner and self.takes_puts(key):
+            self.bench.begin(key, owner)
+        else:
+            with pytest.raises(TransactionError, match="is in use"):
+                self.bench.begin(key, owner)
 
     @rule(key=keys, log_id=st.sampled_from([A, B]), size=st.integers(0, 200))
     def put(self, key: str, log_id: LogId, size: int) -> None:
         self.number += 1
         payload = b"%d:" % self.number + b"x" * size
-        owner = self.owner_of(key)
+        owner = self.open[key].putter if key in self.open else self.owner_of(key)
         if self.takes_puts(key):
             ticket = self.bench.put(key, log_id, payload, owner)
             self.bench.run()
@@ -81,8 +94,10 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(key=keys)
     def put_on_another_connection(self, key: str) -> None:
-        if key in self.open and self.open[key].owner is not None:
-            with pytest.raises(TransactionError, match="not been started"):
+        if key in self.open:
+            is_local = self.open[key].owner is not None
+            text = "not been started" if is_local else "is open elsewhere|takes no puts"
+            with pytest.raises(TransactionError, match=text):
                 self.bench.put(key, A, b"foreign", "somebody else")
 
     @rule(key=keys)
@@ -147,6 +162,9 @@ class Transactions(RuleBasedStateMachine):
         self.bench.coordinator.end_owner(owner)
         self.bench.run()
         self.open = {k: m for k, m in self.open.items() if m.owner != owner}
+        for modelled in self.open.values():
+            if modelled.putter == owner:
+                modelled.putter = None
 
     @rule(seconds=st.sampled_from([1, 4, 11]), is_lazy=st.booleans())
     def wait(self, seconds: int, is_lazy: bool) -> None:
@@ -219,6 +237,8 @@ class Transactions(RuleBasedStateMachine):
         self.bench = TransactionBench(fs, clock=self.bench.clock, file_bytes_max=600)
         self.bench.open()
         self.open = {k: m for k, m in self.open.items() if m.is_prepared}
+        for modelled in self.open.values():
+            modelled.putter = None
 
     # -- the model
 
@@ -226,7 +246,8 @@ class Transactions(RuleBasedStateMachine):
         return None if key.startswith("XID") else key.split(":")[1]
 
     def takes_puts(self, key: str) -> bool:
-        return key in self.open and not self.open[key].is_prepared
+        found = self.open.get(key)
+        return found is not None and not found.is_prepared and found.putter is not None
 
     def apply(self, key: str) -> None:
         for log_id, payload in self.open.pop(key).puts:

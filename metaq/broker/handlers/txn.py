@@ -66,7 +66,7 @@ def _handle(
     key = format_key(command.transaction)
     match kind:
         case TransactionType.BEGIN:
-            transactions.begin(key, answerer, command.timeout_s)
+            transactions.begin(key, answerer, command.timeout_s, command.session_id)
             return b""
         case TransactionType.PREPARE:
             _later(

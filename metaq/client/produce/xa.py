@@ -24,12 +24,17 @@ from types import TracebackType
 from typing import Final, NoReturn, Self
 
 from metaq.client.cluster.context import ClientContext
-from metaq.client.errors import TransactionInDoubtError, TransactionRolledBackError
+from metaq.client.errors import (
+    TransactionInDoubtError,
+    TransactionRolledBackError,
+    XaError,
+)
 from metaq.client.fan_out import failures
 from metaq.client.partitioner import OutgoingMessage
 from metaq.client.produce.producer import AsyncProducer
 from metaq.client.produce.runs import frozen
 from metaq.client.produce.transaction_branch import Branch, PendingResult, outgoing
+from metaq.client.produce.transaction_replies import DUPID
 from metaq.client.produce.xa_verdicts import (
     COMMIT,
     ROLLBACK,
@@ -252,9 +257,15 @@ class AsyncXa:
             connection = await self._parts.connect(broker_id, deadline_s=deadline_s)
             branch = Branch(self._parts, connection, broker_id, current.xid)
             current.branches[broker_id] = branch
-            await branch.begin(
-                current.lifetime_s, deadline_s=deadline_s, qualifier=self._qualifier
-            )
+            try:
+                await branch.begin(
+                    current.lifetime_s, deadline_s=deadline_s, qualifier=self._qualifier
+                )
+            except XaError as error:
+                if error.code == DUPID:
+                    # What is there is another's: no verdict of ours may reach it.
+                    del current.branches[broker_id]
+                raise
         return branch
 
     # -- verdicts ---------------------------------------------------------------------
