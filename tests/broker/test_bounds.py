@@ -20,6 +20,7 @@ from metaq.model import MessageId, Offset
 from metaq.protocol.codec import encode
 from metaq.protocol.commands import Get, Mput
 from metaq.record.layout import encode_record
+from metaq.record.scan import read_record
 from metaq.testing.clock import ManualClock
 from tests.rigs.broker import CONFIG, Peer, running_broker
 from tests.rigs.process import BrokerProcess
@@ -396,6 +397,39 @@ def test_a_large_batch_is_checked_turn_by_turn(
             assert broker.context.load.in_flight_bytes == 0
 
     run(data_dir, scenario, clock=BusyClock())
+
+
+def test_a_large_put_is_checked_turn_by_turn(data_dir: Path) -> None:
+    """It is not joined; it is stored, or refused, as one that came whole."""
+    payload = bytes(range(256)) * 8_000
+    in_transaction = put(payload).replace(b" 1\r\n", b" TX:s:1 1\r\n", 1)
+
+    async def scenario(broker) -> None:
+        async with Peer(broker) as peer:
+            turns, seen = broker.context.turns, []
+            ask = turns.ask
+
+            def note(go_on):
+                seen.append(peer.session.channel.statistics().received_bytes)
+                ask(go_on)
+
+            turns.ask = note
+            frame = put(payload)
+            assert (await peer.ask(frame)).startswith(b"result 200 ")
+            assert seen.count(len(frame)) >= 1
+            refused = await peer.ask(put(payload, checksum=7))
+            assert refused == await peer.ask(put(b"x", checksum=7))
+            begin = b"transaction TX:s:1 s BEGIN 1\r\n"
+            assert (await peer.ask(begin)).startswith(b"result 200 ")
+            assert (await peer.ask(in_transaction)).startswith(b"result 200 ")
+            assert broker.context.load.in_flight_bytes == 0
+            assert broker.context.counters.cmd_put == 4
+
+    run(data_dir, scenario, clock=BusyClock())
+    (path,) = data_dir.glob("test-0/*.meta")
+    record = read_record(path.read_bytes())
+    assert record.payload == payload
+    assert record.size_bytes == path.stat().st_size
 
 
 @pytest.mark.parametrize("item", [b"", b"topics", b"offsets", b"test"])
